@@ -16,13 +16,8 @@ class WorkerAddress:
     """The name of one worker among all workers of a job: an immutable, ordered, hashable value.
 
     `WorkerAddress("actor", 0)` is rank 0 of the group `actor`; a worker that this one launches is
-    `WorkerAddress("actor", (0, 1))`. Addresses order by group name, then by ranks as numbers.
-
-    An address without ranks names the group itself: the place that launched it, which is no worker.
-
-    Attributes:
-        root_group_name: the name of the outermost group.
-        ranks: the rank within each group from the outermost inwards.
+    `WorkerAddress("actor", (0, 1))`. Addresses order by group name, then by ranks as numbers. Without ranks an address
+    names the group itself: the place that launched it, which is no worker.
 
     Raises:
         InvalidNameError: the group name is empty or holds a `:`, or a rank is negative.

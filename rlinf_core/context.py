@@ -23,8 +23,7 @@ class Session:
         log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
         log_names: what a group's folder in there is called, by the group's name; by default the group's name.
         trace: whether workers record what they do and when (see `rlinf_core.tracing`).
-        import_path: the folders besides installed packages from which the driver imports; workers import from them too,
-            where they exist.
+        import_path: the folders besides installed packages from which driver and workers import, where they exist.
         member: the worker that this process is, or None in the driver.
     """
 
@@ -44,11 +43,8 @@ class WorkerInfo:
 
     Attributes:
         address: its name among all workers of the job.
-        rank: its rank within its group.
-        world_size: how many workers its group has.
-        node_id: the rank of its node in the cluster.
-        node_ip: the address under which other nodes reach its node.
-        hostname: the name of its node.
+        rank, world_size: within its group.
+        node_id, node_ip, hostname: of its node: the rank in the cluster, the address for other nodes, the name.
         pid: its process id.
         gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
         available_gpus: the indices on its node of the accelerators that it sees: all of them where it is assigned none.

@@ -2,8 +2,7 @@
 
     seconds = env_vars.TIMEOUT.get()
 
-A variable that is unset or empty has its default; one that holds something else than it can mean is an
-`EnvironmentVariableError`, never silently the default.
+An unset or empty variable has its default; one that holds what it cannot mean is an `EnvironmentVariableError`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class EnvVar(Generic[T]):
     """One declared variable.
 
     Attributes:
-        name: as it stands in the environment.
         default: its value where it is unset or empty.
         doc: what it decides, with units.
         expected: what it may hold, in words.
@@ -253,9 +251,7 @@ def check(environ: Mapping[str, str] | None = None) -> None:
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return what looks like a variable of rlinf and is none, in words: a mistyped one would be ignored without a
-    word.
-    """
+    """Return what looks like a variable of rlinf and is none, in words, so that a mistyped one is not just ignored."""
     names = sorted(os.environ if environ is None else environ)
     known = [name.removeprefix(_PREFIX) for name in REGISTER]
     found: list[str] = []

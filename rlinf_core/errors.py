@@ -84,12 +84,7 @@ class InvalidNameError(RLinfError, ValueError):
 
 
 class EnvironmentVariableError(RLinfError, ValueError):
-    """An environment variable holds what it cannot mean.
-
-    Attributes:
-        name: the variable.
-        value: what it holds.
-    """
+    """The environment variable `name` holds `value`, which it cannot mean."""
 
     def __init__(self, name: str, value: str, *, expected: str, help: str | None = None) -> None:
         super().__init__(f"`{name}` is `{value}`, expected {expected}", where="environment", help=help)
@@ -102,12 +97,7 @@ class RuntimeFailure(RLinfError):  # noqa: N818 - a branch of the tree, never ra
 
 
 class UnknownGroupError(RuntimeFailure, LookupError):
-    """No group of this name is among those that the job declared or launched.
-
-    Attributes:
-        group: the name that was asked for.
-        known: the names that exist.
-    """
+    """No group of this name is among those, `known`, that the job declared or launched."""
 
     def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None) -> None:
         from rlinf_core.suggest import did_you_mean
@@ -124,11 +114,7 @@ class UnknownGroupError(RuntimeFailure, LookupError):
 
 
 class PeerNotFoundError(RuntimeFailure, LookupError):
-    """The group is known, the worker is not: its rank does not exist, or it was not launched in time.
-
-    Attributes:
-        address: the worker that was asked for, as in `actor:3`.
-    """
+    """The group is known, the worker is not: `address`, as in `actor:3`, does not exist or was not launched in time."""
 
     def __init__(
         self, address: str, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
@@ -159,11 +145,9 @@ class WorkerDiedError(RuntimeFailure):
 
 
 class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
-    """An operation reached its deadline.
+    """An operation, as in `recv from actor:0`, reached its deadline after `seconds`.
 
     Attributes:
-        operation: what was waited in, as in `recv from actor:0`.
-        seconds: how long.
         picture: who waits for whom, in words, or None.
     """
 
@@ -183,10 +167,9 @@ class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
 
 
 class DeadlockError(RuntimeFailure):
-    """A set of processes wait for one another, and nobody else can wake them.
+    """A set of processes (`members`, as in `actor:0`) wait for one another, and nobody else can wake them.
 
     Attributes:
-        members: the processes that can never continue, as in `actor:0`.
         picture: who waits for whom, in words.
     """
 
@@ -197,12 +180,7 @@ class DeadlockError(RuntimeFailure):
 
 
 class ChannelError(RuntimeFailure):
-    """Base of what a channel answers.
-
-    Attributes:
-        channel: the channel's name.
-        key: the key of the queue within it, or None when it concerns all of them.
-    """
+    """Base of what a channel answers; `key` is that of the queue, or None when it concerns all of the channel's."""
 
     def __init__(
         self,
@@ -231,8 +209,7 @@ class MismatchError(RuntimeFailure, ValueError):
     """The two sides of a transfer do not fit: sizes, dtypes, or `send` against `recv_tensor`.
 
     Attributes:
-        sent: what was sent, as in `float32[4, 2]`.
-        expected: what the receiver wanted.
+        sent, expected: what was sent, as in `float32[4, 2]`, and what the receiver wanted.
     """
 
     def __init__(self, sent: str, expected: str, *, where: str | None = None, help: str | None = None) -> None:
@@ -250,13 +227,7 @@ class CancelledOperationError(RuntimeFailure):
 
 
 class RemoteError(RuntimeFailure):
-    """Stands for an exception of another process whose type cannot be rebuilt in this one.
-
-    Attributes:
-        type_name: the full name of its type.
-        text: its message.
-        traceback: the traceback as text, or None.
-    """
+    """Stands for an exception of another process whose type, `type_name`, cannot be rebuilt in this one."""
 
     def __init__(self, type_name: str, text: str, *, traceback: str | None = None, where: str | None = None) -> None:
         super().__init__(f"{type_name}: {text}" if text else type_name, where=where)

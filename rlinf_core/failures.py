@@ -48,8 +48,7 @@ class PackedError:
 
     Attributes:
         pickled: the exception itself, or None when it does not pickle.
-        type_name: the full name of its type.
-        text: its message.
+        type_name, text: the full name of its type, and its message.
         traceback: where it was raised, as text; empty when it was never raised.
         where: the worker that raised it, as in `actor:3`, or None.
     """
@@ -103,13 +102,9 @@ class PackedError:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles exceptions so that their own constructor is not called again when they are rebuilt.
+    """Pickles exceptions so that their constructor, which may take other arguments than `args`, is not called again.
 
-    Python rebuilds an exception by calling its type with `args`, which fails for the many types whose constructor
-    takes other arguments than it hands to `super().__init__`.
-
-    A type of the main script goes by its name, although a worker has it only as a copy of its own and no such script:
-    its driver, for whom the exception is, has the type itself, and catches it by that.
+    A type of the main script goes by its name: the driver, for whom the exception is, has the type itself.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -166,8 +161,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
     """A call on a worker group failed on some ranks: the group of each failed rank's original exception.
 
     `except* ValueError` sees the ranks' own exceptions. Root causes stand first: a rank that failed by itself comes
-    before one that failed because a peer had died, timed out or closed a channel. It pickles whatever the exceptions
-    hold; those that cannot be rebuilt on the other side become `RemoteError` there.
+    before one that failed because a peer had died, timed out or closed a channel.
 
     Attributes:
         group: the name of the worker group.
@@ -263,9 +257,7 @@ def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
 def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseException | None = None) -> None:
     """Raise the first cause among the failures of calls that nobody has waited for, and log the others.
 
-    Args:
-        failures: what the calls failed with, in the order in which they were made.
-        instead_of: an exception that is under way: it stays, and is told what it followed from.
+    `instead_of` is an exception that is under way: it stays, and is told what it followed from.
     """
     first: BaseException | None = instead_of
     for failure in sorted(failures, key=followed):

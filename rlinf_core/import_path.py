@@ -1,7 +1,7 @@
 """The order of imports: the standard library, rlinf's own packages, the user's folders, then installed packages.
 
-A working folder may hold `recipes/`, `random.py` or another name that is taken. In the driver that `rlinf` starts, and
-in its workers, such a name hides neither the standard library nor rlinf, and an installed package does not hide it.
+A working folder may hold `recipes/` or `random.py`: such a name hides neither the standard library nor rlinf in a
+driver that `rlinf` starts and in its workers, and an installed package does not hide it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _managed = False
 
 
 class OwnPackages:
-    """Finds rlinf's packages beside `rlinf_core`, whatever else `sys.path` holds.
-
-    A folder of the same name elsewhere on `sys.path` is searched after ours: its modules stay importable.
+    """Finds rlinf's packages beside `rlinf_core`; folders of the same name elsewhere on `sys.path` are searched after
+    ours.
     """
 
     def find_spec(
@@ -44,10 +43,8 @@ def pin_own_packages() -> None:
 
 
 def manage(folder: str | None) -> None:
-    """Put this process's imports in order, and those of the workers that it starts.
-
-    Args:
-        folder: the working folder, whose modules are to be found, or None.
+    """Put in order the imports of this process and of the workers that it starts; `folder` is the working folder, or
+    None.
     """
     global _managed
     _managed = True
@@ -75,8 +72,7 @@ def add_user_folders(folders: Iterable[str]) -> None:
 
 
 def user_folders() -> tuple[str, ...]:
-    """Return the entries of `sys.path` that belong neither to the interpreter nor to installed packages: a script's own
-    folder, the working folder, a test runner's, PYTHONPATH."""
+    """Return the entries of `sys.path` that belong neither to the interpreter nor to installed packages."""
     import sysconfig  # not in time for every command
 
     installed = tuple(

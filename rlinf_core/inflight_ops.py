@@ -22,11 +22,9 @@ _Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str
 class InflightOps:
     """The operations that this process is in, kept cheaply enough to be always on.
 
-    Any thread may write and any may read without a lock: every change is one dictionary operation, and an
-    `Operation` is only made of it when somebody asks.
-
-    Args:
-        has_main: whether the process runs code of its own outside methods, as a driver does and a worker does not.
+    Any thread may write and any may read without a lock: every change is one dictionary operation, and an `Operation`
+    is only made of it when somebody asks. `has_main`: the process runs code of its own outside methods, as a driver
+    does.
     """
 
     def __init__(self, *, has_main: bool = False) -> None:
@@ -53,20 +51,12 @@ class InflightOps:
         task_key: Hashable = None,
         bounded: bool = False,
     ) -> int:
-        """Publish that an operation begins.
+        """Publish that an operation begins, and return its serial for `end`.
 
         Args:
-            kind: what it does.
-            target: with whom or on what, as `Operation.target`.
-            key: the key of the channel's queue.
-            detached: whether the process goes on meanwhile.
-            peers: the addresses that it is with, where `target` names none or not all.
+            kind, target, key, detached, peers, bounded: as in `Operation`.
             task_key: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
                 anything but None on a thread of the runtime's own.
-            bounded: whether it has a time of its own, as `Operation.bounded`.
-
-        Returns:
-            The operation's serial, for `end`.
         """
         serial = next(self._serials)
         if task_key is None:
@@ -111,12 +101,7 @@ class InflightOps:
             self._quiet_since = time.monotonic()
 
     def returned(self, method: str, failure: str | None) -> None:
-        """Publish how a call of a method ended.
-
-        Args:
-            method: its name.
-            failure: what it raised, as in `ValueError: no camera`, or None.
-        """
+        """Publish how a call of a method ended; `failure` is what it raised, as in `ValueError: no camera`, or None."""
         self._last_call = f"its `{method}` raised {failure}" if failure is not None else f"its `{method}` returned"
 
     def task_key(self, serial: int) -> Hashable:
@@ -177,8 +162,8 @@ class InflightOps:
         """Return what may be running code: methods under way, the main thread of a driver, threads that the user
         started.
 
-        A user's thread counts as long as it lives: between two operations it is running, not gone. The threads on
-        which methods are called, and a worker's main thread, count in methods only: outside they wait to be called.
+        A user's thread counts as long as it lives. The threads on which methods are called, and a worker's main thread,
+        count in methods only: outside they wait to be called.
         """
         task_keys: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
         alive = {thread.ident for thread in threading.enumerate()}
@@ -202,10 +187,7 @@ def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
-    """Return the threads whose event loop has nothing but tasks that are held up, or that wait for such tasks.
-
-    Asked by another thread than the loop's own, so what it sees may just change: a look later it is seen again.
-    """
+    """Return the threads whose event loop has nothing but tasks that are held up, or that wait for such tasks."""
     others = [task_key for task_key in held_up if not isinstance(task_key, int)]
     if not others:
         return set()
@@ -223,8 +205,7 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
 
 
 def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
-    """Return whether a task is in an operation, or waits for tasks (in a gather, too) that all are; what else it may
-    wait for, as a timer, counts as able to wake it."""
+    """Return whether a task is in an operation, or waits for tasks that all are; a timer, say, may still wake it."""
     if isinstance(awaited, Hashable) and awaited in held_up:
         return True
     inner = getattr(awaited, "_fut_waiter", None)
@@ -235,8 +216,7 @@ def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
 
 
 def current_task_key() -> Hashable:
-    """Return what a wait of the running task holds up: the task itself, and its whole thread where it is the only
-    task there.
+    """Return what a wait of the running task holds up: the task, and its whole thread where it is the only task there.
 
     Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
     """
@@ -248,7 +228,5 @@ def current_task_key() -> Hashable:
 
 
 def _is_ours() -> bool:
-    """Return whether the runtime started the calling thread, which may then wait to be given work without being
-    stuck.
-    """
+    """Return whether the runtime started the calling thread, which may then wait for work without being stuck."""
     return threading.current_thread().name.startswith("rlinf-")

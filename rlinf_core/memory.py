@@ -30,10 +30,9 @@ class Peak(NamedTuple):
 
 
 class PhaseForecast(NamedTuple):
-    """Memory that a process is expected to hold at most in a phase.
+    """Memory that a process is expected to hold at most in a phase, the method that runs.
 
     Attributes:
-        phase: the method that runs.
         parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
         on_device: the parts that lie in the accelerator's memory, where the process has one.
     """
@@ -52,7 +51,6 @@ class ProcessForecast(NamedTuple):
     """Memory of the processes of a component, each of which holds the same.
 
     Attributes:
-        component: of the file.
         processes: how many there are.
         phases: in the order in which they come.
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
@@ -72,11 +70,7 @@ class ProcessForecast(NamedTuple):
 
 
 class PeakMeter:
-    """Measures the peak of each phase of this process.
-
-    Attributes:
-        peaks: the largest so far, by phase.
-    """
+    """Measures the peak of each phase of this process; `peaks` are the largest so far."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, Peak] = {}

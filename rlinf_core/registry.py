@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A registry of one kind of object.
 
-    What we bring is listed as `package.module:name` and imported when it is asked for, so that a registry costs nothing
-    to import. A name with a colon is imported too: that is how a configuration names something of the user's own.
+    What we bring is imported when it is asked for. A name with a colon is imported too: that is how a configuration
+    names something of the user's own.
 
     Args:
         what: the kind of thing, for messages, as in `advantage`.
@@ -66,11 +66,7 @@ class Registry(Generic[T]):
 
 
 def import_target(target: str, what: str) -> object:
-    """Import and return the object that `package.module:name` names.
-
-    Args:
-        target: the name to import.
-        what: the kind of thing, for messages.
+    """Return the object that `package.module:name` names; `what` is the kind of thing, for messages.
 
     Raises:
         ConfigError: the module cannot be imported, or has nothing of that name.

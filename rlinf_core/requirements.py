@@ -35,11 +35,6 @@ def missing_modules(modules: Iterable[str]) -> list[str]:
 
 
 def install_command(*modules: str, python: str | None = None) -> str:
-    """Return the command that installs the packages of `modules`, as a shell takes it.
-
-    Args:
-        modules: names as in `import`.
-        python: the interpreter that lacks them; this one by default.
-    """
+    """Return the command that installs the packages of `modules` (import names) for `python`, by default this one."""
     wanted = (_REQUIREMENTS.get(name, name) for name in modules)
     return shlex.join((python or sys.executable or "python", "-m", "pip", "install", *wanted))

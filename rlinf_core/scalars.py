@@ -1,8 +1,8 @@
 """Scalar types for configuration models, and the base class of those models.
 
-A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers although the person who wrote them meant a label,
-a serial and an environment value. The reader therefore hands numbers and booleans over as subclasses
-that remember their text, and the types below say what a field wants of them:
+A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers although the person who wrote them meant a label, a
+serial and an environment value. The reader therefore hands numbers and booleans over as subclasses that remember their
+text, and the types below say what a field wants of them:
 
 * `Text` takes any scalar as the text that was written;
 * `Int`, `Float`, `Bool` take numbers and booleans only (never `true` for an int), and yield plain Python values;
@@ -76,10 +76,10 @@ def plain(value: Any) -> Any:
 def problem(
     code: LiteralString, message: str, *, help: str | None = None, start: int | None = None, end: int | None = None
 ) -> PydanticCustomError:
-    """Return the error for a value that is wrong in itself; `code` is the diagnostic code it is reported under.
+    """Return the error for a value that is wrong in itself, to be reported under the diagnostic `code`.
 
-    `start` and `end` are offsets in the scalar's raw text when only a part of it is wrong, `help` says what to do.
-    All three stand in the error's `ctx`, and only when they are given.
+    `start` and `end`, the offsets of the wrong part in the raw text, and `help` stand in its `ctx` where they are
+    given.
     """
     given = {"message": message, "help": help, "start": start, "end": end}
     return PydanticCustomError(code, "{message}", {name: value for name, value in given.items() if value is not None})
@@ -172,8 +172,6 @@ class StrictModel(BaseModel):
     """A mapping of the file: an immutable value that knows every key it may hold.
 
     `null` stands for the default of a key that has one, unless the key gives `null` a meaning of its own.
-
-    The validator is built on first use, so that a command which only prints help does not pay for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 def sigterm_deferred() -> Generator[None, None, None]:
     """Within the block SIGTERM stays pending for this thread and for threads that are started in it.
 
-    The kernel gives a signal to any thread that does not block it. While Ray's native code handles SIGTERM no thread of
-    the process may take it, so those that live then are started within such a block. Processes that are started in it
-    would have SIGTERM blocked: start none.
+    While Ray's native code handles SIGTERM no thread of the process may take it. Start no process within the block: it
+    would have SIGTERM blocked.
     """
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

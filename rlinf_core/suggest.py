@@ -8,8 +8,8 @@ from collections.abc import Iterable
 def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
     """Return the names of `known` that `name` was probably meant to be, nearest first; empty when none is close.
 
-    A name that differs only by case, by `-` for `_`, or by a missing or extra letter is close. Words that both end
-    with say nothing: `action_dim` is not close to `hidden_dim`.
+    Names that differ by case, by `-` for `_`, or by a letter are close. Words that both end with say nothing:
+    `action_dim` is not close to `hidden_dim`.
     """
     # Imported here: a file without mistakes, the common case, never needs it.
     from difflib import get_close_matches

@@ -1,9 +1,8 @@
 """The topology of a cluster: its nodes, its node groups, and what a resource rank counts in each of them.
 
-A topology comes from a configuration alone (declared or assumed accelerators) or from probed nodes; everything that
-lays out processes works on either. Units are numbered once over the whole cluster, node by node, separately for
-accelerators, for each type of robot, and for the nodes themselves. A group is then a few ranges of such numbers, so
-that 10,000 nodes cost little more than one.
+It comes from a configuration alone (declared or assumed accelerators) or from probed nodes. Units are numbered once
+over the whole cluster, node by node, separately for accelerators, for each type of robot, and for the nodes themselves.
+A group is then a few ranges of such numbers, so that 10,000 nodes cost little more than one.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class NodeInfo(NamedTuple):
         accelerator_model: as in `A800`, or None.
         accelerator_ids: what the visibility variable calls each of them, in order; empty when that is `0`, `1`, ...
         robots: in the order of `hardware.configs`.
-        ip, hostname, python, versions: what a probe found, None and empty without one; `python` is the path of the
-            interpreter that Ray runs there, `versions` holds pairs such as `("ray", "2.60.0")`.
+        ip, hostname, python, versions: what a probe found, None and empty without one: `python` is the interpreter that
+            Ray runs there, `versions` holds pairs such as `("ray", "2.60.0")`.
     """
 
     rank: int
@@ -96,7 +95,6 @@ class NodeGroupInfo(NamedTuple):
     """A node group.
 
     Attributes:
-        label: its name.
         node_ranges: its nodes, as ascending ranges that neither overlap nor touch.
         unit: what its resource ranks count, or None while the accelerators of one of its nodes are unknown.
         segments: its units in rank order, as ranges of the cluster-wide numbers of that kind of unit.
@@ -147,12 +145,9 @@ class UnitNumbers:
 
 @dataclass(frozen=True, eq=False)
 class ClusterTopology:
-    """The nodes and groups of a cluster. Make one with `from_config` or `from_nodes`.
+    """The nodes, by rank, and groups, by label, of a cluster. Make one with `from_config` or `from_nodes`.
 
-    Attributes:
-        nodes: by rank.
-        groups: by label, the reserved `cluster` and `node` included (they come last).
-        probed: whether the nodes were asked what they have.
+    The reserved groups `cluster` and `node` come last. `probed`: whether the nodes were asked what they have.
     """
 
     nodes: tuple[NodeInfo, ...]
@@ -185,8 +180,7 @@ class ClusterTopology:
         """Return the topology of probed nodes, with the groups and robots of a configuration if there is one.
 
         Raises:
-            PlacementError: the nodes are not ranks 0..N-1 once each, their number is not the configuration's, or the
-                accelerators found are not those declared.
+            PlacementError: the nodes are not ranks 0..N-1 once each, or differ in number or accelerators from the file.
         """
         by_rank = sorted(nodes, key=lambda node: node.rank)
         ranks = [node.rank for node in by_rank]

@@ -4,7 +4,7 @@
     ...
     taken = tracing.take()
 
-Whoever has something to record looks whether there is a `recorder`; where nothing is traced that is all it costs.
+Where nothing is traced, looking whether there is a `recorder` is all it costs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class TraceSpan(NamedTuple):
     Attributes:
         kind: one of the kinds above.
         name: what it was, as in `send to actor:0`.
-        began: when it began, in seconds since 1970 by the clock of its host.
+        began: in seconds since 1970 by the clock of its host.
         seconds: how long it took.
-        task_key: tells apart the threads and tasks of a process; spans of one task_key are nested or disjoint, except
-            transfers.
+        task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
     """
 
     kind: str
@@ -46,12 +45,7 @@ class TraceSpan(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The spans that one process recorded since it was asked last.
-
-    Attributes:
-        spans: in the order in which they ended.
-        dropped: how many more there were.
-    """
+    """The spans that one process recorded since it was asked last, in the order of their ends, and how many more."""
 
     spans: list[TraceSpan]
     dropped: int
@@ -73,8 +67,7 @@ class SpanRecorder:
         Args:
             kind: one of the kinds above.
             name: what it was.
-            began: when, by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
-            ended: when, by the same clock.
+            began, ended: by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
             task_key: the thread, by its number, or the task that it held up; by default the one that calls.
         """
         spans = self._spans

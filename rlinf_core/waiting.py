@@ -15,12 +15,7 @@ FIRST_WORD_AFTER = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment by which a wait must have ended, on this process's monotonic clock.
-
-    Attributes:
-        seconds: how long the whole wait may take.
-        at: when it ends, in seconds of `time.monotonic`.
-    """
+    """The moment `at` (`time.monotonic`) by which a wait of `seconds` must have ended."""
 
     seconds: float
     at: float

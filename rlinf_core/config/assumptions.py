@@ -61,7 +61,7 @@ def accelerator_claims(
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
     """Return the claims on the accelerators of nodes (None: all nodes), in order of precedence.
 
-    An assumed number leaves a group the model that it declares: whose accelerators they are follows from that.
+    An assumed number leaves a group the model that it declares.
     """
     by_label = {group.label: group for group in cluster.node_groups}
     for each in reversed(assumptions):

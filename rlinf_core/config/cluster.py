@@ -1,11 +1,10 @@
 """The `cluster` section: machines, their hardware, and the placement of components.
 
-These models judge every value by itself: its type and its syntax. What relates two places of the file (ranks
-within `num_nodes`, overlaps, labels that nobody defines) is judged in `rules/`, which knows where things stand.
+These models judge every value by itself. What relates two places of the file is judged in `rules/`.
 
-A value that is wrong in itself raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may
-hold `start` and `end`, offsets in the scalar's raw text when only a part is wrong, and `help`, what to do.
-Validators of lists and mappings report every wrong item, each under its own index or key in `loc`.
+A value that is wrong in itself raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may hold
+`start` and `end`, offsets in the scalar's raw text, and `help`. Validators of lists and mappings report every wrong
+item, each under its own index or key in `loc`.
 """
 
 from __future__ import annotations

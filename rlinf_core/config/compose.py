@@ -29,7 +29,7 @@ class Composed(NamedTuple):
     Attributes:
         tree: the values that hold; their spans tell which source each came from.
         sources: the file, its bases, and the overrides if there are any.
-        unresolved: paths whose reference was refused. That is reported, and what stands there is no value to judge.
+        unresolved: paths whose reference was refused and reported: what stands there is no value to judge.
         secret: paths whose value came, by a reference, from a variable or a key that looks secret (see `secrets.py`).
         referred: paths that references read.
     """
@@ -52,13 +52,16 @@ def compose(
 ) -> Composed | None:
     """Merge a file with its bases, apply the overrides, and resolve the references.
 
-    `environ` is what `${env:NAME}` refers to. `find_base` is asked for a base that does not lie beside the file that
-    extends it. `without_recipe` is the only section that anybody reads of a file without the key `recipe`; by default
-    all are.
+    Args:
+        main: the file.
+        overrides: arguments of the command line.
+        diagnostics: where mistakes go. Each leaves its place as it was, for the stages to come.
+        environ: what `${env:NAME}` refers to.
+        find_base: is asked for a base that does not lie beside the file that extends it.
+        without_recipe: the only section that anybody reads of a file without the key `recipe`; by default all are.
 
     Returns:
-        None when a file could not be read. Every other mistake is reported and leaves its place as it was, so that the
-        stages to come find what they can.
+        None when a file could not be read.
     """
     arguments, parsed = _parse(overrides, diagnostics)
     read = with_bases(main, diagnostics, find_base)
@@ -90,9 +93,7 @@ def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceTe
 def with_bases(
     main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
 ) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
-    """Read a file and lay it over its bases.
-
-    `find_base` is asked where no file of that name lies beside the one that extends it.
+    """Read a file and lay it over its bases; `find_base` as in `compose`.
 
     Returns:
         The tree without `extends`, and the sources, `main` first; None when `main` or a base could not be read.

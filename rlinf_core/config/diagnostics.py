@@ -1,10 +1,4 @@
-"""Diagnostics: findings about a configuration, each with its place and a remedy.
-
-configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
-    9 |       placement: 0-64
-      |                  ^^^^
-      = 8 nodes x 8 accelerators; did you mean 0-63?
-"""
+"""Diagnostics: findings about a configuration, each with its place and a remedy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Resolution of references in a composed tree (`references.py` has their syntax).
 
-A value that is one reference becomes a copy of what it names, whole mappings and lists included; a reference inside a
-text is replaced by the text of a single value. A variable's text is read as a plain YAML scalar where it is the whole
-value, so that numbers are numbers. Keys are left alone.
+A value that is one reference becomes a copy of what it names; a reference inside a text is replaced by the text of a
+single value. A variable's text is read as a plain YAML scalar where it is the whole value. Keys are left alone.
 """
 
 from __future__ import annotations
@@ -29,14 +28,7 @@ _LISTED: Final = 4
 
 
 class Interpolated(NamedTuple):
-    """A tree without references.
-
-    Attributes:
-        tree: where nothing was wrong, the file's values.
-        unresolved: paths whose reference was refused (and reported): what stands there is its text, not a value.
-        secret: paths whose value came from a variable or a key that looks secret, at any number of hops.
-        referred: paths that references read.
-    """
+    """A tree without references; the other fields are those of `Composed`, at any number of hops."""
 
     tree: MappingNode
     unresolved: frozenset[Path] = frozenset()
@@ -49,8 +41,7 @@ def interpolate(
 ) -> Interpolated:
     """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is.
 
-    With `only` nothing but this section is used: what cannot be resolved elsewhere, and nothing in the section refers
-    to, is one note.
+    With `only` nothing but this section, and what it refers to, is used: what cannot be resolved elsewhere is one note.
     """
     resolver = _Resolver(tree, diagnostics, environ)
     if only is not None:

@@ -100,10 +100,7 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:
-    """Return the entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key.
-
-    (In YAML `{a: 1,2}` is `{a: 1, 2: null}`.)
-    """
+    """Return the entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key."""
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
     whole: Entry | None = None

@@ -21,14 +21,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
 def warn_of_leading_zeros(
     model: type[BaseModel], view: Validated[Any], sources: Iterable[SourceText], diagnostics: Diagnostics
 ) -> None:
-    """Warn of integers with leading zeros where the model wants an integer; elsewhere they are text, kept as written.
-
-    Args:
-        model: the model of the whole file.
-        view: what the file was validated to.
-        sources: the texts the file was composed of.
-        diagnostics: where the warnings go.
-    """
+    """Warn of leading zeros where the model wants an integer; elsewhere such a number is text, kept as written."""
     if not any(_LIKELY.search(source.text) for source in sources):
         return
     from rlinf_core.config.model_fields import types_at

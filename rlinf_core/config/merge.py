@@ -1,7 +1,7 @@
 """Merging of trees: mappings merge, lists and scalars replace.
 
-Under `cluster.component_placement` a key may name several components, `actor,env: 0-3`. What lies over it may name
-one of them, or join them otherwise; then the shared keys are split into one entry a component before they merge.
+Keys of `cluster.component_placement` may name several components, `actor,env: 0-3`: they are split into one entry a
+component where what lies over them joins them otherwise.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def find_components(placement: MappingNode, key: str) -> Entry | None:
 
 
 def split_components(placement: MappingNode, names: Set[str], keep: Collection[str] = ()) -> MappingNode:
-    """Return `placement` with every joined entry that has one of `names` split into one entry per component.
-
-    An entry whose key is in `keep` stays as written.
+    """Return `placement` with one entry a component where an entry has one of `names`; a key in `keep` stays as
+    written.
     """
     entries: list[Entry] = []
     for entry in placement.entries:
@@ -86,10 +85,7 @@ def _align_components(base: MappingNode, over: MappingNode) -> tuple[MappingNode
 
 
 def _replace_shares(base: MappingNode, over: MappingNode) -> MappingNode:
-    """Merge two placements of which one names a component twice.
-
-    That is an error which the placement rules report, so all that is not replaced is kept as it was written.
-    """
+    """Merge two placements of which one names a component twice: an error, so what is not replaced stays as written."""
     replaced = set(_all_names(over))
     touched = split_components(base, replaced)
     kept = [entry for entry in touched.entries if not replaced.issuperset(component_names(entry.key.raw))]

@@ -20,8 +20,8 @@ WorldSizes: TypeAlias = Mapping[str, int | None]
 class NoEffect:
     """A condition under which keys of a section change nothing.
 
-    All keys are relative to the section that has the rule: `optim.min_lr_ratio` in a rule of `actor`. A key that holds
-    a section stands for everything in it.
+    Keys are relative to the section that has the rule: `optim.min_lr_ratio` in a rule of `actor`. A key that holds a
+    section stands for everything in it.
 
     Attributes:
         keys: the keys that change nothing.
@@ -29,8 +29,8 @@ class NoEffect:
         why: the reason, a clause that follows "has no effect:"; or a function of the section that returns it.
         help: what to do.
         because: the keys whose values make it so. The first that the file gives is told with its line.
-        severity: of a value that differs from the default; a default that is written down is a note at most. What is an
-            error asks for something that is not there (`not-available`).
+        severity: of a value that differs from the default; a default that is written down is a note at most. An error
+            asks for something that is not there (`not-available`).
     """
 
     keys: tuple[str, ...]
@@ -49,10 +49,9 @@ class ConfigModel(StrictModel):
     """A section of the file.
 
     Attributes:
-        other_names: further names of fields, those of related projects, each with the field it means. A file may use
-            either.
-        moved: keys of related projects that stand in another section here, each with its path. A file has to use ours;
-            findings name it, and `rlinf import` moves them.
+        other_names: further names of fields, those of related projects, each with the field it means.
+        moved: keys of related projects that stand in another section here, each with its path. Findings name ours, and
+            `rlinf import` moves them.
         not_available: keys of related projects that have no counterpart here, each with what to do instead.
         no_effect: when keys of this section, or of those within it, change nothing.
     """
@@ -78,9 +77,6 @@ Finding: TypeAlias = tuple[tuple[str | int, ...], PydanticCustomError, Any]
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:
-    """Return one validation error that holds many findings.
-
-    Raised by a validator it counts as that many errors of the whole, with the validator's own path before each.
-    """
+    """Return one validation error that holds many findings; their paths follow that of the raising validator."""
     details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, error, value in findings]
     return ValidationError.from_exception_data("value", details)

@@ -1,7 +1,4 @@
-"""Introspection of the models: the fields allowed at a path, and the paths of a field.
-
-Only a mistake, `rlinf explain` or completion asks this; a file without mistakes never imports it.
-"""
+"""Introspection of the models: the fields allowed at a path, and the paths of a field."""
 
 from __future__ import annotations
 
@@ -45,11 +42,10 @@ class ModelPart(NamedTuple):
     """A type inside another one.
 
     Attributes:
-        key: the key of a field as a file writes it, `ITEM` for the items of a list, `NAME` for the values of a mapping
-            whose keys the user chooses.
+        key: that of a field as a file writes it, `ITEM` for items of a list, `NAME` for values under keys of the
+            user's.
         annotation: the type.
-        field: the field of that key; None for items and values.
-        section: the model that has the field; None for items and values.
+        field, section: the field of that key and the model that has it; None for items and values.
     """
 
     key: str
@@ -122,9 +118,7 @@ def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
 
 
 def places_of(model: type[BaseModel], name: str) -> list[str]:
-    """Return the paths of sections that have a field `name`, shallowest first: `cluster.node_groups[]`; empty for the
-    top.
-    """
+    """Return the paths of sections with a field `name`, as `cluster.node_groups[]`, shallowest first (top: empty)."""
     return [place for place, section in sections(model) if name in written_fields(section)]
 
 

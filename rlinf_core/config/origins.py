@@ -33,8 +33,7 @@ Kind: TypeAlias = Literal["file", "override", "default"]
 class Origin(NamedTuple):
     """One value, as YAML text, and where it came from.
 
-    `span` is where it is written: in a file (or standard input), or in an override. A value that a reference brought
-    has the place of the reference. It is None for a default of the model.
+    `span` is where it, or the reference that brought it, is written; None for a default of the model.
     """
 
     path: Path
@@ -59,8 +58,8 @@ Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 def origins(tree: MappingNode, model: BaseModel | None = None) -> Iterator[Origin]:
     """Return every single value of `tree` (and every empty mapping and list), in its order.
 
-    With the model that the tree was validated as, the values that it added follow the ones written in the same section.
-    Give a tree that went through `secrets.mask`: nothing written is masked here, defaults are.
+    With the model that the tree was validated as, its defaults follow the values written in the same section. They are
+    masked; what is written is not (`secrets.mask`).
     """
     return _walk(tree, model, ())
 
@@ -172,13 +171,7 @@ def _leaf_text(value: Plain) -> str:
 
 
 def resolved_text(tree: MappingNode, model: BaseModel | None = None) -> str:
-    """Return YAML that loads to the same values, with those defaults that are neither null nor empty, and a final line
-    end.
-
-    Args:
-        tree: the configuration, secrets masked.
-        model: what it was validated as.
-    """
+    """Return YAML that loads to the same values, with those defaults of `model` that are neither null nor empty."""
     found = (origin for origin in origins(tree, model) if says_something(origin))
     return "".join(f"{text}\n" for text, _ in lines_of(nested_of(found)))
 

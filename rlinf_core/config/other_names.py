@@ -1,7 +1,4 @@
-"""Aliases of keys: names of related projects, replaced by ours before validation.
-
-Imported only when a file holds a key that no model knows.
-"""
+"""Aliases of keys: names of related projects, replaced by ours before validation."""
 
 from __future__ import annotations
 
@@ -61,8 +58,8 @@ def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, s
 
 
 def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys of related projects that stand in another section here, for the sections among `annotations`,
-    each with its path.
+    """Return the keys of related projects that stand in another section than those among `annotations`, with their
+    paths.
     """
     keys: dict[str, str] = {}
     for annotation in annotations:
@@ -73,9 +70,7 @@ def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
 
 
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys of related projects that have no counterpart in the sections among `annotations`, each with what
-    to do instead.
-    """
+    """Return the keys of related projects that the sections among `annotations` lack, each with what to do instead."""
     keys: dict[str, str] = {}
     for annotation in annotations:
         section = model_of(annotation)

@@ -1,8 +1,7 @@
 """Command-line overrides: the arguments `section.key=value` and `~section.key`.
 
-The path is one of `paths.py`; the value is YAML, and `key=` sets null. A mapping is laid over the one that is there,
-as a base is overridden by a file; anything else replaces what is there. Missing parents are made.
-All arguments together are one source, an argument a line, so that a finding about one has a caret under it.
+The path is one of `paths.py`; the value is YAML, and `key=` sets null. A mapping is merged with the one that is there;
+anything else replaces what is there. Missing parents are made. All arguments together are one source, one a line.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _FORM: Final = "write `section.key=value`, or `~section.key` to delete"
 
 
 class Override(NamedTuple):
-    """One argument: `value` is set at the path of `steps`; None deletes.
-
-    `span` is the whole argument; the steps' offsets are those of its source.
-    """
+    """One argument, which is `span`: `value` is set at the path of `steps` (offsets in the source); None deletes."""
 
     span: Span
     steps: tuple[Step, ...]
@@ -177,9 +173,8 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node`, found after the first `depth` steps, with the override applied; None when it is deleted.
-
-    `node` is None where the tree has nothing yet.
+    """Return `node` (None: nothing is there yet) after `depth` steps with the override applied; None when it is
+    deleted.
     """
     if depth == len(override.steps):
         value = override.value

@@ -1,7 +1,6 @@
 """Spans to underline for findings about a path.
 
-A scalar is underlined itself. A mapping or a list is named by its key; a list item that is one by its first line;
-the file as a whole by its start.
+A scalar is underlined itself, a mapping or a list by its key or first line, the file as a whole by its start.
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ def first_line(node: Node) -> Span:
 
 
 def _without_comment(node: Node) -> Span:
-    """Return the span of a block collection up to the end of its first entry, comments excluded.
+    """Return the span of a block collection up to the end of its first entry: its own end mark runs past comments.
 
-    (The end mark of a block collection runs past comments.) What was composed may hold parts of other sources, or of
-    other places in its own; they say nothing about its line.
+    What was composed may hold parts of other places; they say nothing about its line.
     """
     span = node.span
     if isinstance(node, MappingNode) and node.entries and _within(span, node.entries[0].key.span):
@@ -65,10 +63,8 @@ def _within(outer: Span, inner: Span) -> bool:
 
 
 def part(node: Node | None, start: int, end: int) -> Span | None:
-    """Return the span of the piece `start` to `end` of a scalar's raw text, or None when the source spells it
+    """Return the span of a piece of a scalar's raw text; None where escapes or folding make the source spell it
     otherwise.
-
-    (Escapes, line folding and interpolation all make a raw text that no piece of the source equals.)
     """
     if not isinstance(node, ScalarNode):
         return None

@@ -29,10 +29,8 @@ class Validated(Generic[M]):
         pruned: the paths, in the whole tree, of what was wrong or missing: left out, or replaced by a stand-in.
         kept: which items of its lists are left.
         whole: the whole tree, each key under our name.
-        secret: paths in it whose value no message may show.
-        referred: paths in it that references read.
-        misspelt: paths in it of known keys that are given under a name nobody knows. They have their defaults; what
-            holds them is whole otherwise.
+        secret, referred: paths in it whose value no message may show, and that references read.
+        misspelt: paths in it of known keys that are given under a name nobody knows, and so have their defaults.
     """
 
     model: M | None
@@ -53,10 +51,7 @@ class Validated(Generic[M]):
         return original(path, self.kept)
 
     def damaged(self, path: Path) -> bool:
-        """Return whether the value at `path`, in the whole tree, is not all that was written there.
-
-        That is so when it, a part of it, or what holds it was pruned. A key that nobody knows is no loss.
-        """
+        """Return whether the value at `path`, in the whole tree, a part of it, or what holds it was pruned."""
         if not self.pruned:
             return False
         return path in self._above or any(path[:size] in self.pruned for size in range(len(path)))
@@ -90,10 +85,7 @@ class _Plan:
 
 
 def cut(tree: MappingNode, cuts: Cuts, kept: Kept) -> MappingNode:
-    """Return `tree` with the cuts made, and update `kept`. A cut includes those below it.
-
-    A replacement for a key that is not there adds it.
-    """
+    """Return `tree` with the cuts made, and update `kept`. A replacement for a key that is not there adds it."""
     root = _Plan()
     for path, replacement in cuts.items():
         plan = root

@@ -34,8 +34,7 @@ class RankSyntaxError(NotationError):
 class RankMapPart(NamedTuple):
     """`RESOURCES[:PROCESSES]` of a rank map; `resources` is None for `all`.
 
-    `start` and `end` are the part's offsets, without surrounding blanks, in the text that was read: the whole
-    value, or item `item` of it when the map was written as a list.
+    `start` and `end` are the part's offsets, without blanks around it, in the whole value or in item `item` of a list.
     """
 
     resources: range | None
@@ -129,9 +128,7 @@ def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
 
 
 def parse_ranks(text: str) -> tuple[range, ...] | None:
-    """Return the ranges of `0-3,5` as written; None for `all`.
-
-    Ascending order and overlaps are not judged here: a caller that has positions does that.
+    """Return the ranges of `0-3,5` as written; None for `all`. Order and overlaps are not judged here.
 
     Raises:
         RankSyntaxError: the text is not a rank expression.
@@ -142,9 +139,7 @@ def parse_ranks(text: str) -> tuple[range, ...] | None:
 
 
 def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...]:
-    """Return the parts of a rank map as written; order, gaps and counts are not judged here.
-
-    `item` is remembered in the parts: the index of `text` in a map that was written as a list.
+    """Return the parts of a rank map, or of item `item` of one that is a list, as written; counts are not judged here.
 
     Raises:
         RankSyntaxError: the text is not a rank map.
@@ -242,7 +237,7 @@ class NodeRanks:
     Attributes:
         text: what was written, list items joined by commas.
         ranges: one range per piece; None for `all`.
-        places: where each of `ranges` was written, for pointing at it; empty for `all`.
+        places: where each of `ranges` was written; empty for `all`.
     """
 
     text: str
@@ -276,12 +271,7 @@ class NodeRanks:
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
-    """The resources that a component's processes sit on, as written: order, gaps and counts are not judged here.
-
-    Attributes:
-        text: what was written, list items joined by commas.
-        parts: the pieces, each with its place.
-    """
+    """The resources that a component's processes sit on, as written; list items are joined by commas."""
 
     text: str
     parts: tuple[RankMapPart, ...]

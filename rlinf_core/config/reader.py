@@ -84,8 +84,7 @@ def decode(
 def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> MappingNode | None:
     """Return the tree of a whole file; None after reporting why there is none.
 
-    A syntax error ends the reading and is reported alone. Everything else (a duplicate key, an unknown tag, an alias
-    that names nothing) is reported and the tree made all the same, so that later stages find what they can: a
+    A syntax error ends the reading and is reported alone. Everything else is reported and the tree made all the same: a
     duplicate key keeps its first value, a tag is ignored, and an alias that names nothing is null.
     """
     layout = Indentation.of_file(source)
@@ -114,9 +113,8 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
 def read_value(
     source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
 ) -> Node | None:
-    """Return the YAML value at `start` to `end` of a larger text; None after reporting why it is not YAML.
-
-    An empty piece is null.
+    """Return the YAML value of a piece of a larger text, null for an empty one; None after reporting why it is not
+    YAML.
     """
     if not _printable(source, start, end, diagnostics):
         return None

@@ -33,9 +33,8 @@ _COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", 
 def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WIDTH) -> str:
     """Return the block that people read, without a final line end.
 
-    Only the first line of a span is shown, and no more of it than `width` columns hold: a terminal that wraps it would
-    leave the caret under something else. Control characters of the file cannot reach the terminal, and values that look
-    secret are masked.
+    Only the first line of a span is shown, cropped to `width` columns so that the caret stands under it. Control
+    characters cannot reach the terminal, and values that look secret are masked.
     """
 
     def paint(text: str, style: str) -> str:
@@ -118,10 +117,7 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
 
 @lru_cache(maxsize=8)
 def _masked(source: SourceText) -> list[str] | None:
-    """Return the lines of a source without its secrets; None when it has none.
-
-    All of it is masked at once, since a secret may run over several lines.
-    """
+    """Return the lines of a source with secrets masked, which may run over several; None when it has none."""
     masked = mask_text(source.text)
     return None if masked == source.text else masked.split("\n")
 

@@ -2,9 +2,8 @@
 
 Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
 
-Configuration keys (any other spelling): the same words, but `token` and `key` are also words of this field, for
-special tokens (`pad_token`) and columns (`prompt_key`). So `*_token` is secret unless it is a known special
-token, and `*_key` only after a word such as `api`, `access` or `private`. Neither `max_tokens` nor `identity_file` is.
+Configuration keys (any other spelling): the same words, but not special tokens (`pad_token`), and `*_key` only after a
+word such as `api`, `access` or `private`. Neither `max_tokens` nor `identity_file` is.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ def environment_secrets() -> frozenset[str]:
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
-    """Return `tree` for printing, with stars for values under keys that look secret and at the paths of `secret`.
-
-    Null stays null: that a secret is missing is none.
-    """
+    """Return `tree` with stars for values under keys that look secret and at the paths of `secret`; null stays null."""
     masked = _mask(tree, (), frozenset(secret), hidden=False)
     return masked if isinstance(masked, MappingNode) else tree
 
@@ -99,10 +95,10 @@ _BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)
 
 
 def mask_text(text: str) -> str:
-    """Return configuration text (lines of a file, an argument) for printing, with stars for secret values.
+    """Return configuration text (lines of a file, an argument) with stars for secret values; when in doubt more is
+    hidden.
 
-    Every character keeps its place, so offsets and carets still fit. A value that goes on in the next lines is known by
-    their indentation. The text need not be valid; when in doubt more is hidden.
+    Every character keeps its place. A value that goes on in the next lines is known by their indentation.
     """
     if not _SECRET_WORD.search(text):
         return text

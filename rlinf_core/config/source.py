@@ -1,7 +1,6 @@
 """Source texts and places in them.
 
-A `SourceText` is anything a person wrote that we may have to point at: a file, standard input, or the
-`key=value` arguments of a command. A `Span` is a piece of one of them.
+A `SourceText` is a file, standard input, or the arguments of a command. A `Span` is a piece of one of them.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SourceText:
-    """A text with the name it is shown under.
-
-    `kind` "overrides" is the command line: every argument is one line of the text.
-    """
+    """A text with the name it is shown under. Of kind "overrides" every line is an argument of the command line."""
 
     name: str
     text: str = field(repr=False)
@@ -66,9 +62,7 @@ class NotationError(ValueError):
     """A text that cannot be read: hosts, ranks, a path, a reference.
 
     Attributes:
-        message: what is wrong.
         start, end: the offending piece, as offsets into the text that was given.
-        help: what to write, or None.
     """
 
     def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:

@@ -1,8 +1,7 @@
 """A configuration as a tree whose nodes know their place in the source.
 
-Reading (`reader.py`) makes such trees, composing (`compose.py`) makes new ones out of them, and `to_data` turns
-one into the plain data that the models validate. Nodes are immutable; an override or a base file shows in
-the spans, which may belong to different sources within one tree.
+Reading makes such trees, composing makes new ones out of them, and `to_data` turns one into the plain data that the
+models validate. Nodes are immutable; spans within one tree may belong to different sources.
 """
 
 from __future__ import annotations
@@ -116,9 +115,7 @@ def to_data(node: Node) -> Value:
 
 
 def format_path(path: Path) -> str:
-    """Return `cluster.node_groups[0].label`, the form that overrides and `rlinf explain` take; `paths.parse_path`
-    reads it.
-    """
+    """Return `cluster.node_groups[0].label`, the form that overrides take and `paths.parse_path` reads."""
     text = ""
     for segment in path:
         if isinstance(segment, int):

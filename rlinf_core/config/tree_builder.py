@@ -1,10 +1,8 @@
 """Construction of a tree with positions from the parser's events.
 
-Nothing is constructed but the nodes of `tree.py`, and nothing recurses, so neither a tag nor a depth can hurt. The
-parser's own composer is not used: it recurses, and raises at the first unknown alias or second document, where a file's
-other mistakes are still to be found.
-Aliases become the nodes they name (shared, not copied) and are counted as if they were copied, for that is what they
-cost later.
+Nothing is constructed but the nodes of `tree.py`, and nothing recurses. The parser's own composer does, and raises at
+the first unknown alias or second document, where other mistakes are still to be found. Aliases become the nodes they
+name, shared, and are counted as if they were copied, for that is what they cost later.
 """
 
 from __future__ import annotations
@@ -58,7 +56,6 @@ class Limits(NamedTuple):
     """Limits on the size of a text, far above any real configuration and low enough to stay quick.
 
     Attributes:
-        file_bytes: size of the file.
         nodes: values (keys do not count) after every alias has been replaced by what it stands for.
         depth: mappings and lists within each other.
     """

@@ -39,7 +39,7 @@ def validate(
     secret: Collection[Path] = (),
     referred: Collection[Path] = (),
 ) -> Validated[M]:
-    """Validate `tree` as a `model_type`, reporting every mistake at its place.
+    """Validate `tree`, a whole file, as a `model_type`, reporting every mistake at its place.
 
     Args:
         model_type: the model of the whole file.
@@ -47,9 +47,7 @@ def validate(
         diagnostics: where the mistakes go.
         stand_ins: for required values, what to go on with where the value is missing or wrong, or a function of the
             text that is written; `*` in a path is any index. Rules ask `Validated.damaged` before they believe a value.
-        unresolved: paths whose value is known to be no value, which has been reported.
-        secret: paths whose value no message may show.
-        referred: paths that references read.
+        unresolved, secret, referred: as in `Composed`.
     """
     rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
     model = rounds.begin(unresolved)
@@ -94,11 +92,7 @@ class _Rounds(Generic[M]):
         self.hopeless = False
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
-        """Replace aliases of keys, and take out values that could not be resolved.
-
-        Returns:
-            The model, when the tree is sound as it stands.
-        """
+        """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
         model, found = self._attempt()
         if any(located.kind == "extra_forbidden" for located in found):
             from rlinf_core.config.other_names import with_our_names
@@ -239,8 +233,8 @@ def subject_of(path: Path) -> str:
 class _Located(NamedTuple):
     """An error of pydantic's with its path in the tree that was validated.
 
-    `union` is the path at which its `loc` first went through something that is no part of a path, the member of a
-    union usually, with the name of that member.
+    `union` is the path at which its `loc` first went through what is no part of a path, with the name of that: usually
+    the member of a union.
     """
 
     error: ErrorDetails
@@ -295,8 +289,7 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
 def _by_union(found: list[_Located]) -> list[list[_Located]]:
     """Group the errors of all members of one union at one value; every other error is a group of its own.
 
-    When a member got further into the value than the others (the mapping form of a value that may also be
-    a scalar), only its errors tell something.
+    When a member got further into the value than the others, only its errors tell something.
     """
     unions: dict[Path, list[_Located]] = {}
     groups: list[list[_Located]] = []

@@ -68,9 +68,9 @@ class Words:
 
 
 def words_for(error: ErrorDetails, subject: str) -> Words:
-    """Return the words for one entry of `ValidationError.errors()`; `subject` is the field's name in messages.
+    """Return the words for one entry of `ValidationError.errors()`, but for unknown and missing keys (`key_findings`).
 
-    Unknown and missing keys are told by `key_findings`, which knows the neighbours.
+    `subject` is the field's name in messages.
     """
     kind = error["type"]
     context = error.get("ctx") or {}

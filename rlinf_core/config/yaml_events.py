@@ -1,7 +1,4 @@
-"""The interface to the YAML parser: text becomes a stream of events, or a `YamlSyntaxError`.
-
-The parser only recognizes structure here; it constructs no objects and resolves no scalars.
-"""
+"""The interface to the YAML parser: text becomes a stream of events, or a `YamlSyntaxError`."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ class YamlSyntaxError(Exception):
     Attributes:
         problem: the parser's own words.
         at: the offset at which the parser gave up.
-        context: what it was doing, in its own words, or "".
-        context_at: the offset at which that began, or None.
+        context, context_at: what it was doing, or "", and the offset at which that began.
     """
 
     def __init__(self, problem: str, at: int, context: str = "", context_at: int | None = None) -> None:
@@ -44,7 +40,7 @@ class _TabTolerantScanner(Scanner):
     """A scanner that accepts the tabs that YAML allows: after a value or a colon, before a comment, on a blank line.
 
     The base class refuses every tab between two tokens. One that indents is still refused, and so is one after `-` and
-    `?`, where a nested collection may start and the tab would count as its indentation.
+    `?`, where it would count as indentation of a nested collection.
     """
 
     def scan_to_next_token(self) -> None:

@@ -1,7 +1,7 @@
 """Explanations of the parser's errors, with what to change.
 
-A parser tells where it gave up, which for well-known slips (a second colon, an open quote) is not where the
-mistake is. Each rule below knows one family of complaints and returns None for the rest.
+Where the parser gave up is, for well-known slips, not where the mistake is. Each rule knows one family of complaints
+and returns None for the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The text given to the YAML parser, and the mapping of its offsets back to the source.
-
-A file pasted from a document often carries the same blanks or the same tab before every line. The parser gets it
-without them; positions are always those of the original.
-"""
+"""The text given to the YAML parser, without blanks or a tab before every line, and its offsets in the source."""
 
 from __future__ import annotations
 
@@ -14,12 +10,7 @@ _BLANKS = " \t"
 
 
 class Indentation:
-    """A source, or a piece of one, as handed to the parser.
-
-    Attributes:
-        text: what the parser reads.
-        prefix: the blanks that were taken off every line, empty as a rule.
-    """
+    """A source, or a piece of one, as handed to the parser: `text`, without the blanks `prefix` before every line."""
 
     __slots__ = ("_line_starts", "_shifts", "_start", "prefix", "source", "text")
 

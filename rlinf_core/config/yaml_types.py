@@ -1,7 +1,6 @@
 """Types of YAML values: the core schema of YAML 1.2 (chapter 10.3), of plain scalars and of tags, and nothing else.
 
-`on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are therefore text, and `010` is the number ten. Tags other than
-those of the core schema are refused; nothing is built from a tag.
+`on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are therefore text, and `010` is ten. Other tags are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def find_properties(
     """Return the position of a node's tag, if any, and of its content, `end` at most.
 
     `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
-    Nothing beyond the node's own properties is skipped, for the first key of a mapping may have some too.
+    Only the node's own properties are skipped: the first key of a mapping may have some too.
     """
     tag = _tag_before(text, start) if has_anchor and has_tag else None
     at = start

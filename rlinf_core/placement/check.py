@@ -36,13 +36,14 @@ def check_placement(
 ) -> dict[str, Resolution]:
     """Report everything that is wrong or suspicious about `cluster.component_placement`.
 
-    Returns what the rank map of each component means, for those that could be judged.
-
     Args:
         tree: the whole file.
         cluster: its model, without what was pruned.
         topology: what the components are placed on; accelerators it doesn't know are reported in a note.
         pruned: the paths of what was left out of the model; what depends on them is not judged.
+
+    Returns:
+        What the rank map of each component means, for those that could be judged.
     """
     return _Check(tree, cluster, topology, diagnostics, pruned).run()
 

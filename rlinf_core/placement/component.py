@@ -116,10 +116,7 @@ class ComponentPlacement:
 
 
 class HybridComponentPlacement(ComponentPlacement):
-    """`ComponentPlacement` under the name that says what to expect: components may share any of their accelerators.
-
-    The maps are read in the same way. A program that needs all components collocated, or none, asks `placement_mode`.
-    """
+    """`ComponentPlacement` under another name, for programs whose components may share any of their accelerators."""
 
 
 class _MappedStrategy(PlacementStrategy):
@@ -144,8 +141,7 @@ class _MappedStrategy(PlacementStrategy):
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
     """Return how components share what they hold.
 
-    Nodes count as something to hold only where no component holds an accelerator or a robot; those of the group `node`,
-    and of groups that ignore hardware, never do.
+    Nodes count only where no component holds an accelerator or a robot, and never those of groups that ignore hardware.
     """
     held: list[Coverage] = []
     for resolution in resolutions:

@@ -44,13 +44,10 @@ _CLUSTER_INTERPRETER: Final[Path] = ("cluster", "python_interpreter_path")
 
 @dataclass(frozen=True, slots=True)
 class GroupVariable:
-    """A variable that the `env_configs` of a node group give to the group's processes on a node.
+    """A variable that the `env_configs` of node group `group` give to its processes on a node.
 
     Attributes:
-        name, value: as written.
-        group: the label of the group.
-        path: the place of the `env_vars` that hold it.
-        index: its index among them.
+        path, index: the place of the `env_vars` that hold it, and its index among them.
     """
 
     name: str
@@ -68,8 +65,7 @@ class ProcessEnvironment:
         forwarded: the names of the variables that are taken from the driver.
         variables: those of the group, in the order of the file; they win over forwarded ones.
         interpreter: the absolute path of the Python to run, or None for the one that Ray runs with on the node.
-        interpreter_path: the place of that in the file, or None.
-        interpreter_group: the label of the group that gives it, or None.
+        interpreter_path, interpreter_group: the place of that in the file, and the label of the group that gives it.
     """
 
     forwarded: tuple[str, ...] = ()
@@ -91,11 +87,7 @@ class ProcessEnvironment:
 
 
 def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> ProcessEnvironment:
-    """Return the environment of the processes that group `label` places on a node.
-
-    The `env_configs` of a group hold for the processes placed through it, and for no other: `cluster` and `node` have
-    none.
-    """
+    """Return the environment of the processes that group `label` places on a node; `cluster` and `node` have none."""
     forwarded = cluster.forward_env
     for index, group in enumerate(cluster.node_groups):
         if group.label == label:

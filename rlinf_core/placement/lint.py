@@ -266,8 +266,8 @@ class _Linter:
 
 
 def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
-    """Return the nodes of a component by the label of the group that places it there; all that it may use where what
-    it counts is unknown.
+    """Return the nodes of a component by the label that places it there; all it may use where what it counts is
+    unknown.
     """
     selection = placed.resolution.selection
     if selection is None:

@@ -24,8 +24,8 @@ class NodePlacementStrategy(PlacementStrategy):
     """One process for each entry of `node_ranks`; an entry may repeat. No process is assigned hardware.
 
     Args:
-        node_ranks: the node of each process, by its index in the selected groups; without a group that is the node's
-            rank in the cluster.
+        node_ranks: the node of each process, by its index in the selected groups; without a group its rank in the
+            cluster.
         node_group_label: the group or groups whose nodes are meant (`"a"`, `"a,b"`, a list), in the order in which
             their indices run on; None means `node`, every node.
 
@@ -70,11 +70,7 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def _check_apart(groups: Sequence[NodeGroupInfo]) -> None:
-    """Check that no node is in two of the groups.
-
-    Raises:
-        PlacementError: one is.
-    """
+    """Raise a PlacementError where a node is in two of the groups."""
     ranges = [piece for group in groups for piece in group.node_ranges]
     if sum(map(len, merge_ranges(ranges))) < sum(map(len, ranges)):
         raise PlacementError(

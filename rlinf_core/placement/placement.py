@@ -20,8 +20,8 @@ class Placement:
         placement_node_rank: the index of its node among the nodes that this component uses, in order of first use.
         local_rank: its index among the `local_world_size` processes of this component on its node.
         local_accelerator_rank: the index on its node of the first accelerator assigned to it, or None without one.
-        accelerator_type: the maker of its node's accelerators, as in `NVIDIA`, whether it holds one or not; None where
-            the node has none or nobody knows.
+        accelerator_type: the maker of its node's accelerators, as in `NVIDIA`; None where the node has none or nobody
+            knows.
         visible_accelerators: the accelerators it sees, as indices on its node: those assigned to it, or all of the
             node's where it is assigned none or is not isolated.
         visible_device_ids: how its visibility variable calls them where that is not by their indices, else empty.
@@ -55,12 +55,11 @@ class Placement:
         return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of this process that follow from its place; MASTER_ADDR and MASTER_PORT are known at
-        launch.
+        """Return the variables of this process that follow from its place, all but MASTER_ADDR and MASTER_PORT.
 
         A process that sees only its own accelerators is to itself the only one on its node (`LOCAL_RANK` 0 of 1), since
-        frameworks take `LOCAL_RANK` for the index of the device to use. `NODE_LOCAL_RANK` always counts the component's
-        processes on the node. A process that is assigned no accelerator keeps its node's own visibility variable.
+        frameworks take `LOCAL_RANK` for the index of the device. `NODE_LOCAL_RANK` always counts the component's
+        processes on the node. A process without accelerators keeps its node's own visibility variable.
         """
         local_rank, local_world_size = self.local_rank, self.local_world_size
         if self.local_accelerator_rank is not None:

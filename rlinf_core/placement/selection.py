@@ -14,12 +14,10 @@ from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, U
 
 
 class PlacementProblem(NamedTuple):
-    """One mistake.
+    """One mistake, under its diagnostic code.
 
     Attributes:
-        code: the diagnostic code.
         message: what is wrong, naming component or strategy, and what exists.
-        help: the nearest fix, or None.
         part: the part of the rank map that is wrong, or None for the map as a whole.
         label: which of the selected labels is wrong, as an index, or None.
     """
@@ -55,14 +53,7 @@ class UnitRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Groups that count the same kind of unit.
-
-    Attributes:
-        groups: in the order listed.
-        unit: what a resource rank counts.
-        segments: the resource ranks in order.
-        count: how many resources there are.
-    """
+    """Groups, in the order listed, that count the same kind of unit; `segments` are the resource ranks in order."""
 
     topology: ClusterTopology
     groups: tuple[NodeGroupInfo, ...]
@@ -138,8 +129,7 @@ class Selection:
 class Selected(NamedTuple):
     """The outcome of selecting groups.
 
-    `selection` is None when there are problems, and also when what the groups count is unknown: `unknown` then holds
-    the labels of the groups with unknown accelerators.
+    `selection` is None when there are problems, or when the accelerators of the groups labelled `unknown` are.
     """
 
     selection: Selection | None

@@ -53,15 +53,10 @@ def number(value: object, name: str, where: str) -> int:
 
 
 def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
-    """Return what was given as several ranks.
-
-    Args:
-        values: an iterable of whole numbers.
-        name: what they are, as in `the resources of process 0`.
-        where: the strategy, for the error.
+    """Return what was given as several ranks; `name` and `where` are what they are and the strategy, for the error.
 
     Raises:
-        PlacementError: it is none.
+        PlacementError: it is no iterable of whole numbers.
     """
     listed = items(values)
     found = None if listed is None else [as_index(value) for value in listed]

@@ -1,4 +1,1 @@
-"""Rules that relate places of the `cluster` section: ranks within bounds, overlaps, unique names.
-
-The models judge each value by itself; these rules judge values against each other, and point at both.
-"""
+"""Rules that relate places of the `cluster` section, and point at both: ranks within bounds, overlaps, unique names."""

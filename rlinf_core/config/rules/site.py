@@ -107,9 +107,7 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
 
 
 def outside(piece: range, inside: Sequence[range]) -> range | None:
-    """Return the first numbers of `piece` that `inside` (as `merge_ranges` makes it) lacks, or None when it has
-    them all.
-    """
+    """Return the first numbers of `piece` that `inside`, merged ranges, lacks; None when it has them all."""
     index = bisect_right(inside, piece.start, key=lambda each: each.start) - 1
     if index < 0 or piece.start >= inside[index].stop:
         following = inside[index + 1].start if index + 1 < len(inside) else piece.stop

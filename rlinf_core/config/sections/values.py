@@ -68,9 +68,7 @@ FilePaths = Annotated[
 class KnownOrOwn:
     """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
 
-    `others` are names that related projects use, each with ours, which it is read as.
-
-    An unknown name is `unknown-choice`, with the near name or the list of known ones as help.
+    `others` are names that related projects use, each read as ours.
     """
 
     what: str

@@ -85,8 +85,8 @@ class Accelerator(ABC):
         name: how messages, placements and the registry call the vendor.
         visibility_variable: the environment variable that lists the devices a process may see, or None.
         torch_device: the device type under which torch knows them.
-        models: beginnings of model names, lower case, that only this vendor uses; for files that declare a model
-            while no node can be asked.
+        models: beginnings of model names, lower case, that only this vendor uses; for files checked without asking a
+            node.
     """
 
     name: ClassVar[str]
@@ -103,8 +103,7 @@ class Accelerator(ABC):
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that a process with `environ` may use, in the order its visibility variable lists them.
 
-        An unset variable hides nothing, an empty one everything. As the vendors' runtimes do, the list ends at the
-        first entry that names no device.
+        An unset variable hides nothing, an empty one everything; the list ends at the first entry that names no device.
         """
         found = self.devices(host)
         listed = environ.get(self.visibility_variable) if self.visibility_variable else None

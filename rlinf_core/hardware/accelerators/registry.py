@@ -56,10 +56,7 @@ def get_accelerator(name: str) -> Accelerator:
 
 
 def accelerator_of_model(model: str | None) -> Accelerator:
-    """Return the vendor that makes a model, judged by its name; NVIDIA for a name that tells nothing.
-
-    For a file checked away from its nodes: a live node is asked instead.
-    """
+    """Return the vendor that makes a model, judged by its name alone; NVIDIA for a name that tells nothing."""
     name = (model or "").casefold()
     for accelerator in _ACCELERATORS.values():
         if name.startswith(accelerator.models):
@@ -68,11 +65,8 @@ def accelerator_of_model(model: str | None) -> Accelerator:
 
 
 def find_accelerators(host: Host | None = None, environ: Mapping[str, str] | None = None) -> Found:
-    """Return the accelerators that a process on this machine may use; `none` with no devices when there are none.
-
-    Args:
-        host: the machine; default this one.
-        environ: the environment whose visibility variables hide devices; default the process's own.
+    """Return the accelerators that a process with `environ` may use on `host`, by default this process; `none` without
+    any.
     """
     host = Host() if host is None else host
     environ = os.environ if environ is None else environ

@@ -113,8 +113,7 @@ _VENDOR = "0x8086"
 class Intel(Accelerator):
     """Counted by render nodes, one a card: the tiles of a card are not told apart.
 
-    Graphics inside a processor don't count. They always sit on bus 0 of the processor's own root, where no card does;
-    otherwise every laptop would pass for a node with an accelerator.
+    Graphics inside a processor, which always sit on bus 0 of the processor's own root, don't count.
     """
 
     name = "Intel"

@@ -105,10 +105,7 @@ def hardware_types() -> list[str]:
 
 
 def hardware_models() -> dict[str, type[RobotUnit]]:
-    """Return the models of all hardware types by name, but for those of packages that cannot be loaded.
-
-    `rlinf validate` says why they cannot as soon as a file names one.
-    """
+    """Return the models of all hardware types by name, but for those of packages that cannot be loaded."""
     found: dict[str, type[RobotUnit]] = {}
     for name in hardware_types():
         with suppress(PydanticCustomError):

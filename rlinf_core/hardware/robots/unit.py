@@ -76,8 +76,8 @@ class RobotUnit(StrictModel):
     """One robot: an entry of `hardware.configs`. A new robot is a subclass with fields of its own.
 
     Attributes:
-        exclusive: the fields whose values belong to one unit only: the address of an arm, the serial of a camera. Two
-            units with the same one are an error.
+        exclusive: fields whose values belong to one unit only, as the address of an arm. Two with the same are an
+            error.
         node_ranks: further fields that hold the rank of a node, besides `node_rank`.
         variables: the fields whose values may come from the node's environment: `$NAME` is its variable `NAME`.
     """
