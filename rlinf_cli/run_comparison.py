@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,19 +99,40 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
 
 
 def draw(found: Comparison, path: Path) -> None:
-    """Draw the metric of all runs over each other.
+    """Draw the metric of all runs over each other; the ending of `path` says in which format.
 
     Raises:
-        RunError: matplotlib is missing, or the picture cannot be written.
+        RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
     """
-    from rlinf_core.runners.curve import draw_comparison
+    from rlinf_core.runners.curve import require_matplotlib, save_figure, thinned
 
-    curves = [
-        (f"{each.label}  {run.path.name}", place, [(line.step, line.metrics.get(found.metric)) for line in lines])
-        for place, each in enumerate(found.sets)
-        for run, lines in zip(each.runs, each.metrics, strict=True)
-    ]
-    draw_comparison(found.metric, curves, path)
+    require_matplotlib("no curves were drawn")
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(8.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    palette: Any = colormaps["tab10"]
+    axes = figure.subplots()
+    for colour, each in enumerate(found.sets):
+        for run, lines in zip(each.runs, each.metrics, strict=True):
+            pairs = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+            points = [(step, value) for step, value in pairs if math.isfinite(value)]
+            if points:
+                steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
+                label, color = f"{each.label}  {run.path.name}", palette(colour % palette.N)
+                axes.plot(steps, values, label=label, color=color, linewidth=1.3)
+    axes.set_title(found.metric, fontsize=10)
+    axes.set_xlabel("step")
+    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    try:
+        save_figure(figure, [path])
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RunError("the curves cannot be written", where=str(path), why=why) from error
 
 
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:

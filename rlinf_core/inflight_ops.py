@@ -159,8 +159,7 @@ class InflightOps:
         return Publication(tuple(operations), self._changes, running, quiet, self._last_call)
 
     def _task_keys(self, entries: Iterable[_Entry]) -> set[Hashable]:
-        """Return what may be running code: methods under way, the main thread of a driver, threads that the user
-        started.
+        """Return what may be running code: methods under way, the main thread of a driver, threads of the user's.
 
         A user's thread counts as long as it lives. The threads on which methods are called, and a worker's main thread,
         count in methods only: outside they wait to be called.

@@ -61,7 +61,6 @@ def interpolate(
 
 
 def _note(found: Diagnostics, section: str) -> Diagnostic:
-    """Return the note on unresolved references in sections that nothing reads."""
     first = next(iter(found))
     texts = list(dict.fromkeys(each.span.text for each in found))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
@@ -76,8 +75,6 @@ def _note(found: Diagnostics, section: str) -> Diagnostic:
 
 
 class _Use(NamedTuple):
-    """A reference at the place where it is used."""
-
     scalar: ScalarNode
     path: Path
     reference: Reference
@@ -248,7 +245,6 @@ class _Resolver:
         return copy
 
     def _measure(self, node: Node) -> tuple[int, int]:
-        """Return the size of a resolved node in nodes and characters, and its depth."""
         if isinstance(node, ScalarNode):
             return 1 + len(node.raw), 0
         known = self.sizes.get(id(node))

@@ -123,7 +123,6 @@ def _model_below(model: object, name: str) -> object:
 
 
 def _field_of(model: BaseModel, key: str) -> str | None:
-    """Return the field that a key of the file fills."""
     for name, field in type(model).model_fields.items():
         if (field.alias or name) == key:
             return name
@@ -146,7 +145,6 @@ def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origi
 
 
 def _as_written(value: object) -> str:
-    """Return a value that is not plain data as text for a file."""
     return format_range(value) if isinstance(value, range) else str(value)
 
 

@@ -74,7 +74,6 @@ def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostic
 
 
 def _shown(character: str) -> str:
-    """Return a printable replacement for a control character of an argument."""
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cs") else character
 
 
@@ -173,9 +172,7 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node` (None: nothing is there yet) after `depth` steps with the override applied; None when it is
-    deleted.
-    """
+    """Return `node` (None: nothing is there) after `depth` steps with the override applied; None where that deletes it."""
     if depth == len(override.steps):
         value = override.value
         return value if node is None or value is None else merge(node, value, override.path)

@@ -134,7 +134,6 @@ def _cells(text: str) -> list[str]:
 
 
 def _cell_width(cell: str) -> int:
-    """Return the number of terminal columns of a printed code point."""
     if cell.isascii():
         return len(cell)
     return sum(_character_width(character) for character in cell)

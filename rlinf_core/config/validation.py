@@ -130,7 +130,6 @@ class _Rounds(Generic[M]):
             return None, [_locate(self.tree, error) for error in failure.errors(include_url=False)]
 
     def run(self) -> M | None:
-        """Return the model, or None after its errors were reported and cut out."""
         model, found = self._attempt()
         if model is not None:
             return model
@@ -209,7 +208,6 @@ class _Rounds(Generic[M]):
         return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
-        """Return one finding for the errors of all members of a union at one value."""
         from rlinf_core.config.validation_messages import is_our_code, wrong_kind
 
         for located in group:

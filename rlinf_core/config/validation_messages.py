@@ -153,7 +153,6 @@ def _not_a_choice(subject: str, expected: str, found: object) -> Words:
 
 
 def _near_address(text: str) -> str | None:
-    """Return the address that was meant, for the slips that are easy to see."""
     host, _, port = text.partition(":")
     try:
         ipaddress.ip_address(host)
@@ -172,7 +171,6 @@ def _found_kind(value: object) -> str:
 
 
 def _written(value: str | int | float) -> str:
-    """Return a scalar as it was written."""
     return value.raw if isinstance(value, YamlInt | YamlFloat | YamlBool) else str(value)
 
 

@@ -350,7 +350,6 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _missing_space(text: str, line_start: int | None) -> _Explanation | None:
-    """Return the slip `key:value`, when the line at `line_start` looks like it."""
     if line_start is None:
         return None
     match = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*):(?=[^\s/:])").match(text, line_start)

@@ -166,13 +166,11 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
 
 
 def _find_base(name: str, _extending: str) -> str | None:
-    """Return the path of a shipped configuration that `extends` names."""
     shipped = shipped_config(name.removesuffix(".yaml"))
     return str(shipped) if shipped else None
 
 
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
-    """Run the stages after composing."""
     diagnostics = job.diagnostics
     selected = _select_recipe(composed, diagnostics)
     model = selected.model if selected else ClusterFile
@@ -218,9 +216,7 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
 
 
 class _Selected(NamedTuple):
-    """A recipe, and the model of its file; `mistyped` where the file names another one that this was probably meant to
-    be.
-    """
+    """A recipe, and the model of its file; `mistyped` where the file names another one, which was probably meant."""
 
     recipe: Recipe
     model: type[BaseModel]
@@ -228,7 +224,6 @@ class _Selected(NamedTuple):
 
 
 def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | None:
-    """Return the recipe that the file selects; None when it selects none that can be used."""
     tree = composed.tree
     entry = tree.entry("recipe")
     if entry is None:
@@ -255,7 +250,6 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
 
 
 def _meant_recipe(name: str) -> _Selected | None:
-    """Return the recipe that a name which no recipe has was probably meant to be."""
     from rlinf_core.job.recipe import find_recipe, recipe_names
     from rlinf_core.suggest import near
 
@@ -267,7 +261,6 @@ def _meant_recipe(name: str) -> _Selected | None:
 
 
 def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
-    """Note the sections that are unknown without a recipe."""
     others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
     if others:
         from rlinf_core.suggest import quoted
@@ -290,7 +283,6 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
-    """Return the topology under the valid assumptions."""
     arguments = SourceText("--assume", "\n".join(assume), "overrides")
     sound: list[str] = []
     start = 0
@@ -346,7 +338,6 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
 def _world_sizes(
     cluster: ClusterConfig, resolutions: Mapping[str, Resolution], view: Validated[Any]
 ) -> dict[str, int | None]:
-    """Return the number of processes of each component, None where it is unknown."""
     sizes: dict[str, int | None] = {}
     doubtful = view.damaged(("cluster", "num_nodes")) or view.damaged(("cluster", "node_groups"))
     for name, entry in cluster.component_placement.items():

@@ -118,9 +118,7 @@ def _path(key: str) -> Path:
 
 
 def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
-    """Return the paths of written values at and below a key, but for those of `bases` and a `null` that means the
-    default.
-    """
+    """Return the paths of written values at and below a key, but for those of `bases` and nulls that mean the default."""
     above = find(tree, top[:-1])
     entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
     return [
@@ -138,7 +136,6 @@ def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
 
 
 def _owner(config: BaseModel, path: Path) -> object:
-    """Return the section that has the key at `path`."""
     owner: object = config
     for segment in path[:-1]:
         owner = getattr(owner, str(segment), None)

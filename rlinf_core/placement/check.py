@@ -142,7 +142,6 @@ class _Check:
         yield from (group.label for group in self.cluster.node_groups)
 
     def _note_unknown(self, placed: list[Placed]) -> None:
-        """Report each group whose accelerators are not declared, once."""
         users: dict[str, list[Placed]] = {}
         for each in placed:
             for label in each.resolution.unknown:

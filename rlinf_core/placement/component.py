@@ -120,8 +120,6 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 class _MappedStrategy(PlacementStrategy):
-    """The strategy of a component, whose processes its rank map lays out."""
-
     def __init__(self, name: str, entry: PlacementEntry, resolution: Resolution) -> None:
         self._name, self._entry, self._resolution = name, entry, resolution
 

@@ -266,9 +266,7 @@ class _Linter:
 
 
 def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
-    """Return the nodes of a component by the label that places it there; all it may use where what it counts is
-    unknown.
-    """
+    """Return a component's nodes by the label that places it there; all it may use where what it counts is unknown."""
     selection = placed.resolution.selection
     if selection is None:
         return {group.label: group.node_ranges for group in placed.resolution.groups}

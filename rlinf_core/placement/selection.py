@@ -122,7 +122,6 @@ class Selection:
         return f"{self.unit.counted(self.count)} on {nodes}"
 
     def _counts(self) -> dict[int, int]:
-        """Units of each node of the groups."""
         return {node: len(self._numbers.on_node(node)) for group in self.groups for node in group.node_ranks}
 
 

@@ -77,10 +77,10 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
     panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
     if not panels:
         return None
-    _require_matplotlib("no learning curve was drawn")
+    require_matplotlib("no learning curve was drawn")
     paths = folder / "curve.png", folder / "curve.svg"
     try:
-        _save(_figure(panels, title), paths)
+        save_figure(_figure(panels, title), paths)
     except OSError as error:
         raise RunError(
             "the learning curve cannot be written", where=str(folder), why=error.strerror or str(error)
@@ -91,47 +91,8 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
     return paths
 
 
-def draw_comparison(
-    title: str, curves: Sequence[tuple[str, int, Sequence[tuple[int, float | None]]]], path: Path
-) -> None:
-    """Draw one metric of several runs over each other.
-
-    Args:
-        title: the metric.
-        curves: of each run its label, the number of its colour, and (step, value) pairs; values that are missing or no
-            number are left out.
-        path: where the picture goes; its ending says in which format.
-
-    Raises:
-        RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
-    """
-    _require_matplotlib("no curves were drawn")
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(8.0, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    palette: Any = colormaps["tab10"]
-    axes = figure.subplots()
-    for label, colour, pairs in curves:
-        points = [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
-        if points:
-            thinned = list(_thinned(*map(tuple, zip(*points, strict=True))))
-            axes.plot(*zip(*thinned, strict=True), label=label, color=palette(colour % palette.N), linewidth=1.3)
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("step")
-    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
-    try:
-        _save(figure, [path])
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise RunError("the curves cannot be written", where=str(path), why=why) from error
-
-
-def _require_matplotlib(what: str) -> None:
+def require_matplotlib(what: str) -> None:
+    """Raise a RunError that says `what` did not happen where matplotlib is not installed."""
     if missing_modules(["matplotlib"]):
         raise RunError(
             what,
@@ -209,15 +170,15 @@ def _draw(axes: Any, line: Line) -> None:
     steps, values = line.steps, line.values
     if len(values) >= _SMOOTH_FROM:
         window = 2 * (len(values) // 100) + 1
-        raw = list(_thinned(steps, values))
+        raw = list(thinned(steps, values))
         axes.plot(*zip(*raw, strict=True), color=colour, alpha=0.3, linewidth=0.7)
         values = tuple(smoothed(values, window))
         style["linewidth"] = 1.8
         style["label"] = f"{line.label} (mean of {window})"
-    axes.plot(*zip(*_thinned(steps, values), strict=True), zorder=3 if strong else 2, **style)
+    axes.plot(*zip(*thinned(steps, values), strict=True), zorder=3 if strong else 2, **style)
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, float]]:
+def thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, float]]:
     """Return about `_MOST_POINTS` points: of each stretch the least and the greatest value, so that no peak is lost."""
     stretch = max(1, math.ceil(2 * len(steps) / _MOST_POINTS))
     if stretch <= 2:
@@ -229,7 +190,7 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[in
             yield steps[at], values[at]
 
 
-def _save(figure: Any, paths: Sequence[Path]) -> None:
+def save_figure(figure: Any, paths: Sequence[Path]) -> None:
     """Write the picture in the formats that the paths end in; the same run gives the same files."""
     from importlib import import_module
 

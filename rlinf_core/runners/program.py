@@ -40,7 +40,6 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
 
 
 def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
-    """Run from where `record` stands to the end, on a cluster of its own."""
     record.tell(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))

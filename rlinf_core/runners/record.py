@@ -190,9 +190,7 @@ class RunRecord:
             LOGGER.warning("the memory of the run's processes is not kept: %s", error)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
-        """Continue from the step of `source`, or from the start. Metrics of later steps stay until the run has its
-        workers.
-        """
+        """Continue from the step of `source`, or from the start; later metrics stay until the run has its workers."""
         self.source = source
         self.step = source.step if source else 0
         self.first_step = self.step + 1
@@ -292,7 +290,6 @@ class RunRecord:
             self.tell(events.CurveDrawn(drawn[0]))
 
     def _worked(self) -> None:
-        """Note the time of the last work done."""
         if self._began is not None:
             self._seconds = time.monotonic() - self._began
 

@@ -96,7 +96,6 @@ def variable_paths(site: Site, at: Path) -> list[Path]:
 
 
 def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) -> None:
-    """Check one entry by itself."""
     if not config.env_vars and config.python_interpreter_path is None and not site.damaged(at):
         site.report(
             "env-config-empty",

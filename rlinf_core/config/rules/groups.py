@@ -109,7 +109,6 @@ def ranges_of(ranks: NodeRanks) -> tuple[range, ...]:
 
 
 def _accelerators(site: Site) -> None:
-    """Report nodes whose groups declare different accelerators."""
     claims: list[Claim[tuple[str | None, int], Path]] = []
     for path, group in site.groups():
         declared = (*path, "accelerators")

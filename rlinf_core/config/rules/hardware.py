@@ -124,7 +124,6 @@ def _folded(text: str) -> str:
 
 
 def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    """Report identical units. Units with exclusive values are told apart by those."""
     seen: dict[tuple[type[RobotUnit], str], int] = {}
     for index, unit in enumerate(units):
         if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):

@@ -74,7 +74,6 @@ def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> Non
 
 
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range]]]) -> None:
-    """Report a node with two hosts, and a host of two nodes."""
     places = _Places(site)
     host_of: dict[int, tuple[str, Path, int]] = {}
     node_of: dict[str, tuple[int, Path, int]] = {}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.ranks import merge_ranges
+from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reader import decode, read
-from rlinf_core.config.rules.site import Claim, common, contradictions, outside
+from rlinf_core.config.rules.site import Claim, contradictions, outside
 from rlinf_core.config.validation import validate
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit

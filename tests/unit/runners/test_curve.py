@@ -83,7 +83,7 @@ def test_a_smoothed_line_has_the_mean_of_its_neighbours() -> None:
 def test_no_peak_is_lost() -> None:
     values = [0.0] * 5000
     values[1234] = 1.0
-    thinned = list(curve._thinned(range(5000), values))
+    thinned = list(curve.thinned(range(5000), values))
     assert (1234, 1.0) in thinned
     assert len(thinned) <= 1100
     assert thinned == sorted(thinned)
