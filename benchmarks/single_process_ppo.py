@@ -27,12 +27,13 @@ from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.levels import sum_to_level
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
-from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance, sum_to_level
+from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
 
 EVALUATION_ENVS = 256
 

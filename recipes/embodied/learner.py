@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.levels import sum_to_level
 from recipes.embodied.precision import computing, evaluation_in_float32
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
@@ -21,7 +22,6 @@ from recipes.training.updater import Figures, Updater, first_nonfinite
 from rlinf_core import Loss, LossInputs, LossSettings, checked_options
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.registry import get_policy_loss
-from rlinf_core.algorithms.returns import sum_to_level
 
 if TYPE_CHECKING:
     from recipes.embodied.imitation import ImitationData

@@ -11,8 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlinf_core.config.sections.values import Level
-
 BootstrapType = Literal["standard", "always"]
 
 
@@ -78,41 +76,3 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
     variance = returns.var(correction=0)
     unexplained = (returns - values).var(correction=0)
     return torch.where(variance > 0, 1 - unexplained / variance, torch.zeros_like(variance))
-
-
-def sum_to_level(values: Tensor, level: Level) -> Tensor:
-    """Return log-probabilities or entropies of tokens, summed to a level.
-
-    Args:
-        values: float [..., C, D].
-        level: `token_level` keeps [..., C, D], `action_level` gives [..., C], `chunk_level` gives [...].
-    """
-    if level == "token_level":
-        return values
-    return values.sum(dim=-1) if level == "action_level" else values.sum(dim=(-2, -1))
-
-
-def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return rewards and ends of episodes by action, [T, B, C], as the steps of a level.
-
-    Args:
-        rewards: float [T, B, C].
-        dones: bool [T, B, C], whether the episode ended with that action.
-        level: `chunk_level` sums the rewards of a chunk, which ends when any of its actions does: [T, B].
-            `action_level` makes every action a step of its own: [T * C, B].
-    """
-    if level == "chunk_level":
-        return rewards.sum(dim=-1), dones.any(dim=-1)
-    return unfold_chunks(rewards), unfold_chunks(dones)
-
-
-def unfold_chunks(values: Tensor) -> Tensor:
-    """Reshape [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
-    steps, batch, chunk = values.shape
-    return values.transpose(1, 2).reshape(steps * chunk, batch)
-
-
-def fold_chunks(values: Tensor, chunk: int) -> Tensor:
-    """Reshape [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
-    steps, batch = values.shape
-    return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)

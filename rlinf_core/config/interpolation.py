@@ -17,7 +17,18 @@ from rlinf_core.config.reader import resolve_plain
 from rlinf_core.config.references import Reference, ReferenceSyntaxError, has_references, split_references
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, child, format_path
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    child,
+    children,
+    format_path,
+    scalars,
+)
 
 # What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
 # any real file, far below what a file made to explode asks for.
@@ -56,7 +67,7 @@ def interpolate(
     if not isinstance(resolved, MappingNode) or not (resolver.failed or resolver.secret):
         return Interpolated(resolved if isinstance(resolved, MappingNode) else tree, referred=referred)
     unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
-    secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in _scalars(node, path))
+    secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in scalars(node, path))
     return Interpolated(resolved, unresolved, secret, referred)
 
 
@@ -249,7 +260,7 @@ class _Resolver:
             return 1 + len(node.raw), 0
         known = self.sizes.get(id(node))
         if known is None:
-            inner = [self._measure(value) for _, value in _children(node)]
+            inner = [self._measure(value) for _, value in children(node)]
             known = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
             if id(node) in self.done:
                 self.sizes[id(node)] = known
@@ -332,25 +343,10 @@ def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
     return scalar.span.part(at, at + len(text))
 
 
-def _children(node: SequenceNode | MappingNode) -> Iterator[tuple[str | int, Node]]:
-    if isinstance(node, SequenceNode):
-        yield from enumerate(node.items)
-    else:
-        yield from ((entry.key.raw, entry.value) for entry in node.entries)
-
-
 def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Return the topmost nodes whose identity is in `ids`."""
     if id(node) in ids:
         yield path, node
-    elif not isinstance(node, ScalarNode):
-        for segment, value in _children(node):
-            yield from _marked(value, ids, (*path, segment))
-
-
-def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
-    if isinstance(node, ScalarNode):
-        yield path, node
     else:
-        for segment, value in _children(node):
-            yield from _scalars(value, (*path, segment))
+        for segment, value in children(node):
+            yield from _marked(value, ids, (*path, segment))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode
+from rlinf_core.config.tree import scalars
 
 # No tree is searched unless a source holds something like it.
 _LIKELY = re.compile(r"(?<![\w.])0[0-9]")
@@ -26,21 +26,10 @@ def warn_of_leading_zeros(
         return
     from rlinf_core.config.model_fields import types_at
 
-    for path, scalar in _integers(view.tree, ()):
-        if _LEADING_ZERO.fullmatch(scalar.raw) and int in types_at(model, path):
+    for path, scalar in scalars(view.tree):
+        whole = type(scalar.value) is int and _LEADING_ZERO.fullmatch(scalar.raw)
+        if whole and int in types_at(model, path):
             message = f"`{scalar.raw}` is read as {scalar.value}; other YAML loaders read it as octal"
             help = f"write `{scalar.value}`"
             where = view.original(path)
             diagnostics.add(Diagnostic("leading-zero", Severity.WARNING, message, scalar.span, where, help))
-
-
-def _integers(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
-    if isinstance(node, ScalarNode):
-        if type(node.value) is int:
-            yield path, node
-    elif isinstance(node, MappingNode):
-        for entry in node.entries:
-            yield from _integers(entry.value, (*path, entry.key.raw))
-    else:
-        for index, item in enumerate(node.items):
-            yield from _integers(item, (*path, index))

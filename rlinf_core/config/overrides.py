@@ -172,7 +172,7 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node` (None: nothing is there) after `depth` steps with the override applied; None where that deletes it."""
+    """Return `node` (None: nothing is there), after `depth` steps, with the override applied; None where it deletes."""
     if depth == len(override.steps):
         value = override.value
         return value if node is None or value is None else merge(node, value, override.path)

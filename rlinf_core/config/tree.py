@@ -79,6 +79,22 @@ def child(node: Node, segment: str | int) -> Node | None:
     return None
 
 
+def children(node: Node) -> Iterator[tuple[str | int, Node]]:
+    """Return what stands directly in a node, each with its path segment; nothing for a scalar."""
+    if isinstance(node, MappingNode):
+        yield from ((entry.key.raw, entry.value) for entry in node.entries)
+    elif isinstance(node, SequenceNode):
+        yield from enumerate(node.items)
+
+
+def scalars(node: Node, path: Path = ()) -> Iterator[tuple[Path, ScalarNode]]:
+    """Return the single values at and below a node, which stands at `path`, each with its path."""
+    if isinstance(node, ScalarNode):
+        yield path, node
+    for segment, value in children(node):
+        yield from scalars(value, (*path, segment))
+
+
 def find(node: Node, path: Path) -> Node | None:
     """Return the node at `path`, or None when the tree has no such place."""
     current: Node | None = node

@@ -118,7 +118,7 @@ def _path(key: str) -> Path:
 
 
 def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
-    """Return the paths of written values at and below a key, but for those of `bases` and nulls that mean the default."""
+    """Return the paths of written values at and below a key, but for those of `bases` and nulls for the default."""
     above = find(tree, top[:-1])
     entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
     return [

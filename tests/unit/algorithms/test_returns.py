@@ -1,4 +1,4 @@
-"""Bootstrapping, discounted returns, levels, and explained variance."""
+"""Bootstrapping, discounted returns, and explained variance."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.returns import (
-    BootstrapType,
-    bootstrap_rewards,
-    discounted_returns,
-    explained_variance,
-    fold_chunks,
-    rewards_to_level,
-    sum_to_level,
-    unfold_chunks,
-)
+from rlinf_core.algorithms.returns import BootstrapType, bootstrap_rewards, discounted_returns, explained_variance
 
 
 @pytest.mark.parametrize(("how", "expected"), [("standard", [1.0, 1.0, 6.0, 1.0]), ("always", [1.0, 6.0, 6.0, 6.0])])
@@ -56,23 +47,3 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, torch.ones(4)).item() == 0
     mask = torch.tensor([True, True, True, False])
     assert explained_variance(torch.tensor([1.0, 2.0, 3.0, 99.0]), returns, mask).item() == 1
-
-
-def test_levels_sum_over_tokens_and_actions() -> None:
-    values = torch.arange(24.0).reshape(2, 3, 4)
-    assert torch.equal(sum_to_level(values, "token_level"), values)
-    assert sum_to_level(values, "action_level").tolist() == [[6, 22, 38], [54, 70, 86]]
-    assert sum_to_level(values, "chunk_level").tolist() == [66, 210]
-
-
-def test_chunks_unfold_in_time() -> None:
-    rewards = torch.arange(12.0).reshape(2, 2, 3)  # two chunks of three actions, two trajectories
-    assert unfold_chunks(rewards)[:, 0].tolist() == [0, 1, 2, 6, 7, 8]
-    assert torch.equal(fold_chunks(unfold_chunks(rewards), 3), rewards)
-    dones = rewards == 7
-    by_chunk, ends = rewards_to_level(rewards, dones, "chunk_level")
-    assert by_chunk.tolist() == [[3, 12], [21, 30]]
-    assert ends.tolist() == [[False, False], [True, False]]
-    by_action, ends = rewards_to_level(rewards, dones, "action_level")
-    assert by_action.shape == ends.shape == (6, 2)
-    assert ends[:, 0].tolist() == [False, False, False, False, True, False]

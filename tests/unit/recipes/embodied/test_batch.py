@@ -10,9 +10,9 @@ from torch import Tensor
 
 from recipes.embodied.batch import Samples, samples_of
 from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.levels import unfold_chunks
 from recipes.embodied.trajectory import RolloutChunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
-from rlinf_core.algorithms.returns import unfold_chunks
 
 STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5
 
