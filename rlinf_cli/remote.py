@@ -51,7 +51,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
         ConfigError: one of them is not set.
     """
     from rlinf_cli.bootstrap.driver import run_on_head
-    from rlinf_core.config.origins import to_yaml
+    from rlinf_core.config.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ)
@@ -65,7 +65,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     ]
     # Without what the login's home holds: a `random.py` there is not the standard library's.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
-    return run_on_head(record, arguments, stdin=to_yaml(job.tree).encode(), env=forwarded)
+    return run_on_head(record, arguments, stdin=resolved_text(job.tree).encode(), env=forwarded)
 
 
 def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:

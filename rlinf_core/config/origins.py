@@ -170,8 +170,12 @@ def _leaf_text(value: Plain) -> str:
 
 def resolved_text(tree: MappingNode, model: BaseModel | None = None) -> str:
     """Return YAML that loads to the same values, with those defaults of `model` that are neither null nor empty."""
-    found = (origin for origin in origins(tree, model) if says_something(origin))
-    return "".join(f"{text}\n" for text, _ in lines_of(nested_of(found)))
+    return yaml_of(origins(tree, model))
+
+
+def yaml_of(values: Iterable[Origin]) -> str:
+    """Return YAML of the values that say something, with a final line end."""
+    return "".join(f"{text}\n" for text, _ in lines_of(nested_of(filter(says_something, values))))
 
 
 def says_something(origin: Origin) -> bool:
@@ -204,17 +208,10 @@ def lines_of(nested: Nested) -> Iterator[tuple[str, Origin | None]]:
             yield f"- {first[0]}", first[1]
             yield from ((f"  {text}", origin) for text, origin in rest)
         elif isinstance(value, Origin):
-            yield f"{inline(key)}: {value.text}", value
+            yield f"{yaml_text(key)}: {value.text}", value
         else:
-            yield f"{inline(key)}:", None
+            yield f"{yaml_text(key)}:", None
             yield from ((f"  {text}", origin) for text, origin in inner)
-
-
-def to_yaml(value: MappingNode | SequenceNode | ScalarNode | Plain) -> str:
-    """Return the YAML text of a tree or of plain data, in block style, with a final line end."""
-    if isinstance(value, MappingNode | SequenceNode | ScalarNode):
-        value = to_data(value)
-    return "\n".join(_block(value)) + "\n"
 
 
 def inline(value: None | bool | int | float | str) -> str:
@@ -229,32 +226,6 @@ def inline(value: None | bool | int | float | str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return yaml_text(escape_references(value)) if isinstance(value, str) else repr(value)
-
-
-def _block(value: Plain) -> list[str]:
-    lines: list[str] = []
-    if isinstance(value, Mapping) and value:
-        for key, item in cast("Mapping[str, Plain]", value).items():
-            inner = _block(item)
-            if _is_filled(item):
-                lines.append(f"{yaml_text(key)}:")
-                lines += [f"  {line}" for line in inner]
-            else:
-                lines.append(f"{yaml_text(key)}: {inner[0]}")
-        return lines
-    if isinstance(value, Mapping):
-        return ["{}"]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for item in cast("Sequence[Plain]", value):
-            first, *rest = _block(item)
-            lines.append(f"- {first}")
-            lines += [f"  {line}" for line in rest]
-        return lines or ["[]"]
-    return [inline(value)]
-
-
-def _is_filled(value: Plain) -> bool:
-    return bool(value) and isinstance(value, Mapping | Sequence) and not isinstance(value, str)
 
 
 def yaml_text(text: str) -> str:

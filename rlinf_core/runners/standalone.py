@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
-from rlinf_core.config.origins import default_origins, lines_of, nested_of, plain_data, says_something
+from rlinf_core.config.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RLinfError
@@ -58,7 +58,7 @@ class StandaloneRecord(RunRecord):
         reporter = _Reporter(folder)
         try:
             plain = _masked(plain_data(config))
-            digest = folder.write_config_text(_yaml(plain))
+            digest = folder.write_config_text(yaml_of(default_origins(plain)))
             record = cls._opened(folder, reporter.tell, config.runner, facts, digest, plain)
         except BaseException as error:
             _end(folder, error)
@@ -145,11 +145,6 @@ def _masked(data: Any) -> Any:
         return MASK if isinstance(value, str) and any(secret in value for secret in secrets) else value
 
     return masked(data, hidden=False)
-
-
-def _yaml(data: Any) -> str:
-    found = (origin for origin in default_origins(data) if says_something(origin))
-    return "".join(f"{text}\n" for text, _ in lines_of(nested_of(found)))
 
 
 def _end(folder: RunFolder, error: BaseException | None) -> None:

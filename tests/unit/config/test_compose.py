@@ -10,7 +10,7 @@ import pytest
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.compose import MAX_CHAIN, Composed, FindBase, compose, with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.origins import to_yaml
+from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.reader import decode, load_source
 from rlinf_core.config.tree import find, to_data
 
@@ -107,10 +107,10 @@ def test_a_composed_configuration_is_saved_and_loads_back(tmp_path: Path) -> Non
     assert composed is not None
     assert found.ok
     (tmp_path / "saved").mkdir()
-    again, found = findings(tmp_path / "saved", Example(to_yaml(composed.tree)))
+    again, found = findings(tmp_path / "saved", Example(resolved_text(composed.tree)))
     assert again is not None
     assert found.ok
-    assert to_yaml(again.tree) == to_yaml(composed.tree)
+    assert resolved_text(again.tree) == resolved_text(composed.tree)
     assert to_data(again.tree) == to_data(composed.tree)
 
 
