@@ -22,6 +22,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
+# Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
+REGISTER: dict[str, EnvVar[object]] = {}
+
+
 @dataclass(frozen=True)
 class EnvVar(Generic[T]):
     """One declared variable.
@@ -38,6 +42,9 @@ class EnvVar(Generic[T]):
     doc: str
     expected: str
     parse: Callable[[str], T]
+
+    def __post_init__(self) -> None:
+        REGISTER[self.name] = self
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
         """Return the variable's value in `environ` (by default this process's).
@@ -205,25 +212,6 @@ REPORT = EnvVar(
     "1 or 0",
     _switch,
 )
-
-# Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
-REGISTER: Mapping[str, EnvVar[object]] = {
-    variable.name: variable
-    for variable in (
-        TIMEOUT,
-        CALL_TIMEOUT,
-        CONNECT_TIMEOUT,
-        ADDRESS,
-        CLUSTER,
-        NODE_RANK,
-        NET_IF,
-        PORTS,
-        SHM_LIMIT,
-        DEVICE_TRANSPORT,
-        LOG_LEVEL,
-        REPORT,
-    )
-}
 
 _PREFIX = "RLINF_"
 # What rlinf tells its own processes by; they are set by it, and by nobody else.
