@@ -11,7 +11,8 @@ Ranges stay ranges: `0-79999` costs as much as `0`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -95,20 +96,17 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
     return tuple(shared)
 
 
-def subtract(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
-    """Return the numbers in the first of two lists of ascending, disjoint ranges that are not in the second."""
+def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ...]:
+    """Return the numbers of `pieces` that `taken`, which are ascending and disjoint, lack; piece by piece."""
     left: list[range] = []
-    j = 0
-    for piece in a:
+    for piece in pieces:
         at = piece.start
-        while j < len(b) and b[j].stop <= at:
-            j += 1
-        after = j
-        while after < len(b) and b[after].start < piece.stop:
-            if b[after].start > at:
-                left.append(range(at, b[after].start))
-            at = b[after].stop
-            after += 1
+        index = bisect_right(taken, at, key=lambda each: each.stop)
+        while index < len(taken) and taken[index].start < piece.stop:
+            if taken[index].start > at:
+                left.append(range(at, taken[index].start))
+            at = taken[index].stop
+            index += 1
         if at < piece.stop:
             left.append(range(at, piece.stop))
     return tuple(left)

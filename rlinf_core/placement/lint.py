@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_core.config.cluster import ClusterConfig, EnvConfig
@@ -95,7 +94,7 @@ class _Linter:
             own.setdefault(label, []).append(range(max(units.start, reach), units.stop))
             reach = max(reach, units.stop)
         for label, segments in own.items():
-            idle = _left(segments, taken)
+            idle = subtract(segments, taken)
             if idle:
                 at: Path = (*self.paths[label], "label") if label in self.paths else ("cluster", "num_nodes")
                 yield self._idle(f"of `{label}`", idle, at)
@@ -197,7 +196,7 @@ class _Linter:
             for index, config in enumerate(group.env_configs):
                 if config.python_interpreter_path is None:
                     continue
-                idle = _left(_nodes_of(config, own), merge_ranges(used.get(group.label, ())))
+                idle = subtract(_nodes_of(config, own), merge_ranges(used.get(group.label, ())))
                 if idle:
                     nodes = _nodes([rank for piece in idle for rank in piece])
                     yield self._warn(
@@ -291,16 +290,6 @@ def _nodes_of(config: EnvConfig, group: tuple[range, ...]) -> tuple[range, ...]:
     """Return the nodes of a group's `env_configs` entry; `all` is the whole group."""
     written = config.node_ranks.ranges
     return group if written is None else intersect(group, merge_ranges(written))
-
-
-def _left(pieces: Sequence[range], taken: tuple[range, ...]) -> tuple[range, ...]:
-    """Return `subtract`, but looking only at what is near: for few pieces and much that is taken."""
-    left: list[range] = []
-    for piece in pieces:
-        first = bisect_right(taken, piece.start, key=lambda each: each.stop)
-        last = bisect_left(taken, piece.stop, lo=first, key=lambda each: each.start)
-        left += subtract((piece,), taken[first:last])
-    return tuple(left)
 
 
 def _nodes(ranks: Sequence[int]) -> str:

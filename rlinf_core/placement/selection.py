@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMapPart, common, format_range, format_ranks, merge_ranges
+from rlinf_core.config.ranks import RankMapPart, format_range, format_ranks, intersect, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
@@ -217,7 +217,7 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
         for other in groups[:index]:
             if group.unit is None or group.unit != other.unit:
                 continue
-            shared = [both for a in group.segments for b in other.segments if (both := common(a, b))]
+            shared = intersect(group.segments, other.segments)
             if not shared:
                 continue
             numbers = topology.numbers(group.unit)

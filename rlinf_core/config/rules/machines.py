@@ -9,7 +9,7 @@ from typing import Final
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.hosts import expand_hosts
-from rlinf_core.config.ranks import format_range, merge_ranges
+from rlinf_core.config.ranks import format_range, merge_ranges, subtract
 from rlinf_core.config.rules.groups import group_ranges
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
@@ -125,14 +125,7 @@ def _without_host(site: Site, covered: list[range]) -> None:
     count = site.num_nodes
     if count is None:
         return
-    missing: list[range] = []
-    at = 0
-    for piece in merge_ranges(covered):
-        if piece.start > at:
-            missing.append(range(at, min(piece.start, count)))
-        at = max(at, piece.stop)
-    if at < count:
-        missing.append(range(at, count))
+    missing = subtract((range(count),), merge_ranges(covered))
     if missing:
         number = sum(map(len, missing))
         site.report(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -10,7 +9,7 @@ from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.ranks import NodeRanks
+from rlinf_core.config.ranks import NodeRanks, subtract
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, child, find
 
@@ -108,11 +107,4 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
 
 def outside(piece: range, inside: Sequence[range]) -> range | None:
     """Return the first numbers of `piece` that `inside`, merged ranges, lacks; None when it has them all."""
-    index = bisect_right(inside, piece.start, key=lambda each: each.start) - 1
-    if index < 0 or piece.start >= inside[index].stop:
-        following = inside[index + 1].start if index + 1 < len(inside) else piece.stop
-        return range(piece.start, min(piece.stop, following))
-    if piece.stop <= inside[index].stop:
-        return None
-    following = inside[index + 1].start if index + 1 < len(inside) else piece.stop
-    return range(inside[index].stop, min(piece.stop, following))
+    return next(iter(subtract((piece,), inside)), None)
