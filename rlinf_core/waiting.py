@@ -173,9 +173,7 @@ class Operation:
     def waits(self, seconds: float, state: str = "") -> str:
         """Return what its process does, and for how long, as in `waits in recv from actor:0 for 12 s`.
 
-        Args:
-            seconds: how long it has lasted.
-            state: what it finds, as in `empty`; left out when empty.
+        `state` is what it finds, as in `empty`; left out when empty.
         """
         if self.kind is OperationKind.IDLE and self.target:
             return f"{self.doing}, {spell_seconds(seconds)} ago"
@@ -196,12 +194,7 @@ def spell_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublishedOperation:
-    """An operation as others see it. Clocks differ between hosts, so it carries an age and no moment.
-
-    Attributes:
-        operation: the operation.
-        age: seconds that it had taken when it was published.
-    """
+    """An operation as others see it: `age` is its seconds when published, since clocks differ between hosts."""
 
     operation: Operation
     age: float

@@ -152,7 +152,7 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
     """Compute REINFORCE++ with the mean total reward of the group as baseline.
 
     The baseline is taken off once, with the last step of a trajectory that counts, so that every step's return lacks
-    it (discounted like the rewards of that step).
+    it.
     """
     rewards = trajectories.rewards
     mask = expand_mask(trajectories.mask, rewards)

@@ -26,9 +26,7 @@ AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)
 
 
 def expand_mask(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Return `mask` as bool of the shape of `like`: missing trailing dimensions are repeated, None means
-    everything counts.
-    """
+    """Return `mask` as bool of the shape of `like`, repeated over dimensions it lacks; None: everything counts."""
     if mask is None:
         return torch.ones_like(like, dtype=torch.bool)
     return expand_trailing(mask.bool(), like.shape)

@@ -6,8 +6,7 @@
     @with_options(CispoOptions)
     def cispo(inputs, settings): ...        # settings.options is a CispoOptions
 
-A class, such as a policy, has its model as the attribute `options_model`. Without a model options come as they are
-written, as a dictionary.
+A class, such as a policy, has its model as the attribute `options_model`.
 """
 
 from __future__ import annotations
@@ -39,14 +38,10 @@ def options_model(owner: object) -> type[BaseModel] | None:
 
 
 def options_for(owner: object, written: Mapping[str, Any]) -> Any:
-    """Return what an owner is given of the options of a file.
+    """Return what an owner is given of the options of a file: an instance of its model, or without one a dictionary of
+    all.
 
-    Args:
-        owner: the function or class.
-        written: the options by name. Those of another owner, which the model does not have, are left out.
-
-    Returns:
-        An instance of the owner's model, or a dictionary of all options where it has none.
+    Options of another owner, which the model does not have, are left out.
 
     Raises:
         pydantic.ValidationError: an option is wrong or missing.
@@ -59,12 +54,7 @@ def options_for(owner: object, written: Mapping[str, Any]) -> Any:
 
 
 def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
-    """Return those options that no owner knows; none where one of them takes any.
-
-    Args:
-        owners: those that bring something of their own. Ours have no options.
-        written: the options by name.
-    """
+    """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
     known: set[str] = set()
     for owner in owners:
         model = options_model(owner)
@@ -76,12 +66,7 @@ def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> lis
 
 
 def checked_options(owner: object, written: Mapping[str, Any], section: str) -> Any:
-    """Return `options_for` an owner, in a worker.
-
-    Args:
-        owner: the function or class.
-        written: the options by name.
-        section: where they are written, as in `algorithm.options`.
+    """Return `options_for` an owner, in a worker; `section` is where they are written, as in `algorithm.options`.
 
     Raises:
         ConfigError: an option is wrong or missing.

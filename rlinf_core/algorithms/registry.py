@@ -3,8 +3,7 @@
     @register_advantage("leave_one_out")
     def leave_one_out(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages: ...
 
-and `algorithm.adv_type: package.module:leave_one_out`. The functions that look up, `get_advantage` and its siblings,
-take a registered name or `package.module:name`.
+and `algorithm.adv_type: package.module:leave_one_out`. `get_advantage` and its siblings take either kind of name.
 """
 
 from __future__ import annotations
