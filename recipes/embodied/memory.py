@@ -10,21 +10,30 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.info import read_info
 from recipes.embodied.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_types import is_simulator
 from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.types import EnvSettings, EnvSpec
+from recipes.embodied.interventions.table import NONE
 from recipes.embodied.models.base import BasePolicy, Inputs
+from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.off_policy.sources import transition_spec
+from recipes.embodied.off_policy_config import buffer_sizes, is_off_policy
 from recipes.embodied.precision import weight_type
+from recipes.embodied.replay.buffer import ReplayBuffer
 from rlinf_core import ConfigError
 from rlinf_core.memory import PhaseForecast, ProcessForecast
 
@@ -75,7 +84,7 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
     policy = _sizes_of(config, spec)
     bases = {name: _base(name, config.actor.model.model_type) for name in ("actor", "rollout", "env")}
     return [
-        _actor(config, policy, bases["actor"], sizes.get("actor", 1), notes),
+        _actor(config, policy, spec, bases["actor"], sizes.get("actor", 1), notes),
         _rollout(config, policy, bases["rollout"], sizes.get("rollout", 1)),
         _env(config, spec, bases["env"], sizes.get("env", 1), notes),
     ]
@@ -110,14 +119,17 @@ def _divisors(number: int) -> list[int]:
 
 
 def _actor(
-    config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], count: int, notes: tuple[str, ...]
+    config: EmbodiedConfig, policy: _Policy, spec: EnvSpec, base: Mapping[str, int], count: int, notes: tuple[str, ...]
 ) -> ProcessForecast:
     """Return the forecast of one actor: weights in shards, where `sharding_strategy` makes some."""
     shards = 1 if config.actor.fsdp_config.sharding_strategy == "no_shard" else count
     weights, trained = policy.weights // shards, policy.trained // shards
     samples = samples_of_an_actor(samples_of_a_step(config), count) * policy.sample
     _, micro = batch_sizes(config, count)
-    kept = {"weights": weights}
+    kept = {
+        "weights": weights,
+        **(_off_policy(config, spec, count) if is_off_policy(config.algorithm.loss_type) else {}),
+    }
     resting = {**kept, "gradients": trained, "optimizer": 2 * trained}
     # What a training step leaves is there in the next rollout.
     phases = (
@@ -142,6 +154,27 @@ def _actor(
     device = frozenset(("weights", "gradients", "optimizer", "activations", "samples"))
     phases = tuple(phase._replace(on_device=device & set(phase.parts)) for phase in phases)
     return ProcessForecast("actor", count, phases, samples * count, notes)
+
+
+def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, int]:
+    """Return what an actor of off-policy learning holds besides: critics, and replay buffers at their largest."""
+    settings, columns = config.algorithm.off_policy, transition_spec(spec)
+    with torch.device("meta"):
+        width = config.actor.model.hidden_dim
+        critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
+    weights = sum(each.numel() * each.element_size() for each in critics.parameters())
+    sizes = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE)
+    found = {
+        # With gradients, the optimizer's two moments and target networks.
+        "critics": 5 * weights,
+        "replay": sum(ReplayBuffer.bound_of(columns, each.rows, each.image_bytes) for each in sizes.values()),
+    }
+    shown = 0
+    for path in config.data.train_data_paths:
+        with suppress(DatasetError):
+            info = read_info(Path(path))
+            shown += info.total_frames + info.total_episodes
+    return {**found, **({"demonstrations": ReplayBuffer.nbytes_of(columns, shown)} if shown else {})}
 
 
 def _rollout(config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], count: int) -> ProcessForecast:

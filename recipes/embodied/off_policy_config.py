@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -14,6 +14,10 @@ from rlinf_core.scalars import Bool, Float
 # Values of `algorithm.loss_type` that learn from a replay buffer.
 OFF_POLICY_LOSSES: Final = ("sac", "td3")
 DEFAULT_BATCH: Final = 256
+# Sources of transitions.
+ONLINE: Final = "online"
+DEMONSTRATIONS: Final = "demonstrations"
+INTERVENTIONS: Final = "interventions"
 
 
 def is_off_policy(loss_type: str) -> bool:
@@ -53,11 +57,41 @@ class ReplayConfig(ConfigModel):
     interventions_capacity: Count = Field(
         default=100_000, description="Rows of such steps that are kept besides, over all actors; at most `capacity`."
     )
+    image_memory_gib: PositiveFloat | None = Field(
+        default=None,
+        description="Compress images, without loss, into at most so many GiB over all actors; where that is used up"
+        " the oldest rows go, whatever `capacity` says. Demonstrations are compressed, too, and not counted. Default:"
+        " images are kept as they are.",
+    )
     recording_path: OptionalPath = Field(
         default=None,
         description="Folder, on the node of the actors, in which every step is recorded as it arrives, so that nothing"
         " is lost with the run; steps that are there already are learned from. Default: none.",
     )
+
+
+class BufferSize(NamedTuple):
+    """The bounds of one actor's buffer of one source.
+
+    Attributes:
+        rows: the most that are kept.
+        image_bytes: the most that its compressed images take; None: they are not compressed.
+    """
+
+    rows: int
+    image_bytes: int | None
+
+
+def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, BufferSize]:
+    """Return the bounds of the buffers that fill up in a run: of all steps, and of those of interventions."""
+    rows = {ONLINE: replay.capacity // actors}
+    if intervenes:
+        rows[INTERVENTIONS] = min(replay.interventions_capacity, replay.capacity) // actors
+    images = None if replay.image_memory_gib is None else int(replay.image_memory_gib * 2**30) // actors
+    total = sum(rows.values())
+    return {
+        name: BufferSize(count, None if images is None else images * count // total) for name, count in rows.items()
+    }
 
 
 class OffPolicyConfig(ConfigModel):

@@ -27,7 +27,7 @@ from recipes.embodied.off_policy.sources import (
     transition_spec,
 )
 from recipes.embodied.off_policy.tensors import tensors_of
-from recipes.embodied.off_policy_config import DEFAULT_BATCH
+from recipes.embodied.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
 from recipes.embodied.replay.segments import SegmentWriter
@@ -37,9 +37,6 @@ from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
 from rlinf_core.runners.embodied_protocols import Layout
 
-ONLINE: Final = "online"
-DEMONSTRATIONS: Final = "demonstrations"
-INTERVENTIONS: Final = "interventions"
 # In a checkpoint: the weights of critics, what belongs to no rank, and the buffer of each rank.
 CRITIC: Final = "critic"
 REPLAY: Final = "replay"
@@ -85,11 +82,11 @@ class OffPolicyActor(BaseActor):
         how = Prioritization(replay.priority_alpha, replay.priority_beta) if replay.prioritized else None
         lanes = self._config.env.train.total_num_envs // self._routes.actors
         columns = transition_spec(spec)
-        online = ReplayBuffer(columns, lanes, replay.capacity // self._world_size, how)
-        buffers, shares = {ONLINE: online}, dict[str, float]()
-        if self._config.env.train.intervention.source != NONE:
-            rows = min(replay.interventions_capacity, replay.capacity) // self._world_size
-            buffers[INTERVENTIONS] = ReplayBuffer(columns, lanes, rows, how)
+        intervenes = self._config.env.train.intervention.source != NONE
+        sizes = buffer_sizes(replay, self._world_size, intervenes=intervenes)
+        buffers = {name: ReplayBuffer(columns, lanes, size.rows, how, size.image_bytes) for name, size in sizes.items()}
+        online, shares = buffers[ONLINE], dict[str, float]()
+        if intervenes:
             shares[INTERVENTIONS] = replay.interventions_share
         self._recorder: SegmentWriter | None = None
         if replay.recording_path is not None:
@@ -102,7 +99,8 @@ class OffPolicyActor(BaseActor):
             helped = buffers.get(INTERVENTIONS)
             add_recording(online, folder, lambda damage: self.log_warning("not read: %s", damage), helped)
         if self._config.data.train_data_paths:
-            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how)
+            compresses = replay.image_memory_gib is not None
+            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
             shares[DEMONSTRATIONS] = replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
@@ -135,11 +133,14 @@ class OffPolicyActor(BaseActor):
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Return how full the buffer is; there are no advantages off policy."""
-        online = self._mixture.buffers[ONLINE]
         found = {f"replay/{name}": float(len(each)) for name, each in self._mixture.buffers.items()}
         if INTERVENTIONS in self._mixture.buffers:
             found["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
-        return {**found, "replay/gib": online.nbytes / 2**30, "env/steps": float(self._arrived)}
+        return {
+            **found,
+            "replay/gib": sum(each.nbytes for each in self._mixture.buffers.values()) / 2**30,
+            "env/steps": float(self._arrived),
+        }
 
     def run_training(self, step: int | None = None) -> dict[str, float]:
         """Take the updates that the steps so far allow for.

@@ -119,7 +119,11 @@ def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
 
 
 def demonstrations_buffer(
-    config: DemonstrationsConfig, spec: EnvSpec, prioritized: Prioritization | None = None
+    config: DemonstrationsConfig,
+    spec: EnvSpec,
+    prioritized: Prioritization | None = None,
+    *,
+    compresses: bool = False,
 ) -> ReplayBuffer:
     """Return a buffer that holds all demonstrations.
 
@@ -138,7 +142,10 @@ def demonstrations_buffer(
             where=data.where,
             help="`rlinf record` writes them; data sets without rewards can be learned from by recipe `sft`",
         )
-    buffer = ReplayBuffer(transition_spec(spec), 1, len(data) + data.episodes + 4, prioritized)
+    columns, rows = transition_spec(spec), len(data) + data.episodes + 4
+    # Twice what images take as they are: none is ever forgotten.
+    bound = 2 * ReplayBuffer.nbytes_of(columns, rows) if compresses else None
+    buffer = ReplayBuffer(columns, 1, rows, prioritized, bound)
     cameras = {image_key(name): data.cameras[found] for name, found in named.items()}
     for episode in range(data.episodes):
         rows = data.rows_of(episode)

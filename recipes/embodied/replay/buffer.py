@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.replay.images import CompressedImages
 from recipes.embodied.replay.sum_tree import SumTree
 from recipes.embodied.replay.types import Arrays, ReplayBatch, Rows, Transitions, TransitionSpec
 from rlinf_core import RLinfError
@@ -30,6 +31,7 @@ SMALLEST_LANE: Final = 4
 # Added to errors, so that every transition is sampled some time.
 _LEAST_ERROR: Final = 1e-6
 _ACTIONS, _REWARDS, _FLAGS, _OBSERVED = "actions", "rewards", "flags", "observations/"
+_COMPRESSED: Final = "compressed/"
 
 
 class ReplayError(RLinfError):
@@ -56,13 +58,20 @@ class ReplayBuffer:
         lanes: number of environments.
         capacity: rows over all lanes; a lane has an equal share of them. An episode takes one more than its steps.
         prioritized: sample by errors; None: uniformly.
+        image_bytes: compress images, and forget the oldest rows where they would take more than this; None: images
+            are kept as they are.
 
     Raises:
         ReplayError: there are fewer than 4 rows for each environment, or the memory cannot be had.
     """
 
     def __init__(
-        self, spec: TransitionSpec, lanes: int, capacity: int, prioritized: Prioritization | None = None
+        self,
+        spec: TransitionSpec,
+        lanes: int,
+        capacity: int,
+        prioritized: Prioritization | None = None,
+        image_bytes: int | None = None,
     ) -> None:
         self.spec, self.lanes = spec, lanes
         self.rows_of_lane = size = capacity // lanes
@@ -72,9 +81,22 @@ class ReplayBuffer:
                 help=f"it needs {SMALLEST_LANE * lanes} or more",
             )
         shape = (lanes * size,)
+        self._image_bytes = image_bytes
+        self._images = {
+            name: CompressedImages(lanes * size, column.shape)
+            for name, column in spec.observations.items()
+            if image_bytes is not None and column.is_image
+        }
+        least = SMALLEST_LANE * lanes * sum(spec.observations[name].nbytes for name in self._images)
+        if image_bytes is not None and image_bytes < least:
+            raise ReplayError(
+                f"{image_bytes} bytes are too few for the images of {lanes} environments",
+                help=f"it needs {least} or more; raise `replay.image_memory_gib`",
+            )
         try:
-            self._observations: Arrays = {
-                name: np.zeros((*shape, *column.shape), column.dtype) for name, column in spec.observations.items()
+            self._observations: dict[str, NDArray[Any] | CompressedImages] = {
+                name: self._images[name] if name in self._images else np.zeros((*shape, *column.shape), column.dtype)
+                for name, column in spec.observations.items()
             }
             self._actions = np.zeros((*shape, *spec.actions.shape), spec.actions.dtype)
             self._rewards = np.zeros(shape, np.float32)
@@ -86,6 +108,8 @@ class ReplayBuffer:
         self._head = np.zeros(lanes, np.int64)
         self._used = np.zeros(lanes, np.int64)
         self._open = np.zeros(lanes, np.bool_)
+        # Per lane, counted since the beginning: steps of the head, and the first row that is not forgotten.
+        self._advanced, self._first = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
         self._count = 0
         self._prioritized = prioritized
         self._tree = None if prioritized is None else SumTree(lanes * size)
@@ -95,6 +119,14 @@ class ReplayBuffer:
     def nbytes_of(spec: TransitionSpec, capacity: int) -> int:
         """Return the bytes that the columns of a buffer take, however full it is."""
         return spec.row_bytes * capacity
+
+    @staticmethod
+    def bound_of(spec: TransitionSpec, capacity: int, image_bytes: int | None) -> int:
+        """Return the most bytes that the columns of a buffer ever take, where images are compressed or not."""
+        if image_bytes is None:
+            return ReplayBuffer.nbytes_of(spec, capacity)
+        images = sum(each.nbytes for each in spec.observations.values() if each.is_image)
+        return (spec.row_bytes - images) * capacity + min(images * capacity, image_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -141,6 +173,18 @@ class ReplayBuffer:
         self._advance(lanes[ended])
         if self._tree is not None:
             self._tree.set(rows, np.full(len(rows), self._largest))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the oldest rows until the images keep to their bytes."""
+        while self._images and sum(each.nbytes for each in self._images.values()) > (self._image_bytes or 0):
+            self._first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane)
+            lane = int(np.argmax(self._advanced - self._first))
+            row = self._rows(np.array([lane]), self._first[[lane]] % self.rows_of_lane)
+            self._clear(row)
+            for each in self._images.values():
+                each.drop(row)
+            self._first[lane] += 1
 
     def cut_off(self) -> None:
         """End the episodes that are under way, as cut off: what is added next does not follow from them."""
@@ -167,16 +211,21 @@ class ReplayBuffer:
 
     def _advance(self, lanes: Rows) -> None:
         self._head[lanes] = (self._head[lanes] + 1) % self.rows_of_lane
+        self._advanced[lanes] += 1
 
     def _occupy(self, lanes: Rows) -> Rows:
         """Clear the next row of some lanes, which is about to be written, and return these rows."""
         rows = self._rows(lanes, self._head[lanes])
+        self._clear(rows)
+        self._used[lanes] = np.maximum(self._used[lanes], self._head[lanes] + 1)
+        return rows
+
+    def _clear(self, rows: Rows) -> None:
+        """Make rows such as are never sampled."""
         self._count -= int((self._flags[rows] & MOVES).sum())
         self._flags[rows] = 0
-        self._used[lanes] = np.maximum(self._used[lanes], self._head[lanes] + 1)
         if self._tree is not None:
             self._tree.set(rows, np.zeros(len(rows)))
-        return rows
 
     def sample(self, count: int, random: np.random.Generator) -> tuple[Rows, NDArray[np.float32]]:
         """Draw rows with replacement.
@@ -202,13 +251,16 @@ class ReplayBuffer:
         return rows, (weights / weights.max()).astype(np.float32)
 
     def _uniform(self, count: int, random: np.random.Generator) -> Rows:
-        ends = np.cumsum(self._used)
+        # Rows that were forgotten are never drawn; without such all that were ever written are.
+        first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane) if self._first.any() else self._first
+        held = self._advanced + 1 - first if self._first.any() else self._used
+        ends = np.cumsum(held)
         found = np.empty(0, np.int64)
         # Rows without a step are drawn again: there is one for each episode.
         while len(found) < count:
             drawn = random.integers(ends[-1], size=count - len(found))
             lanes = np.searchsorted(ends, drawn, side="right")
-            rows = self._rows(lanes, drawn - ends[lanes] + self._used[lanes])
+            rows = self._rows(lanes, (drawn - ends[lanes] + held[lanes] + first[lanes]) % self.rows_of_lane)
             found = np.concatenate((found, rows[(self._flags[rows] & MOVES) > 0]))
         return found
 
@@ -260,14 +312,23 @@ class ReplayBuffer:
     def save(self) -> Arrays:
         """Return everything as arrays by name; memory beyond what was ever written is left out."""
         size = int(self._used.max(initial=0))
-        columns = {f"{_OBSERVED}{name}": column for name, column in self._observations.items()}
-        columns |= {_ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
+        columns = self._columns()
         if self._tree is not None:
             columns["priorities"] = self._tree.priorities
         shape = (self.lanes, self.rows_of_lane)
         found = {name: column.reshape(*shape, *column.shape[1:])[:, :size].copy() for name, column in columns.items()}
         sizes = {"head": self._head.copy(), "used": self._used.copy(), "open": self._open.copy()}
+        if self._images:
+            sizes |= {"advanced": self._advanced.copy(), "first": self._first.copy()}
+        for name, column in self._images.items():
+            found |= {f"{_COMPRESSED}{name}/{part}": array for part, array in column.save().items()}
         return {**found, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        """Return the columns that are plain arrays, by name."""
+        plain = {name: each for name, each in self._observations.items() if not isinstance(each, CompressedImages)}
+        own = {_ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
+        return {**{f"{_OBSERVED}{name}": each for name, each in plain.items()}, **own}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take the state that `save` returned; sampling goes on as it would have.
@@ -278,9 +339,12 @@ class ReplayBuffer:
         wanted = self.save()
         fits = set(state) == set(wanted) and int(state["size"]) == self.rows_of_lane
         fits = fits and all(
-            state[name].dtype == each.dtype
-            and len(np.atleast_1d(state[name])) == len(np.atleast_1d(each))
-            and state[name].shape[2:] == each.shape[2:]
+            name.startswith(_COMPRESSED)
+            or (
+                state[name].dtype == each.dtype
+                and len(np.atleast_1d(state[name])) == len(np.atleast_1d(each))
+                and state[name].shape[2:] == each.shape[2:]
+            )
             for name, each in wanted.items()
         )
         if not fits:
@@ -289,15 +353,18 @@ class ReplayBuffer:
                 why="the environments, their number, the capacity or the way of sampling have changed",
                 help="write the values that the run was begun with; `config.yaml` in its folder has them",
             )
-        columns = {f"{_OBSERVED}{name}": column for name, column in self._observations.items()}
-        columns |= {_ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
-        for name, column in columns.items():
+        for name, column in self._columns().items():
             whole = column.reshape(self.lanes, self.rows_of_lane, *column.shape[1:])
             saved = state[name]
             whole[:, : saved.shape[1]] = saved
             whole[:, saved.shape[1] :] = 0
         self._head, self._used = state["head"].copy(), state["used"].copy()
         self._open = state["open"].copy()
+        if self._images:
+            self._advanced, self._first = state["advanced"].copy(), state["first"].copy()
+        for name, images in self._images.items():
+            prefix = f"{_COMPRESSED}{name}/"
+            images.load({part.removeprefix(prefix): each for part, each in state.items() if part.startswith(prefix)})
         self._count = int((self._flags & MOVES).sum())
         self._largest = float(state["largest"])
         if self._tree is not None:

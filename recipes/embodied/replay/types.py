@@ -24,6 +24,11 @@ class ColumnSpec(NamedTuple):
     dtype: str
 
     @property
+    def is_image(self) -> bool:
+        """Whether a row is an image, [H, W, channels] of bytes."""
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a row."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize

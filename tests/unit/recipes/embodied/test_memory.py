@@ -96,3 +96,35 @@ def test_savings_are_sound_and_save() -> None:
     assert changes
     for change in (changes[0], changes[len(changes) // 2]):
         assert forecast(*change)["actor"].peak < before
+
+
+RLPD = (
+    "actor.model={model_type: squashed_policy, hidden_dim: 32}",
+    "algorithm.loss_type=sac",
+    "algorithm.off_policy={critics: 3, replay: {capacity: 10000}}",
+)
+SEEN = (*RLPD, "env.train.env_type=franka_vision", "env.train.task=touch")
+
+
+def test_replay_buffers_and_critics_are_counted() -> None:
+    found = parts(forecast(*RLPD)["actor"], "run_training")
+    # 21 states, 8 actions, a reward and flags.
+    assert found["replay"] == 10_000 * (4 * 21 + 4 * 8 + 5)
+    hidden = 29 * 32 + 32 + 32 * 32 + 32
+    assert found["critics"] == 5 * 4 * 3 * (hidden + 33)
+    assert parts(forecast(*RLPD, actors=2)["actor"], "run_training")["replay"] == found["replay"] // 2
+    assert "replay" not in parts(forecast()["actor"], "run_training")
+
+
+def test_interventions_have_a_buffer_of_their_own() -> None:
+    helped = ("env.train.intervention.source=scripted", "algorithm.off_policy.replay.interventions_capacity=1000")
+    alone, with_them = (parts(forecast(*RLPD, *more)["actor"], "run_training")["replay"] for more in ((), helped))
+    assert with_them == alone * 11 // 10
+
+
+def test_compressed_images_take_what_they_are_given() -> None:
+    plain = parts(forecast(*SEEN)["actor"], "run_training")["replay"]
+    image, rest = 32 * 32 * 3, 4 * 10 + 4 * 3 + 5
+    assert plain == 10_000 * (image + rest)
+    given = ("algorithm.off_policy.replay.image_memory_gib=0.01",)
+    assert parts(forecast(*SEEN, *given)["actor"], "run_training")["replay"] == 10_000 * rest + int(0.01 * 2**30)
