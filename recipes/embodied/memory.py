@@ -24,6 +24,7 @@ from recipes.demonstrations.info import read_info
 from recipes.embodied.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_types import is_simulator
+from recipes.embodied.envs.franka_robot import SPEC as FRANKA_ROBOT
 from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.types import EnvSettings, EnvSpec
 from recipes.embodied.interventions.table import NONE
@@ -33,7 +34,6 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.off_policy_config import buffer_sizes, is_off_policy
 from recipes.embodied.precision import weight_type
-from recipes.embodied.replay.buffer import ReplayBuffer
 from rlinf_core import ConfigError
 from rlinf_core.memory import PhaseForecast, ProcessForecast
 
@@ -167,14 +167,14 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, 
     found = {
         # With gradients, the optimizer's two moments and target networks.
         "critics": 5 * weights,
-        "replay": sum(ReplayBuffer.bound_of(columns, each.rows, each.image_bytes) for each in sizes.values()),
+        "replay": sum(columns.bound(each.rows, each.image_bytes) for each in sizes.values()),
     }
     shown = 0
     for path in config.data.train_data_paths:
         with suppress(DatasetError):
             info = read_info(Path(path))
             shown += info.total_frames + info.total_episodes
-    return {**found, **({"demonstrations": ReplayBuffer.nbytes_of(columns, shown)} if shown else {})}
+    return {**found, **({"demonstrations": columns.bound(shown)} if shown else {})}
 
 
 def _rollout(config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], count: int) -> ProcessForecast:
@@ -288,6 +288,8 @@ def _spec_of(config: EmbodiedConfig) -> tuple[EnvSpec, tuple[str, ...]]:
         }
         spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=train.env_type != "robosuite")
         return spec, (f"the states of `{train.env_type}` are taken to be {_UNKNOWN_STATES} numbers",)
+    if train.env_type == "franka_robot":
+        return FRANKA_ROBOT, ()  # the arm is elsewhere
     try:
         env = make_env(train.env_type, EnvSettings(num_envs=1, task=train.task, options=train.options))
     except ConfigError as error:

@@ -91,9 +91,19 @@ class EmbodiedRunner(RolloutRunner):
         with self.phase(step, events.ACTOR_TRAINING):
             metrics |= rank_means(self.actor.run_training(step).wait())
         self.weight_version += 1
+        seconds = time.perf_counter() - began
         if "env/steps" in metrics:
-            metrics["speed/env_steps_per_second"] = metrics["env/steps"] / (time.perf_counter() - began)
-        return metrics
+            metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
+        return metrics | self._idle_shares(seconds)
+
+    def _idle_shares(self, seconds: float) -> dict[str, float]:
+        """Return the shares of a step in which actors did not train, and environments were not asked for a rollout.
+
+        Rollouts that run ahead began in an earlier step: over several steps the mean is the truth.
+        """
+        trained = sum(self._times.get(f"time/{phase}", 0.0) for phase in (events.ADVANTAGES, events.ACTOR_TRAINING))
+        busy = {"learner": trained, "env": self._times.get("time/env/rollout")}
+        return {f"speed/{who}_idle": max(0.0, 1 - spent / seconds) for who, spent in busy.items() if spent is not None}
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
         """Have the rollout workers take the weights of the actor, between two rollouts."""

@@ -37,6 +37,7 @@ from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)
+SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
@@ -95,7 +96,7 @@ class FrankaRobotEnv(VectorEnv):
     @property
     def spec(self) -> EnvSpec:
         """16 states and 7 actions."""
-        return EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
+        return SPEC
 
     def close(self) -> None:
         """Give the arm back, unless another environment of this process uses it."""

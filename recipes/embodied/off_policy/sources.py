@@ -144,7 +144,7 @@ def demonstrations_buffer(
         )
     columns, rows = transition_spec(spec), len(data) + data.episodes + 4
     # Twice what images take as they are: none is ever forgotten.
-    bound = 2 * ReplayBuffer.nbytes_of(columns, rows) if compresses else None
+    bound = 2 * columns.bound(rows) if compresses else None
     buffer = ReplayBuffer(columns, 1, rows, prioritized, bound)
     cameras = {image_key(name): data.cameras[found] for name, found in named.items()}
     for episode in range(data.episodes):

@@ -102,7 +102,7 @@ class ReplayBuffer:
             self._rewards = np.zeros(shape, np.float32)
             self._flags = np.zeros(shape, np.uint8)
         except MemoryError as error:
-            raise ReplayError(f"a replay buffer of {self.nbytes_of(spec, capacity)} bytes finds no memory") from error
+            raise ReplayError(f"a replay buffer of {spec.bound(capacity)} bytes finds no memory") from error
         # Per lane: the row that the next step is written to, rows that were ever written, and whether an episode is
         # under way, whose present observation is in the row `head`.
         self._head = np.zeros(lanes, np.int64)
@@ -114,19 +114,6 @@ class ReplayBuffer:
         self._prioritized = prioritized
         self._tree = None if prioritized is None else SumTree(lanes * size)
         self._largest = 1.0
-
-    @staticmethod
-    def nbytes_of(spec: TransitionSpec, capacity: int) -> int:
-        """Return the bytes that the columns of a buffer take, however full it is."""
-        return spec.row_bytes * capacity
-
-    @staticmethod
-    def bound_of(spec: TransitionSpec, capacity: int, image_bytes: int | None) -> int:
-        """Return the most bytes that the columns of a buffer ever take, where images are compressed or not."""
-        if image_bytes is None:
-            return ReplayBuffer.nbytes_of(spec, capacity)
-        images = sum(each.nbytes for each in spec.observations.values() if each.is_image)
-        return (spec.row_bytes - images) * capacity + min(images * capacity, image_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -177,7 +164,7 @@ class ReplayBuffer:
 
     def _forget(self) -> None:
         """Forget the oldest rows until the images keep to their bytes."""
-        while self._images and sum(each.nbytes for each in self._images.values()) > (self._image_bytes or 0):
+        while sum(each.nbytes for each in self._images.values()) > (self._image_bytes or 0):
             self._first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane)
             lane = int(np.argmax(self._advanced - self._first))
             row = self._rows(np.array([lane]), self._first[[lane]] % self.rows_of_lane)
@@ -252,8 +239,10 @@ class ReplayBuffer:
 
     def _uniform(self, count: int, random: np.random.Generator) -> Rows:
         # Rows that were forgotten are never drawn; without such all that were ever written are.
-        first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane) if self._first.any() else self._first
-        held = self._advanced + 1 - first if self._first.any() else self._used
+        first, held = self._first, self._used
+        if first.any():
+            first = np.maximum(first, self._advanced + 1 - self.rows_of_lane)
+            held = self._advanced + 1 - first
         ends = np.cumsum(held)
         found = np.empty(0, np.int64)
         # Rows without a step are drawn again: there is one for each episode.

@@ -43,9 +43,10 @@ class CompressedImages:
     def __getitem__(self, rows: Rows) -> NDArray[np.uint8]:
         """Return the images of some rows, [n, H, W, channels]; black ones where none is held."""
         found = np.zeros((len(rows), *self.shape), np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            if self._held[row]:
-                found[index] = decompressed(self._held[row], self.shape)
+        held = [self._held[int(row)] for row in rows]
+        for image, data in zip(found, held, strict=True):
+            if data:
+                image[:] = decompressed(data, self.shape)
         return found
 
     def drop(self, rows: Rows) -> None:

@@ -62,6 +62,13 @@ class TransitionSpec:
         """Bytes of a row in memory: an observation, an action, a reward (4) and flags (1)."""
         return sum(each.nbytes for each in self.observations.values()) + self.actions.nbytes + 5
 
+    def bound(self, rows: int, image_bytes: int | None = None) -> int:
+        """Return the most bytes that so many rows ever take; `image_bytes` of them those of images, if compressed."""
+        if image_bytes is None:
+            return self.row_bytes * rows
+        images = sum(each.nbytes for each in self.observations.values() if each.is_image)
+        return (self.row_bytes - images) * rows + min(images * rows, image_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Transitions:

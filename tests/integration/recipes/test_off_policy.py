@@ -67,6 +67,8 @@ def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_inc
 def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     run = train(*SAC, *overrides)
     assert learned(run)[-1]["train/updates"] == 22
+    shares = [each.metrics[name] for each in run.metrics for name in ("speed/learner_idle", "speed/env_idle")]
+    assert all(0 <= share <= 1 for share in shares)
     assert all(torch.isfinite(weight).all() for weight in run.weights().values())
 
 

@@ -53,6 +53,7 @@ class EveryThird(InterventionSource):
 REPOSITORY = Path(__file__).parents[4]
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied import memory
+from recipes.embodied.config import EmbodiedConfig
 from rlinf_core import load_job
 from rlinf_core.memory import ProcessForecast
 
@@ -128,3 +129,12 @@ def test_compressed_images_take_what_they_are_given() -> None:
     assert plain == 10_000 * (image + rest)
     given = ("algorithm.off_policy.replay.image_memory_gib=0.01",)
     assert parts(forecast(*SEEN, *given)["actor"], "run_training")["replay"] == 10_000 * rest + int(0.01 * 2**30)
+
+
+def test_an_arm_that_is_elsewhere_needs_not_answer() -> None:
+    job = load_job("franka_hil", ["data.train_data_paths=null"])
+    job.raise_if_bad()
+    assert isinstance(job.config, EmbodiedConfig)
+    found = {each.component: each for each in memory.forecast(job.config, {"actor": 1, "rollout": 1, "env": 2})}
+    rows = 200_000  # of all steps, and of interventions
+    assert parts(found["actor"], "run_training")["replay"] == rows * (4 * 16 + 4 * 7 + 5)

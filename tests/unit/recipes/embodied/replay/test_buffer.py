@@ -185,7 +185,7 @@ def test_new_transitions_are_drawn_before_they_have_an_error_and_overwritten_one
 def test_memory_is_known_beforehand() -> None:
     buffer = ReplayBuffer(SPEC, 4, 1000)
     assert SPEC.row_bytes == 4 + 12 + 4 + 5
-    assert buffer.nbytes == ReplayBuffer.nbytes_of(SPEC, 1000) == 25_000
+    assert buffer.nbytes == SPEC.bound(1000) == 25_000
 
 
 def test_what_cannot_be_is_told() -> None:

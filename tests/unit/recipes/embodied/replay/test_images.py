@@ -70,7 +70,7 @@ def test_with_room_for_all_it_is_the_same_buffer(prioritized: Prioritization | N
     for seed in range(5):
         ours, theirs = (each.sample(64, np.random.default_rng(seed)) for each in (small, plain))
         assert np.array_equal(ours[0], theirs[0])
-    assert small.nbytes < ReplayBuffer.bound_of(SPEC, 40, 10**6) + 40 * 32
+    assert small.nbytes < SPEC.bound(40, 10**6) + 40 * 32
 
 
 @settings(max_examples=25, deadline=None)
@@ -80,7 +80,7 @@ def test_the_oldest_rows_go_when_the_memory_is_used_up(first: int, second: int, 
     buffer = ReplayBuffer(SPEC, 2, 200, None, budget)
     add(buffer, range(1, 1 + first))
     add(buffer, range(1001, 1001 + second), lane=1)
-    assert buffer.nbytes <= ReplayBuffer.bound_of(SPEC, 200, budget)
+    assert buffer.nbytes <= SPEC.bound(200, budget)
     kept = check(buffer)
     ours, theirs = [each for each in kept if each < 1000], [each for each in kept if each > 1000]
     assert ours == list(range(1 + first - len(ours), 1 + first))

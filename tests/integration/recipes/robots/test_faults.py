@@ -1,0 +1,214 @@
+"""Faults of a job on a simulated arm with real processes: the arm stands still, and what was recorded is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.robots.client import ArmState, FrankaClient
+from rlinf_core.hardware.robots.franka import Franka
+from tests.waiting import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.timeout(600)]
+
+JOB = """
+recipe: embodied
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor,rollout: {{node_group: node, placement: 0}}
+    env: {{node_group: arms, placement: 0}}
+  node_groups:
+    - label: arms
+      node_ranks: 0
+      hardware:
+        type: Franka
+        configs: [{{node_rank: 0, robot_ip: {arm.robot_ip}, robot_port: {arm.robot_port}}}]
+env:
+  train: {{env_type: franka_robot, total_num_envs: 1, max_episode_steps: 20, max_steps_per_rollout_epoch: 20}}
+actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
+algorithm:
+  loss_type: sac
+  off_policy: {{learning_starts: 20, replay: {{capacity: 1000, recording_path: "{recording}"}}}}
+runner: {{max_steps: {steps}, max_restarts: 0, logger: {{log_path: runs}}}}
+"""
+REPOSITORY = Path(__file__).parents[4]
+# Control periods of the controller within which the arm has to stand still.
+ALLOWED = 2
+
+
+class RunningJob:
+    """A `rlinf train` on one arm, in a process of its own."""
+
+    def __init__(self, folder: Path, arm: Franka, recording: Path, steps: int = 100) -> None:
+        folder.mkdir()
+        self.folder, self.recording = folder, recording
+        (folder / "job.yaml").write_text(JOB.format(arm=arm, recording=recording, steps=steps))
+        self._errors = (folder / "errors").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlinf_cli", "train", "job.yaml"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "RLINF_ADDRESS": "local"},
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+        )
+
+    def steps(self) -> int:
+        """Return how many training steps are done."""
+        lines = [line for file in (self.folder / "runs").glob("*/metrics.jsonl") for line in file.open()]
+        return len([line for line in lines if line.endswith("\n") and "env/steps" in json.loads(line)["metrics"]])
+
+    def trained(self, steps: int) -> bool:
+        """Return whether so many are done; fails where the job has ended before."""
+        assert self.process.poll() is None or self.steps() >= steps, self.errors()
+        return self.steps() >= steps
+
+    def errors(self) -> str:
+        """Return what it has said so far, in one line of single blanks."""
+        return " ".join((self.folder / "errors").read_text().split())
+
+    def recorded(self) -> int:
+        """Return how many steps of the arm are on the disk."""
+        return sum(int(each["valid"].sum()) for each in read_segments(self.recording / "0"))
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._errors.close()
+
+
+StartJob = Callable[..., RunningJob]
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[StartJob]:
+    jobs: list[RunningJob] = []
+
+    def start(name: str, arm: Franka, recording: Path | None = None, **more: Any) -> RunningJob:
+        jobs.append(RunningJob(tmp_path / name, arm, recording or tmp_path / name / "recording", **more))
+        return jobs[-1]
+
+    yield start
+    for each in jobs:
+        each.end()
+
+
+def holder_of(arm: Franka) -> int:
+    """Return the process that holds an arm."""
+    with FrankaClient(arm) as watcher:
+        return int(re.findall(r"process (\d+) on", str(watcher.state().holder))[0])
+
+
+def stands(arm: Franka) -> ArmState | None:
+    """Return the state of an arm that nobody holds any more and that was stopped; None: it is not so yet."""
+    with FrankaClient(arm) as watcher:
+        state = watcher.state()
+    return state if state.stopped and state.holder is None else None
+
+
+def check_stop(arm: Franka) -> str:
+    """Wait until an arm is free, and check how soon after its holder's last sign of life it stood; return why."""
+    until(lambda: stands(arm) is not None, "a free arm", 30, pause=0.05)
+    state = stands(arm)
+    assert state is not None
+    assert state.still_tick is not None
+    assert state.still_tick - state.heard_tick <= ALLOWED
+    return str(state.stopped)
+
+
+@pytest.mark.parametrize("victim", ["env worker", "driver"])
+def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_arm: Any, start_job: StartJob) -> None:
+    arm, _ = start_arm()
+    job = start_job("job", arm)
+    until(lambda: job.trained(2), "the second step", 120)
+    worker = holder_of(arm)
+    os.kill(worker if victim == "env worker" else job.process.pid, signal.SIGKILL)
+    assert f"process {worker} on" in check_stop(arm)
+    assert job.process.wait(120) != 0
+    assert job.recorded() >= 40
+    if victim == "env worker":
+        said = job.errors()
+        assert "EnvGroup:0" in said, said
+        assert "SIGKILL" in said or "killed" in said, said
+    # Whoever begins again finds the arm free, and every step that was recorded.
+    before = job.recorded()
+    again = start_job("again", arm, job.recording, steps=1)
+    assert again.process.wait(120) == 0, again.errors()
+    assert again.recorded() == before + 20
+
+
+def test_of_two_jobs_at_one_arm_the_second_is_told_of_the_first(start_arm: Any, start_job: StartJob) -> None:
+    arm, _ = start_arm()
+    first = start_job("first", arm, steps=40)
+    until(lambda: first.trained(1), "the first step", 120)
+    holder = holder_of(arm)
+    second = start_job("second", arm)
+    assert second.process.wait(120) != 0
+    said = second.errors()
+    assert "the arm is taken" in said, said
+    assert f"process {holder} on" in said
+    assert f"{arm.robot_ip}:{arm.robot_port}" in said
+    assert "end that process, or wait until it is done" in said
+    assert first.process.wait(120) == 0, first.errors()
+    assert first.recorded() == 40 * 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts file systems of a size of their own, in memory."""
+    mounted: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("a file system cannot be mounted here")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for each in mounted:
+        subprocess.run(["umount", "-l", str(each)], check=True)
+
+
+def test_without_room_on_the_disk_nothing_moves(
+    start_arm: Any, start_job: StartJob, small_disk: Callable[[str], Path]
+) -> None:
+    arm, _ = start_arm()
+    disk = small_disk("4m")
+    job = start_job("job", arm, disk / "steps")
+    assert job.process.wait(120) != 0
+    said = job.errors()
+    assert "the recording has no room for another segment" in said, said
+    assert str(disk / "steps") in said
+    assert "make room on that disk, or name another folder" in said
+    check_stop(arm)
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    start_arm: Any, start_job: StartJob, small_disk: Callable[[str], Path]
+) -> None:
+    arm, _ = start_arm()
+    disk = small_disk("270m")
+    job = start_job("job", arm, disk / "steps", steps=6)
+    until(lambda: job.trained(1), "the first step", 120)
+    with suppress(OSError), (disk / "another").open("wb") as other:
+        while True:
+            other.write(bytes(2**20))
+            other.flush()
+    assert job.process.wait(120) == 0, job.errors()
+    assert "MiB left" in job.errors()
+    assert job.recorded() == 6 * 20
