@@ -23,7 +23,7 @@ from recipes.language.data_config import LanguageDataConfig
 from recipes.language.job_rules import check_job
 from recipes.language.job_rules import inputs as job_inputs
 from recipes.sections.checks import Report, WorldSizes, blame
-from recipes.sections.imports import check_import
+from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
@@ -210,7 +210,9 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             f"`search` needs documents, and tasks of {config.data.source} bring none",
             "write `agent.corpus_path: FILE`, a text file with one document a line",
         )
-    elif agent.corpus_path is not None and not Path(agent.corpus_path).is_file():
+        return
+    here = agent.corpus_path is not None and runs_in_this_interpreter(config, "agent")
+    if here and not Path(str(agent.corpus_path)).is_file():
         message = f"`corpus_path` names `{agent.corpus_path}`, which is not on this machine"
         report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)
 

@@ -44,9 +44,11 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
     for index in training_order(len(tasks), 0, count, seed=config.actor.seed, shuffle=True):
         task = tasks[index]
         calls: list[tuple[str, str]] = task.row.get("calls", [])
+        # Without the tools that lead to the answer, a guess is all there is.
+        chosen = used if {name for name, _ in calls} <= set(tools.names) else 0.0
         if not calls:
             shown.append(writer.written(task, [(task.answer, True)]))
-        elif chance.random() < used:
+        elif chance.random() < chosen:
             told = writer.written(task, [*asyncio.run(_used(tools, calls)), (task.answer, True)])
             shown.append(told if chance.random() < begun else replace(told, trained=(False, *told.trained[1:])))
         else:

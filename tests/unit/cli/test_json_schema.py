@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
+from recipes.agent.config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig
@@ -27,7 +28,7 @@ EMBODIED = "recipe: embodied\n" + CLUSTER
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return file_schema({"embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig})
+    return file_schema({"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig})
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.placement.component import HybridComponentPlacement
 
 BRING_YOUR_OWN = (
+    "agent_hetero",
     "math_smollm",
     "math_grpo_8gpu",
     "math_async_disaggregated",

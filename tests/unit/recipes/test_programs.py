@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core import WorkerReference
 
-PROGRAMS = ("recipes.embodied.program", "recipes.math.program")
+PROGRAMS = ("recipes.agent.program", "recipes.embodied.program", "recipes.math.program")
 
 
 def references() -> Iterator[WorkerReference[Any]]:
