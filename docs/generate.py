@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typer.main import get_command
 
@@ -20,7 +21,8 @@ from rlinf_cli.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
 from rlinf_core.job.load import ClusterFile
-from rlinf_core.job.recipe import find_recipe, recipe_names
+from rlinf_core.job.recipe import Recipe
+from rlinf_core.registry import import_target
 
 DOCS = Path(__file__).parent
 _HELP_WIDTH = 100
@@ -35,6 +37,13 @@ def pages() -> dict[Path, str]:
         DOCS / "reference.md": _reference(),
         DOCS / "placement.svg": _picture(),
     }
+
+
+def _recipes() -> dict[str, Recipe]:
+    """Return the recipes that come with rlinf, whatever others this Python has."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    offered: dict[str, str] = project["entry-points"]["rlinf.recipes"]
+    return {name: cast("Recipe", import_target(target, "recipe")) for name, target in offered.items()}
 
 
 def _picture() -> str:
@@ -106,8 +115,7 @@ def _reference() -> str:
         "## cluster\n",
         *_fields(describe(ClusterFile, "cluster"), ClusterFile),
     ]
-    for name in recipe_names():
-        recipe = find_recipe(name)
+    for name, recipe in sorted(_recipes().items()):
         model = recipe.config_model()
         parts.append(f"## recipe: {name}\n\n{recipe.summary}\n")
         for section in describe(model).children:
