@@ -75,7 +75,7 @@ def test_a_section_lists_its_keys(cli: Cli) -> None:
 def test_recipes_that_differ_are_told_apart(cli: Cli) -> None:
     both = cli("explain", "actor.model.model_type").out
     assert "(recipe embodied, sft)" in both
-    assert "(recipe math)" in both
+    assert "(recipe agent, math)" in both
     one = cli("explain", "actor.model.model_type", "--recipe", "math").out
     assert "embodied" not in one
     assert one.startswith("actor.model.model_type: ")

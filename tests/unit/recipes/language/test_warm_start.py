@@ -28,8 +28,8 @@ def answers_of(folder: Path, *prompts: str) -> list[Any]:
 def test_prompts_that_are_too_long_or_empty_are_left_out(tmp_path: Path) -> None:
     found = answers_of(tmp_path, "1+1=", LONG, "", "0+2=")
     assert len(found) == 32
-    assert len({prompt for prompt, _ in found}) == 2
-    assert all(prompt for prompt, _ in found)
+    assert len({each.prompt for each in found}) == 2
+    assert all(each.prompt for each in found)
 
 
 def test_without_any_that_fits_there_is_one_error(tmp_path: Path) -> None:
