@@ -28,7 +28,9 @@ class RobotClaim:
     """
 
     def __init__(self, place: str) -> None:
-        self._descriptor = os.open(claim_file(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # The folder is everybody's: a link that another user left there must not lead the write below elsewhere.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(claim_file(place), flags, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,7 +16,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.robot_driver import RobotDriver, open_driver
 from recipes.embodied.envs.robot_driver_contract import DriverContractError, check_driver
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
-from recipes.embodied.robots.claim import RobotClaim, claimed_by
+from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
 from recipes.embodied.robots.errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot
@@ -183,3 +183,13 @@ def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> 
 def test_the_environment_needs_a_robot_with_a_driver() -> None:
     with pytest.raises(ConfigError, match="owns none"):
         make_env("robot", EnvSettings(num_envs=1))
+
+
+def test_a_claim_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    claim_file("10.0.0.9").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        RobotClaim("10.0.0.9")
+    assert precious.read_text() == "kept"
