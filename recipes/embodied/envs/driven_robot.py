@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.own_robot import own_robot
 from recipes.embodied.envs.robot_driver import open_driver
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.errors import RobotCheckError
-from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
 
@@ -63,7 +63,7 @@ class DrivenRobotEnv(VectorEnv):
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
-        robot = _only_robot(settings)
+        robot = own_robot(settings, PluginDrivenRobot, env_type="robot", hardware="Robot", noun="robot")
         if robot.place not in _open:
             _open[robot.place] = _OpenRobot(robot)
         self._robot = _open[robot.place]
@@ -133,23 +133,3 @@ class DrivenRobotEnv(VectorEnv):
         if self.settings.task is not None:
             found[INSTRUCTIONS] = np.full(1, self.settings.task)
         return found
-
-
-def _only_robot(settings: EnvSettings) -> PluginDrivenRobot:
-    """Return the one robot of this process.
-
-    Raises:
-        ConfigError: there is none or several, or it has several environments to serve.
-    """
-    robots = [unit for unit in settings.hardware if isinstance(unit, PluginDrivenRobot)]
-    if len(robots) != 1:
-        raise ConfigError(
-            f"`env_type: robot` moves one robot, and this process owns {len(robots) or 'none'}",
-            help="place `env` on a node group with `hardware: {type: Robot}`, one process for each robot",
-        )
-    if settings.num_envs != 1:
-        raise ConfigError(
-            f"`env_type: robot` has one environment on each robot, not {settings.num_envs}",
-            help="make `total_num_envs` the number of robots, and `pipeline_stage_num` 1",
-        )
-    return robots[0]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.own_robot import own_robot
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.interventions.types import HandMotion
@@ -33,7 +34,6 @@ from recipes.embodied.robots.franka_arm import (
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
 from recipes.embodied.robots.session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
-from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)
@@ -81,7 +81,7 @@ class FrankaRobotEnv(VectorEnv):
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         check_task("franka_robot", settings.task or "reach", TASKS, settings.options)
-        arm = _only_arm(settings)
+        arm = own_robot(settings, Franka, env_type="franka_robot", hardware="Franka", noun="arm")
         self._key = (arm.robot_ip, arm.robot_port)
         if self._key not in _arms or _arms[self._key].client.closed:
             _arms[self._key] = _SharedArm(arm)
@@ -158,23 +158,3 @@ class FrankaRobotEnv(VectorEnv):
         states: FloatArray = np.empty((1, REACH_STATES), np.float32)
         write_arm_states(states.T, self._joints, self._hand, self._target)
         return {"states": states, "instructions": np.full(1, REACH_INSTRUCTION)}
-
-
-def _only_arm(settings: EnvSettings) -> Franka:
-    """Return the one arm of this process.
-
-    Raises:
-        ConfigError: there is none or several, or it has several environments to serve.
-    """
-    arms = [unit for unit in settings.hardware if isinstance(unit, Franka)]
-    if len(arms) != 1:
-        raise ConfigError(
-            f"`env_type: franka_robot` drives one arm, and this process owns {len(arms) or 'none'}",
-            help="place `env` on a node group with `hardware: {type: Franka}`, one process for each arm",
-        )
-    if settings.num_envs != 1:
-        raise ConfigError(
-            f"`env_type: franka_robot` has one environment on each arm, not {settings.num_envs}",
-            help="make `total_num_envs` the number of arms, and `pipeline_stage_num` 1",
-        )
-    return arms[0]
