@@ -14,9 +14,8 @@ from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.client import ChannelClient, ChannelClients
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
@@ -216,7 +215,7 @@ class ChannelProcess:
         self._name = name
         me = WorkerAddress(name).get_child_address(0)
         settings = replace(Settings.from_environment(), reactor_spin=_SPIN_SECONDS)
-        self._client = ManagerClient(session, manager, me, ip=advertised(ip), settings=settings)
+        self._client = ManagerClient(session, manager, me, ip=advertised_on(ip), settings=settings)
         self._broker = broker = Broker(name, self._client.endpoint, maxsize)
         self._client.channels = lambda: {name: broker.view()}
         self._client.announce(incarnation, f"node {node_rank} ({ip})", node_rank)

@@ -23,7 +23,7 @@ from typing import Any
 
 from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
-from rlinf_core.cluster.ray_api import LOOPBACK, few_processes, job_config, loopback_only, ray_api, set_absence
+from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, quick_start, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
@@ -197,7 +197,7 @@ def _start(namespace: str) -> RayEngine:
     guardian = guard(str(folder))
     ray = ray_api()
     try:
-        with exit_status.own_signals(), loopback_only(), few_processes():
+        with exit_status.own_signals(), loopback_only(), quick_start():
             ray.init(
                 address="local",
                 namespace=namespace,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rlinf_core import env_vars
@@ -12,14 +11,12 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.driver_folder import JobRecord
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
-from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.handshake import ClusterSecret
+from rlinf_core.collective.endpoint_info import advertised_on
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.client import ManagerClient, current_client, enter_job
-from rlinf_core.manager.manager import Manager
 from rlinf_core.manager.messages import DRIVER, MANAGER
+from rlinf_core.manager.process import ManagerProcess
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.
 _manager: Any = None
@@ -39,7 +36,7 @@ def start_manager(session: Session, ip: str, scheduling: Any) -> None:
         ray_api()
         .remote(ManagerProcess)
         .options(**options)
-        .remote(session.job, session.secret, advertised(ip), session.folder)
+        .remote(session.job, session.secret, advertised_on(ip), session.folder)
     )
 
 
@@ -60,7 +57,7 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
         late = f" within {seconds:g} s" if isinstance(error, TimeoutError) else ""
         raise ClusterError(f"the job's manager did not start{late}", where=node, why=cause_of(error)) from None
     client = ManagerClient(
-        session, info, WorkerAddress(DRIVER), ip=advertised(ip), has_main=True, fallback=pickle_by_value
+        session, info, WorkerAddress(DRIVER), ip=advertised_on(ip), has_main=True, fallback=pickle_by_value
     )
     client.announce(0, node, node_rank)
     enter_job(client)
@@ -86,39 +83,3 @@ def _leave() -> tuple[()]:
     if client is not None:
         client.close(linger=0.0)
     return ()
-
-
-def advertised(ip: str) -> str | None:
-    """Return what an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
-    return None if env_vars.NET_IF.get() else ip
-
-
-class ManagerProcess:
-    """The one Ray actor for each job. It is on the path of no message between workers.
-
-    Args:
-        ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
-        folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
-    """
-
-    def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
-        self._job = job
-        self._secret = secret
-        self._started = time.time()
-        self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
-        self._manager = Manager(self._endpoint, job)
-
-    def __repr__(self) -> str:
-        """Return what Ray puts before each line that this process prints."""
-        return "manager"
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked."""
-        return function(*args)
-
-    def record(self) -> tuple[str, str, EndpointInfo, float]:
-        """Return the job's name, its secret in hex, where this is reached, and since when: for a look from outside."""
-        return self._job, self._secret.hex(), self._endpoint.info, self._started
-
-    def info(self) -> EndpointInfo:
-        return self._endpoint.info

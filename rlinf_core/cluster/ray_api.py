@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final
 
 from rlinf_core import import_path
-from rlinf_core.cluster.ray_private import ray_module
+from rlinf_core.cluster.ray_private import gcs_client, ray_module
 from rlinf_core.errors import ClusterError
 
 LOOPBACK: Final = "127.0.0.1"
+_NODE_SECONDS, _LOOK_SECONDS = 30.0, 0.01
 # Why this process is in no cluster, where it is in none.
 _absence = "this process is in no cluster"
 
@@ -68,19 +70,32 @@ def loopback_only() -> Generator[None, None, None]:
 
 
 @contextmanager
-def few_processes() -> Generator[None, None, None]:
-    """Have a Ray that is started in here run neither its autoscaler nor its dashboard.
+def quick_start() -> Generator[None, None, None]:
+    """Have a Ray that is started in here run neither its autoscaler nor its dashboard, and wait in short steps.
 
     Nobody adds nodes to it, and its dashboard is off: what Ray starts in its place only reports usage, which is off,
-    too. Ray waits for that process before it starts the next, which is a second of every run.
+    too, and Ray waits a second for it. It also asks for its own node once a second only.
     """
     node: Any = ray_module("ray._private.node").Node
-    monitor, server = node.start_monitor, node.start_api_server
+    services: Any = ray_module("ray._private.services")
+    monitor, server, get_node = node.start_monitor, node.start_api_server, services.get_node
     node.start_monitor = node.start_api_server = _start_nothing
+    services.get_node = partial(_get_node_soon, get_node)
     try:
         yield
     finally:
-        node.start_monitor, node.start_api_server = monitor, server
+        node.start_monitor, node.start_api_server, services.get_node = monitor, server, get_node
+
+
+def _get_node_soon(get_node: Callable[[str, str], object], gcs_address: str, node_id: str) -> object:
+    """Return Ray's description of a node as soon as the head lists it; asked before, Ray sleeps for a second."""
+    client = gcs_client(gcs_address)
+    deadline = time.monotonic() + _NODE_SECONDS
+    while time.monotonic() < deadline:
+        if node_id in {key.hex() for key in client.get_all_node_info(timeout=_NODE_SECONDS)}:
+            break
+        time.sleep(_LOOK_SECONDS)
+    return get_node(gcs_address, node_id)
 
 
 def _start_nothing(*args: object, **kwargs: object) -> None:

@@ -62,6 +62,11 @@ PARTS: Final = (
         "an embedded Ray needs neither autoscaler nor dashboard, and waits for both without an option against it",
     ),
     PrivatePart(
+        "ray._private.services",
+        ("get_node",),
+        "an embedded Ray asks for its own node once a second, which nothing sets",
+    ),
+    PrivatePart(
         "ray._private.utils", ("set_sigterm_handler",), "Ray would end the driver with a crash report at SIGTERM"
     ),
     PrivatePart(

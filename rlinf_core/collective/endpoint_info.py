@@ -111,6 +111,11 @@ def advertised_address() -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def advertised_on(ip: str) -> str | None:
+    """Return what an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
+    return None if env_vars.NET_IF.get() else ip
+
+
 def _interfaces() -> str:
     names = ", ".join(f"`{name}`" for _, name in socket.if_nameindex())
     return f"an interface with an IPv4 address; there are {names}"

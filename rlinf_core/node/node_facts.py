@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import tempfile
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from rlinf_core.node.node_processes import MARK, alive
 
@@ -71,13 +71,21 @@ def make_private(folder: str) -> bool:
     return info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
+# A raylet begins its object store in a thread, which often is not there when it first looks. It looks again after a
+# second, ten times; these are as many seconds in smaller steps.
+_STORE_ATTEMPTS: Final = {
+    "RAY_raylet_client_num_connect_attempts": "500",
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+}
+
+
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
     """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
     if token is None:
-        return {MARK: owner, "RAY_AUTH_MODE": "disabled"}
+        return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS}
     path = os.path.join(folder, _TOKEN)
     write_private(path, token)
-    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
+    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, **_STORE_ATTEMPTS}
 
 
 def object_store_bytes() -> int:

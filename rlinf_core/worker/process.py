@@ -20,10 +20,9 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
 from rlinf_core import tracing
-from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
-from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on
 from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError
 from rlinf_core.failures import PackedError
@@ -112,7 +111,7 @@ class WorkerProcess:
         """Make this process reachable for its peers, before code of the user runs that may look for them."""
         placement = context.placement
         client = ManagerClient(
-            context.session, manager, context.address, ip=advertised(context.node_ip), fallback=pickle_by_value
+            context.session, manager, context.address, ip=advertised_on(context.node_ip), fallback=pickle_by_value
         )
         client.on_cancel = self._give_up
         client.in_flight = unanswered.in_flight

@@ -10,6 +10,8 @@ import pytest
 
 from rlinf_core.cluster import ray_private
 from rlinf_core.cluster.ray_private import PARTS, PrivatePart
+from rlinf_core.node.node_facts import ray_environment
+from rlinf_core.node.node_processes import MARK
 
 ROOT = Path(ray_private.__file__).parents[2]
 # What is run on a node in an interpreter of its own, which has no rlinf, is a text.
@@ -28,6 +30,14 @@ def test_ray_has_it_still(part: PrivatePart) -> None:
 
 def test_a_job_config_keeps_its_list_of_folders() -> None:
     assert import_module("ray.job_config").JobConfig()._py_driver_sys_path == []
+
+
+def test_ray_still_knows_the_variables_of_its_environment() -> None:
+    known = import_module("ray._raylet").Config
+    variables = ray_environment("owner", "folder", None).keys() - {MARK, "RAY_AUTH_MODE"}
+    assert variables
+    for name in variables:
+        assert hasattr(known, name.removeprefix("RAY_")), name
 
 
 @pytest.mark.parametrize(
@@ -52,4 +62,4 @@ def test_one_place_touches_ray(pattern: str, allowed: set[str]) -> None:
 
 def test_what_is_not_listed_is_refused() -> None:
     with pytest.raises(KeyError):
-        ray_private.ray_module("ray._private.services")
+        ray_private.ray_module("ray._private.runtime_env")

@@ -10,7 +10,6 @@ import pytest
 
 from rlinf_cli.job_picture import views
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.job import ManagerProcess
 from rlinf_core.context import Session
 from rlinf_core.errors import (
     DeadlockError,
@@ -22,6 +21,7 @@ from rlinf_core.errors import (
 )
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
+from rlinf_core.manager.process import ManagerProcess
 from rlinf_core.waiting import OperationKind
 
 SECRET = b"0123456789abcdef" * 2

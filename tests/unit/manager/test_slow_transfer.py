@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.job import ManagerProcess
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.process import ManagerProcess
 
 SECRET = b"0123456789abcdef" * 2
 SIZE = 12 << 20
