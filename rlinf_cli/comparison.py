@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, cast
 
 from recipes.training.statistics import mean, t_quantile, wilson_interval
-from rlinf_core.runners.provenance import Provenance
+from rlinf_cli.provenance import Provenance
 
 
 class Kind(StrEnum):

@@ -75,6 +75,7 @@ def load(
         ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be asked.
     """
+    from rlinf_cli.placement_lint import lint
     from rlinf_core.job.load import load_job
 
     probe = None
@@ -86,7 +87,9 @@ def load(
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input, end it with Ctrl-D")
     file, changes = file_of_recipe(name, overrides or ())
-    return load_job(file, changes, assume=assume or (), environ=os.environ, probe=probe)
+    job = load_job(file, changes, assume=assume or (), environ=os.environ, probe=probe)
+    job.diagnostics.extend(lint(job))
+    return job
 
 
 class SoundJob(NamedTuple):

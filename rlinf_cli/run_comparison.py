@@ -13,9 +13,9 @@ from ruamel.yaml.error import YAMLError
 
 from rlinf_cli.comparison import Difference, Kind, ResultGap, RunResult, differences, result_of, verdict
 from rlinf_cli.live import labels
+from rlinf_cli.provenance import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import Metrics, read_metrics
-from rlinf_core.runners.provenance import read_provenance
 from rlinf_core.runners.run_folder import RunFolder
 
 

@@ -1,10 +1,11 @@
-"""Documents that a run leaves for `rlinf report`: its story, its placement, and where its configuration came from."""
+"""Documents that a run leaves for `rlinf report` and `rlinf compare`: its story, its placement, its provenance."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from rlinf_cli import story
 from rlinf_cli.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View
+from rlinf_cli.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.runners import durable
 from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
@@ -34,14 +36,19 @@ class DocumentWriter(View):
         super().__init__(progress)
         self._job, self._folder = job, folder
         self._pending: dict[str, str] = {}
+        self._provenance: Future[Provenance] | None = None
         self._warned = False
         self._keep(self._origins())
 
     def show(self, event: Event) -> None:
+        if self._provenance is None:
+            self._provenance = self._collect()
         if isinstance(event, ClusterReady):
             self._keep(self._placement(event.topology))
         elif isinstance(event, RunStarted):
             self._write_pending()
+            found = self._provenance
+            self._guarded(lambda: write_provenance(self._folder.path, found.result()))
             counts = ", ".join(f"{name} {count}" for name, count in event.components.items())
             begin = event.first_step - 1
             if event.resumed_from is not None:
@@ -51,6 +58,16 @@ class DocumentWriter(View):
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
             self.tell(story.RESTARTED, event.step, event.reason, [what])
+
+    def _collect(self) -> Future[Provenance]:
+        """Return the provenance of the run, which is collected while its workers start: git may be slow."""
+        recipe = self._job.recipe
+        packages = {"rlinf_core", *([recipe.config.partition(".")[0]] if recipe is not None else [])}
+        inputs = recipe.function("inputs") if recipe is not None else None
+        background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
+        found = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
+        background.shutdown(wait=False)
+        return found
 
     def _unread(self) -> list[str]:
         """Return the keys of the file that change nothing, each with its place and why."""

@@ -22,6 +22,7 @@ from rlinf_cli.importing.rules import Values
 from rlinf_cli.importing.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules_verl import VERL
 from rlinf_cli.importing.writing import written
+from rlinf_cli.placement_lint import lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path
 from rlinf_core.job.load import Job, load_job
@@ -106,6 +107,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
         refusals = _refusals(conversion, job)
         rounds += 1
         if not refusals or rounds >= _ROUNDS:
+            job.diagnostics.extend(lint(job))
             return Converted(text, project, recipe, why, outcomes, added, job)
         conversion.refused |= refusals
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from recipes.language import samples
 from rlinf_cli.live import labels
+from rlinf_cli.provenance import Provenance, read_provenance
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run_documents import ORIGINS, PICTURE, PLACEMENT
@@ -19,7 +20,6 @@ from rlinf_cli.story import StoryEvent, read_story
 from rlinf_core.errors import RunError
 from rlinf_core.memory import read_peaks
 from rlinf_core.runners.metrics import stream_metrics
-from rlinf_core.runners.provenance import Provenance, read_provenance
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import RunState, outcome
 

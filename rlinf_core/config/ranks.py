@@ -112,19 +112,6 @@ def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ..
     return tuple(left)
 
 
-def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
-    """Return which pairs of lists of ranges have numbers in common, as ascending indices."""
-    pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
-    pairs: set[tuple[int, int]] = set()
-    # The pieces that reach beyond the start of the one being looked at.
-    open_: list[tuple[int, int]] = []
-    for start, stop, index in pieces:
-        open_ = [(end, other) for end, other in open_ if end > start]
-        pairs |= {(min(index, other), max(index, other)) for _, other in open_ if other != index}
-        open_.append((stop, index))
-    return sorted(pairs)
-
-
 def parse_ranks(text: str) -> tuple[range, ...] | None:
     """Return the ranges of `0-3,5` as written; None for `all`. Order and overlaps are not judged here.
 

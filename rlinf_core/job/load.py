@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -79,9 +80,10 @@ class Job(NamedTuple):
         config: the recipe's model of the whole file, or None.
         cluster: the `cluster` section, or None.
         topology: its nodes, groups and units as declared or assumed, or None.
+        resolutions: by component, what its rank map means on that topology; those that could be judged.
         secret: paths whose values must not be printed, besides those whose keys tell.
 
-    The last four may hold less than the file when `ok` is False: what was wrong is left out.
+    The last five may hold less than the file when `ok` is False: what was wrong is left out.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Job(NamedTuple):
     config: BaseModel | None = None
     cluster: ClusterConfig | None = None
     topology: ClusterTopology | None = None
+    resolutions: Mapping[str, Resolution] = MappingProxyType({})
     secret: frozenset[Path] = frozenset()
 
     @property
@@ -191,16 +194,19 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     topology = _topology(cluster, assume, diagnostics)
     offline = Diagnostics()
     resolutions = check_placement(composed.tree, cluster, topology, offline, view.pruned)
+    probed: ClusterTopology | None = None
     if probe is not None and diagnostics.ok and offline.ok:
-        topology = _probed(cluster, probe(cluster), composed.tree, diagnostics) or topology
-        resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
-    else:
+        probed = _probed(cluster, probe(cluster), composed.tree, diagnostics)
+    if probed is None:
         diagnostics.extend(offline)
+    else:
+        topology = probed
+        resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
     if selected and config is not None:
         sizes = _world_sizes(cluster, resolutions, view)
         _check_recipe(selected.recipe, config, view, sizes, diagnostics, composed.sources)
     damaged = view.damaged(("cluster", "num_nodes"))
-    return job._replace(cluster=cluster, topology=None if damaged else topology)
+    return job._replace(cluster=cluster, topology=None if damaged else topology, resolutions=resolutions)
 
 
 def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnostics) -> Validated[BaseModel]:

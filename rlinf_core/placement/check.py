@@ -7,13 +7,19 @@ from collections.abc import Iterator
 
 from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.names import name_pieces
-from rlinf_core.config.places import naming, part, place
+from rlinf_core.config.places import naming, place
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
-from rlinf_core.placement.positions import GROUPS, PLACEMENT, Placed, group_paths, problem_span
+from rlinf_core.placement.positions import (
+    GROUPS,
+    Placed,
+    component_paths,
+    components_of,
+    group_paths,
+    problem_span,
+)
 from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
 
@@ -34,7 +40,7 @@ def check_placement(
     diagnostics: Diagnostics,
     pruned: frozenset[Path] = frozenset(),
 ) -> dict[str, Resolution]:
-    """Report everything that is wrong or suspicious about `cluster.component_placement`.
+    """Report everything that is wrong about `cluster.component_placement`.
 
     Args:
         tree: the whole file.
@@ -64,12 +70,12 @@ class _Check:
         self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned, {}, tree)
 
     def run(self) -> dict[str, Resolution]:
-        written = list(self._written())
+        self._report_twice()
         if self._damaged(("cluster", "num_nodes")):
             return {}
         doubtful = self._doubtful_labels()
         placed: list[Placed] = []
-        for name, path in written:
+        for name, path in component_paths(self.tree).items():
             entry = self.cluster.component_placement.get(name)
             if entry is None or self._damaged(path) or doubtful.intersection(entry.node_group or (CLUSTER_LABEL,)):
                 continue
@@ -80,36 +86,20 @@ class _Check:
                 finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, problem.help)
                 self.diagnostics.add(finding)
         self._note_unknown(placed)
-        if len(placed) == len(written) and not any(each.resolution.problems for each in placed):
-            # Imported here: a file with mistakes has more urgent news than these.
-            from rlinf_core.placement.lint import lint
-
-            self.diagnostics.extend(lint(self.tree, self.cluster, self.topology, placed))
         return {each.name: each.resolution for each in placed}
 
     def _damaged(self, path: Path) -> bool:
         return self._validated.damaged(path)
 
-    def _written(self) -> Iterator[tuple[str, Path]]:
-        """Return every component of the file once, with the place of its name; a second time is reported."""
-        section = find(self.tree, PLACEMENT)
-        if not isinstance(section, MappingNode):
-            return
+    def _report_twice(self) -> None:
         first: dict[str, Span] = {}
-        for entry in section.entries:
-            for name, start, end in name_pieces(entry.key.raw):
-                if not name:  # `a,,b`, which the model reports
-                    continue
-                span = part(entry.key, start, end) or entry.key.span
-                if name not in first:
-                    first[name] = span
-                    yield name, (*PLACEMENT, entry.key.raw)
-                    continue
+        for name, path, span in components_of(self.tree):
+            if first.setdefault(name, span) is not span:
                 self.diagnostics.error(
                     "component-twice",
                     f"component `{name}` is placed twice",
                     span,
-                    (*PLACEMENT, entry.key.raw),
+                    path,
                     "give each component one entry; an entry may list several parts, as in `0-3,8-11`",
                     ((first[name], "first placed at"),),
                 )

@@ -79,8 +79,8 @@ class ComponentPlacement:
         Raises:
             PlacementError: the job has no such component.
         """
-        resolution = self._resolution(name)
-        return _MappedStrategy(name, self._entries[name], resolution)
+        self._resolution(name)
+        return _MappedStrategy(name, self._entries[name])
 
     def get_world_size(self, name: str) -> int:
         """Return how many processes a component has.
@@ -120,17 +120,15 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 class _MappedStrategy(PlacementStrategy):
-    def __init__(self, name: str, entry: PlacementEntry, resolution: Resolution) -> None:
-        self._name, self._entry, self._resolution = name, entry, resolution
+    def __init__(self, name: str, entry: PlacementEntry) -> None:
+        self._name, self._entry = name, entry
 
     def __repr__(self) -> str:
         groups = ",".join(self._entry.node_group) or CLUSTER_LABEL
         return f"<placement of {self._name}: `{self._entry.rank_map}` on {groups}>"
 
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
-        topology, resolution = topology_of(cluster), self._resolution
-        if resolution.selection is None or resolution.selection.topology is not topology:
-            resolution = _resolve(self._name, self._entry, topology)
+        resolution = _resolve(self._name, self._entry, topology_of(cluster))
         if resolution.selection is None:
             raise unknown_accelerators(resolution.unknown, self._name)
         return place(resolution.selection, resolution.processes(), isolate_accelerator, self._name)

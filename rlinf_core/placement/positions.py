@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rlinf_core.config.cluster import PlacementEntry
@@ -25,15 +26,26 @@ class Placed(NamedTuple):
     resolution: Resolution
 
 
+def components_of(tree: MappingNode) -> Iterator[tuple[str, Path, Span]]:
+    """Return every component of the file, with the path of its entry and the place of its name."""
+    section = find(tree, PLACEMENT)
+    for entry in section.entries if isinstance(section, MappingNode) else ():
+        for name, start, end in name_pieces(entry.key.raw):
+            if name:  # `a,,b`, which the model reports
+                yield name, (*PLACEMENT, entry.key.raw), part(entry.key, start, end) or entry.key.span
+
+
+def component_paths(tree: MappingNode) -> dict[str, Path]:
+    """Return the path of the entry of each component, the first where it is placed twice."""
+    paths: dict[str, Path] = {}
+    for name, path, _ in components_of(tree):
+        paths.setdefault(name, path)
+    return paths
+
+
 def map_path(tree: MappingNode, entry: Path) -> Path:
     """Return the path of the rank map of a component's entry, which may be the whole entry."""
     return (*entry, "placement") if isinstance(find(tree, entry), MappingNode) else entry
-
-
-def group_path(tree: MappingNode, entry: Path) -> Path:
-    """Return the path of the node groups that a component's entry names; where it names none, of its rank map."""
-    path = (*entry, "node_group")
-    return map_path(tree, entry) if find(tree, path) is None else path
 
 
 def problem_span(tree: MappingNode, entry: Path, problem: PlacementProblem) -> Span:

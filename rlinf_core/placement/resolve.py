@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, merge_ranges
@@ -91,8 +92,9 @@ class Resolution(NamedTuple):
             yield from block
 
 
-def resolve(component: str, rank_map: RankMap, labels: Sequence[str], topology: ClusterTopology) -> Resolution:
-    """Lay the processes of `component` out over the groups `labels` (none means `cluster`)."""
+@lru_cache(maxsize=256)
+def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology: ClusterTopology) -> Resolution:
+    """Lay the processes of `component` out over the groups `labels` (none means `cluster`), once for each topology."""
     selected = select(topology, labels, f"component `{component}`")
     parts = _Parts(component, selected.selection, selected.groups)
     for part in rank_map.parts:

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -21,7 +20,6 @@ from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_check
 from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.provenance import Provenance, collect, write_provenance
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
@@ -72,7 +70,6 @@ class RunRecord:
         self._metrics = metrics
         self._config_hash = config_hash
         self._facts = dict(facts or {})
-        self._provenance: Future[Provenance] | None = None
         self._began: float | None = None
         # From the beginning to what was done last.
         self._seconds = 0.0
@@ -95,18 +92,11 @@ class RunRecord:
         """
         config: Any = job.config
         facts = job.recipe.function("facts") if job.recipe is not None else None
-        inputs = job.recipe.function("inputs") if job.recipe is not None else None
         digest, plain = "", dict[str, Any]()
         if job.tree is not None:
             digest = folder.write_config(job)
             plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
-        record = cls._opened(folder, listener, config.runner, facts(config) if facts is not None else {}, digest, plain)
-        packages = {"rlinf_core", *([job.recipe.config.partition(".")[0]] if job.recipe is not None else [])}
-        # While the workers start: git may be slow.
-        background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
-        record._provenance = background.submit(collect, sorted(packages), inputs(config) if inputs else ())
-        background.shutdown(wait=False)
-        return record
+        return cls._opened(folder, listener, config.runner, facts(config) if facts is not None else {}, digest, plain)
 
     @classmethod
     def _opened(
@@ -214,7 +204,6 @@ class RunRecord:
             self.folder.started()
             self.folder.checkpoints.recover()
             self._metrics.rewind(self.step)
-            self._keep_provenance()
             resumed = self.source.path if self.source else None
             self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
 
@@ -269,15 +258,6 @@ class RunRecord:
     def finished(self) -> None:
         """Tell that the run is over, as it was meant to be."""
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
-
-    def _keep_provenance(self) -> None:
-        if self._provenance is None:
-            return
-        try:
-            write_provenance(self.folder.path, self._provenance.result())
-        except OSError as error:
-            # The run is fine without.
-            LOGGER.warning("versions and code of the run are not kept: %s", error)
 
     def _draw_curve(self) -> None:
         try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recipes.training.statistics import t_quantile
 from rlinf_cli.comparison import Difference, Kind, RunResult, differences, result_of, verdict
-from rlinf_core.runners.provenance import Provenance
+from rlinf_cli.provenance import Provenance
 
 CONFIG = {
     "recipe": "embodied",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli import report_writing
+from rlinf_cli.provenance import read_provenance
 from rlinf_cli.story import read_story
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners import durable
@@ -109,6 +110,9 @@ class TestARun:
         kinds = [event.kind for event in read_story(last_run().path)]
         assert kinds == ["started", "failed"]
         assert "runner.max_steps" in (last_run().path / "origins.json").read_text()
+        found = read_provenance(last_run().path)
+        assert found is not None
+        assert found.code["rlinf_core"]
 
     def test_its_folder_tells_of_it(self, cli: Cli) -> None:
         cli("train", "recipe=fake")

@@ -16,7 +16,6 @@ from rlinf_core.config.ranks import (
     format_ranks,
     intersect,
     merge_ranges,
-    overlapping,
     parse_rank_map,
     parse_ranks,
     subtract,
@@ -148,10 +147,3 @@ def test_intersect(a: tuple[range, ...], b: tuple[range, ...]) -> None:
 @given(piece_lists, piece_lists)
 def test_subtract(a: tuple[range, ...], b: tuple[range, ...]) -> None:
     assert numbers(subtract(a, b)) == sorted(set(numbers(a)) - set(numbers(b)))
-
-
-@given(st.lists(piece_lists, max_size=5))
-def test_overlapping(lists: list[tuple[range, ...]]) -> None:
-    sets = [set(numbers(each)) for each in lists]
-    expected = [(i, j) for j in range(len(sets)) for i in range(j) if sets[i] & sets[j]]
-    assert overlapping(lists) == sorted(expected)

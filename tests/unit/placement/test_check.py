@@ -7,49 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, codes_by_stage
-from rlinf_core.config.cluster import ClusterConfig
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.reader import decode, read
-from rlinf_core.config.validation import validate
-from rlinf_core.placement.check import check_placement
-from rlinf_core.topology import ClusterTopology, NodeInfo
-
-
-class File(ConfigModel):
-    """A file that is only about machines."""
-
-    cluster: ClusterConfig
-
-
-def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> list[Diagnostic]:
-    """Return what `check_placement` says about a file; markers are taken out first.
-
-    With `accelerators` every node was asked, and turned out to have so many.
-    """
-    found, ours = Diagnostics(), Diagnostics()
-    source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
-    assert source is not None
-    tree = read(source, found)
-    assert tree is not None
-    validated = validate(File, tree, found, stand_ins={("cluster", "num_nodes"): 1})
-    assert validated.model is not None, list(found)
-    cluster = validated.model.cluster
-    topology = ClusterTopology.from_config(cluster, assume)
-    if accelerators is not None:
-        nodes = [NodeInfo(rank, accelerators) for rank in range(cluster.num_nodes)]
-        topology = ClusterTopology.from_nodes(nodes, cluster)
-    check_placement(tree, cluster, topology, ours, validated.pruned)
-    return list(ours)
-
-
-def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> Diagnostic:
-    """Return the only finding, which has this code and underlines the marked text."""
-    found = findings(text, assume, accelerators)
-    assert [each.code for each in found] == [code], found
-    start = text.index(OPEN)
-    assert (found[0].span.start, found[0].span.end) == (start, text.index(CLOSE) - 1)
-    return found[0]
+from rlinf_core.config.diagnostics import Severity
+from tests.unit.placement.found import EIGHT_NODES, findings, one
 
 
 @pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
@@ -60,20 +19,6 @@ def test_the_wrong_example_is_reported_at_its_marker_and_nothing_else_is(code: C
 @pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
 def test_the_right_example_is_free_of_it(code: Code) -> None:
     assert code.name not in {each.code for each in findings(code.right.text, code.right.assume, code.right.found)}
-
-
-EIGHT_NODES = """
-cluster:
-  num_nodes: 8
-  component_placement:
-    actor:
-      node_group: a800
-      placement: {map}
-  node_groups:
-    - label: a800
-      node_ranks: 0-7
-      accelerators: {{model: A800, per_node: 8}}
-"""
 
 
 def test_the_message_of_the_specification() -> None:
@@ -203,68 +148,6 @@ def test_nothing_declared_anywhere_is_not_taken_for_absent() -> None:
     assert "`cluster`" in found[0].message
 
 
-def test_idle_accelerators_are_counted_by_node() -> None:
-    found = findings(EIGHT_NODES.format(map='"0-3,8-61"'))
-    assert [each.code for each in found] == ["idle-accelerators"]
-    assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
-
-
-def test_robots_that_nothing_is_placed_on_are_told_of() -> None:
-    arms = "{type: Franka, configs: [{node_rank: 1, robot_ip: 10.0.0.1}]}"
-    text = (
-        "cluster:\n  num_nodes: 2\n  component_placement: {env: {node_group: LABEL, placement: 0}}\n"
-        f"  node_groups: [{{label: arms, node_ranks: 1, hardware: {arms}}}]\n"
-    )
-    assert [each.code for each in findings(text.replace("LABEL", "arms"))] == []
-    (idle,) = findings(text.replace("LABEL", "node"))
-    assert (idle.code, idle.severity, idle.span.text) == ("idle-robots", Severity.WARNING, "arms")
-
-
-def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
-    text = EIGHT_NODES.format(map="0-31").replace(
-        "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
-    )
-    (note, idle) = sorted(findings(text), key=lambda each: each.severity is Severity.WARNING)
-    assert idle.code == "idle-accelerators"
-    assert (note.code, note.severity) == ("accelerators-not-reserved", Severity.NOTE)
-    expected = "`agent` sees all accelerators of nodes 0-3, none reserved for it; `actor` holds some of them"
-    assert note.message == expected
-
-
-def test_env_configs_that_do_not_reach_a_component_are_noted() -> None:
-    text = """\
-cluster:
-  num_nodes: 3
-  component_placement:
-    env: {node_group: node, placement: 0-2}
-    actor: {node_group: a, placement: 0-1}
-  node_groups:
-    - {label: a, node_ranks: 0-1, ENV, env_configs: [{node_ranks: 0, env_vars: {A: 1}}]}
-    - {label: b, node_ranks: 1-2, ENV, env_configs: [{node_ranks: 1-2, python_interpreter_path: /b}]}
-""".replace("ENV", "accelerators: {per_node: 0}")
-    found = {each.code: each for each in findings(text)}
-    # Node 1 is in two groups: nobody would take the variables of either for those of the node.
-    told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
-    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not reach it"]
-    assert found["env-configs-unused"].severity is Severity.NOTE
-    assert (
-        found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it gives an interpreter"
-    )
-
-
-@pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])
-def test_components_of_like_density_are_not_suspicious(other: str) -> None:
-    text = EIGHT_NODES.format(map="0-63").replace("  node_groups:\n", f"    env: '{other}'\n  node_groups:\n")
-    assert findings(text) == []
-
-
-def test_a_component_within_another_is_not_suspicious() -> None:
-    text = EIGHT_NODES.format(map="0-63").replace(
-        "  node_groups:\n", "    env: 0-31\n    rollout: 32-63\n  node_groups:\n"
-    )
-    assert findings(text) == []
-
-
 @pytest.mark.parametrize("make", [str, lambda text: text.replace("\n", "\r\n")])
 def test_line_ends_do_not_move_the_caret(make: Callable[[str], str]) -> None:
     assert one(make(EIGHT_NODES.format(map="«0-64»")), "placement-out-of-range").severity is Severity.ERROR
@@ -324,28 +207,3 @@ def test_the_whole_cluster_is_never_a_group_of_that_label() -> None:
     groups = "[{label: cluster, node_ranks: 0}]"
     text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups}\n"
     assert [each.span.text for each in findings(text) if each.code == "accelerators-unknown"] == ["actor"]
-
-
-ON_NUMBERS = "cluster:\n  num_nodes: 2\n  component_placement: {{actor: {map}}}\n  node_groups: [{group}]\n"
-
-
-@pytest.mark.parametrize(
-    ("map", "group", "code"),
-    [
-        ("0-1", "{label: a, node_ranks: 0}", "no-accelerator-found"),
-        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0}", "no-accelerator-found"),
-        ("0-3", "{label: a, node_ranks: 0}", "placement-out-of-range"),
-        ("all", "{label: a, node_ranks: 0}", None),
-        ("{node_group: node, placement: 0-1}", "{label: a, node_ranks: 0}", None),
-        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, ignore_hardware: true}", None),
-        ("0-1", "{label: a, node_ranks: all, accelerators: {per_node: 0}}", None),
-        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, accelerators: {per_node: 0}}", None),
-    ],
-)
-def test_accelerators_that_nobody_has_are_told_unless_that_was_said(map: str, group: str, code: str | None) -> None:
-    text = ON_NUMBERS.format(map=map, group=group)
-    found = findings(text, accelerators=0)
-    assert [each.code for each in found] == ([code] if code else [])
-    assert all("no accelerator found" in f"{each.message} {each.help}" for each in found)
-    # Before the nodes were asked nobody can know.
-    assert "no-accelerator-found" not in {each.code for each in findings(text)}

@@ -90,3 +90,11 @@ def test_any_map_is_laid_out_in_full_or_refused(per_node: list[int], text: str) 
     assert all(
         resolution.selection.locate(share[0]).node == resolution.selection.locate(share[-1]).node for share in shares
     )
+
+
+def test_a_map_is_resolved_once_on_a_topology() -> None:
+    nodes = [NodeInfo(0, 4)]
+    topology = ClusterTopology.from_nodes(nodes)
+    first = resolve("actor", RankMap.parse("0-3"), (), topology)
+    assert resolve("actor", RankMap.parse("0-3"), (), topology) is first
+    assert resolve("actor", RankMap.parse("0-3"), (), ClusterTopology.from_nodes(nodes)) is not first

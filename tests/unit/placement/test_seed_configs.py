@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.placement_lint import lint
 from rlinf_core import HybridComponentPlacement, PlacementMode, load_job
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.placement.environment import process_environment
@@ -74,8 +75,9 @@ cluster:
 
 def load(text: str, *assume: str) -> Any:
     job = load_job("-", stdin=text.encode(), assume=assume, environ={})
-    assert [each.message for each in job.diagnostics if each.severity is not Severity.NOTE] == []
     assert job.cluster is not None
+    job.diagnostics.extend(lint(job))
+    assert [each.message for each in job.diagnostics if each.severity is not Severity.NOTE] == []
     return job
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf_cli.placement_lint import lint
 from rlinf_core.job.load import load_job
 from rlinf_core.job.no_effect import NO_EFFECT
 
@@ -32,7 +33,9 @@ def findings(tmp_path: Path) -> Findings:
     def find(text: str, *overrides: str, messages: bool = False) -> list[tuple[str, ...]]:
         path = tmp_path / "job.yaml"
         path.write_text(text)
-        found = [each for each in load_job(str(path), overrides, environ={}).diagnostics if each.code != NO_EFFECT]
+        job = load_job(str(path), overrides, environ={})
+        job.diagnostics.extend(lint(job))
+        found = [each for each in job.diagnostics if each.code != NO_EFFECT]
         return [(each.code, each.span.text, *([each.message, each.help or ""] if messages else [])) for each in found]
 
     return find

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlinf_core.config.cluster import ClusterConfig, EnvConfig
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.places import place
-from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, overlapping, subtract
+from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path
-from rlinf_core.placement.positions import Placed, group_path, group_paths, map_path
+from rlinf_core.config.tree import MappingNode, Path, find
+from rlinf_core.job.load import Job
+from rlinf_core.placement.positions import Placed, component_paths, group_paths, map_path
 from rlinf_core.placement.resolve import Coverage
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, UnitKind
@@ -19,13 +20,19 @@ from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, 
 _LISTED = 3
 
 
-def lint(
-    tree: MappingNode, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
-) -> Iterator[Diagnostic]:
-    """Return warnings and notes about sound placements, which may count accelerators that are unknown."""
+def lint(job: Job) -> Iterator[Diagnostic]:
+    """Return warnings and notes about the placement of a file; none while the place of a component is in doubt."""
+    if job.tree is None or job.cluster is None or job.topology is None:
+        return
+    placed: list[Placed] = []
+    for name, path in component_paths(job.tree).items():
+        resolution = job.resolutions.get(name)
+        if resolution is None or resolution.problems:
+            return
+        placed.append(Placed(name, path, job.cluster.component_placement[name], resolution))
     if not placed:
         return
-    linter = _Linter(tree, cluster, topology, placed)
+    linter = _Linter(job.tree, job.cluster, job.topology, placed)
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
     yield from linter.idle_robots()
@@ -230,7 +237,7 @@ class _Linter:
                     yield self._note(
                         "env-configs-unused",
                         f"`{each.name}` is placed through `{through}`: the `env_configs` of {listed} do not reach it",
-                        group_path(self.tree, each.path),
+                        _group_path(self.tree, each.path),
                         f"place it by `node_group: {next(iter(missed))}` if they should",
                     )
 
@@ -264,6 +271,12 @@ class _Linter:
                 )
 
 
+def _group_path(tree: MappingNode, entry: Path) -> Path:
+    """Return the path of the node groups that a component's entry names; where it names none, of its rank map."""
+    path = (*entry, "node_group")
+    return map_path(tree, entry) if find(tree, path) is None else path
+
+
 def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
     """Return a component's nodes by the label that places it there; all it may use where what it counts is unknown."""
     selection = placed.resolution.selection
@@ -274,6 +287,19 @@ def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
         for label, nodes in selection.nodes(block.resources):
             found.setdefault(label, []).append(nodes)
     return {label: merge_ranges(nodes) for label, nodes in found.items()}
+
+
+def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
+    """Return which pairs of lists of ranges have numbers in common, as ascending indices."""
+    pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
+    pairs: set[tuple[int, int]] = set()
+    # The pieces that reach beyond the start of the one being looked at.
+    open_: list[tuple[int, int]] = []
+    for start, stop, index in pieces:
+        open_ = [(end, other) for end, other in open_ if end > start]
+        pairs |= {(min(index, other), max(index, other)) for _, other in open_ if other != index}
+        open_.append((stop, index))
+    return sorted(pairs)
 
 
 def _covered_twice(lists: Iterable[tuple[range, ...]]) -> tuple[range, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_cli.provenance import ENVIRONMENT, Provenance, collect, read_provenance, write_provenance
 from rlinf_core.errors import RunError
-from rlinf_core.runners.provenance import ENVIRONMENT, Provenance, collect, read_provenance, write_provenance
 
 
 def test_versions_are_those_that_are_installed() -> None:

@@ -1,0 +1,109 @@
+"""Warnings and notes about placements that are legal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_cli.placement_lint import overlapping
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.ranks import merge_ranges
+from tests.unit.placement.found import EIGHT_NODES, findings
+
+
+def test_idle_accelerators_are_counted_by_node() -> None:
+    found = findings(EIGHT_NODES.format(map='"0-3,8-61"'))
+    assert [each.code for each in found] == ["idle-accelerators"]
+    assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
+
+
+def test_robots_that_nothing_is_placed_on_are_told_of() -> None:
+    arms = "{type: Franka, configs: [{node_rank: 1, robot_ip: 10.0.0.1}]}"
+    text = (
+        "cluster:\n  num_nodes: 2\n  component_placement: {env: {node_group: LABEL, placement: 0}}\n"
+        f"  node_groups: [{{label: arms, node_ranks: 1, hardware: {arms}}}]\n"
+    )
+    assert [each.code for each in findings(text.replace("LABEL", "arms"))] == []
+    (idle,) = findings(text.replace("LABEL", "node"))
+    assert (idle.code, idle.severity, idle.span.text) == ("idle-robots", Severity.WARNING, "arms")
+
+
+def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
+    text = EIGHT_NODES.format(map="0-31").replace(
+        "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
+    )
+    (note, idle) = sorted(findings(text), key=lambda each: each.severity is Severity.WARNING)
+    assert idle.code == "idle-accelerators"
+    assert (note.code, note.severity) == ("accelerators-not-reserved", Severity.NOTE)
+    expected = "`agent` sees all accelerators of nodes 0-3, none reserved for it; `actor` holds some of them"
+    assert note.message == expected
+
+
+def test_env_configs_that_do_not_reach_a_component_are_noted() -> None:
+    text = """\
+cluster:
+  num_nodes: 3
+  component_placement:
+    env: {node_group: node, placement: 0-2}
+    actor: {node_group: a, placement: 0-1}
+  node_groups:
+    - {label: a, node_ranks: 0-1, ENV, env_configs: [{node_ranks: 0, env_vars: {A: 1}}]}
+    - {label: b, node_ranks: 1-2, ENV, env_configs: [{node_ranks: 1-2, python_interpreter_path: /b}]}
+""".replace("ENV", "accelerators: {per_node: 0}")
+    found = {each.code: each for each in findings(text)}
+    # Node 1 is in two groups: nobody would take the variables of either for those of the node.
+    told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
+    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not reach it"]
+    assert found["env-configs-unused"].severity is Severity.NOTE
+    assert (
+        found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it gives an interpreter"
+    )
+
+
+@pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])
+def test_components_of_like_density_are_not_suspicious(other: str) -> None:
+    text = EIGHT_NODES.format(map="0-63").replace("  node_groups:\n", f"    env: '{other}'\n  node_groups:\n")
+    assert findings(text) == []
+
+
+def test_a_component_within_another_is_not_suspicious() -> None:
+    text = EIGHT_NODES.format(map="0-63").replace(
+        "  node_groups:\n", "    env: 0-31\n    rollout: 32-63\n  node_groups:\n"
+    )
+    assert findings(text) == []
+
+
+ON_NUMBERS = "cluster:\n  num_nodes: 2\n  component_placement: {{actor: {map}}}\n  node_groups: [{group}]\n"
+
+
+@pytest.mark.parametrize(
+    ("map", "group", "code"),
+    [
+        ("0-1", "{label: a, node_ranks: 0}", "no-accelerator-found"),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0}", "no-accelerator-found"),
+        ("0-3", "{label: a, node_ranks: 0}", "placement-out-of-range"),
+        ("all", "{label: a, node_ranks: 0}", None),
+        ("{node_group: node, placement: 0-1}", "{label: a, node_ranks: 0}", None),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, ignore_hardware: true}", None),
+        ("0-1", "{label: a, node_ranks: all, accelerators: {per_node: 0}}", None),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, accelerators: {per_node: 0}}", None),
+    ],
+)
+def test_accelerators_that_nobody_has_are_told_unless_that_was_said(map: str, group: str, code: str | None) -> None:
+    text = ON_NUMBERS.format(map=map, group=group)
+    found = findings(text, accelerators=0)
+    assert [each.code for each in found] == ([code] if code else [])
+    assert all("no accelerator found" in f"{each.message} {each.help}" for each in found)
+    # Before the nodes were asked nobody can know.
+    assert "no-accelerator-found" not in {each.code for each in findings(text)}
+
+
+piece_lists = st.lists(st.builds(range, st.integers(0, 40), st.integers(0, 40)), max_size=6).map(merge_ranges)
+
+
+@given(st.lists(piece_lists, max_size=5))
+def test_overlapping(lists: list[tuple[range, ...]]) -> None:
+    sets = [{number for piece in pieces for number in piece} for pieces in lists]
+    expected = [(i, j) for j in range(len(sets)) for i in range(j) if sets[i] & sets[j]]
+    assert overlapping(lists) == sorted(expected)

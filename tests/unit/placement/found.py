@@ -1,0 +1,65 @@
+"""Findings about the placement of a file, as `rlinf validate` has them: the rules' and the linter's."""
+
+from __future__ import annotations
+
+from rlinf_cli.codes import CLOSE, OPEN
+from rlinf_cli.placement_lint import lint
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.validation import validate
+from rlinf_core.job.load import Job
+from rlinf_core.placement.check import check_placement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+
+class File(ConfigModel):
+    """A file that is only about machines."""
+
+    cluster: ClusterConfig
+
+
+def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> list[Diagnostic]:
+    """Return what is found about the placement of a file; markers are taken out first.
+
+    With `accelerators` every node was asked, and turned out to have so many.
+    """
+    found, ours = Diagnostics(), Diagnostics()
+    source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None
+    validated = validate(File, tree, found, stand_ins={("cluster", "num_nodes"): 1})
+    assert validated.model is not None, list(found)
+    cluster = validated.model.cluster
+    topology = ClusterTopology.from_config(cluster, assume)
+    if accelerators is not None:
+        nodes = [NodeInfo(rank, accelerators) for rank in range(cluster.num_nodes)]
+        topology = ClusterTopology.from_nodes(nodes, cluster)
+    resolutions = check_placement(tree, cluster, topology, ours, validated.pruned)
+    ours.extend(lint(Job("file.yaml", ours, tree, cluster=cluster, topology=topology, resolutions=resolutions)))
+    return list(ours)
+
+
+def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> Diagnostic:
+    """Return the only finding, which has this code and underlines the marked text."""
+    found = findings(text, assume, accelerators)
+    assert [each.code for each in found] == [code], found
+    start = text.index(OPEN)
+    assert (found[0].span.start, found[0].span.end) == (start, text.index(CLOSE) - 1)
+    return found[0]
+
+
+EIGHT_NODES = """
+cluster:
+  num_nodes: 8
+  component_placement:
+    actor:
+      node_group: a800
+      placement: {map}
+  node_groups:
+    - label: a800
+      node_ranks: 0-7
+      accelerators: {{model: A800, per_node: 8}}
+"""
