@@ -75,8 +75,7 @@ def load(
         ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be asked.
     """
-    from rlinf_cli.placement_lint import lint
-    from rlinf_core.job.load import load_job
+    from rlinf_cli.lint.load import load_with_lint
 
     probe = None
     if live:
@@ -87,9 +86,7 @@ def load(
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input, end it with Ctrl-D")
     file, changes = file_of_recipe(name, overrides or ())
-    job = load_job(file, changes, assume=assume or (), environ=os.environ, probe=probe)
-    job.diagnostics.extend(lint(job))
-    return job
+    return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe)
 
 
 class SoundJob(NamedTuple):

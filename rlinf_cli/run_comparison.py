@@ -104,7 +104,7 @@ def draw(found: Comparison, path: Path) -> None:
     Raises:
         RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
     """
-    from rlinf_core.runners.curve import require_matplotlib, save_figure, thinned
+    from recipes.training.curve import require_matplotlib, save_figure, thinned
 
     require_matplotlib("no curves were drawn")
     from matplotlib import colormaps

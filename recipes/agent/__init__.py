@@ -12,5 +12,6 @@ recipe = Recipe(
     program="recipes.agent.program:program",
     check="recipes.agent.config:check",
     facts="recipes.language.job_rules:facts",
+    curve="recipes.training.curve:draw_curve",
     inputs="recipes.agent.config:inputs",
 )

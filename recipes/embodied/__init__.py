@@ -12,6 +12,7 @@ recipe = Recipe(
     program="recipes.embodied.program:program",
     check="recipes.embodied.rules:check",
     facts="recipes.embodied.config:facts",
+    curve="recipes.training.curve:draw_curve",
     trials="recipes.embodied.interpreters:trials",
     record="recipes.embodied.recording:record",
     evaluate="recipes.embodied.evaluation:evaluate",

@@ -12,5 +12,6 @@ recipe = Recipe(
     program="recipes.math.program:program",
     check="recipes.math.config:check",
     facts="recipes.language.job_rules:facts",
+    curve="recipes.training.curve:draw_curve",
     inputs="recipes.language.job_rules:inputs",
 )

@@ -12,6 +12,7 @@ recipe = Recipe(
     program="recipes.sft.program:program",
     check="recipes.sft.config:check",
     facts="recipes.embodied.config:facts",
+    curve="recipes.training.curve:draw_curve",
     record="recipes.embodied.recording:record",
     policy="recipes.embodied.trained_policy:load",
     export="recipes.embodied.exporting:export",

@@ -22,10 +22,10 @@ from rlinf_cli.importing.rules import Values
 from rlinf_cli.importing.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules_verl import VERL
 from rlinf_cli.importing.writing import written
-from rlinf_cli.placement_lint import lint
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path
-from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.load import Job
 
 # What is wrong with this machine, and not with the file.
 OF_THIS_MACHINE: Final = frozenset(("missing-extra", "unusable-path", "unknown-variable"))
@@ -103,11 +103,10 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     rounds = 0
     while True:
         text, outcomes = written(conversion, added)
-        job = load_job("-", stdin=text.encode(), environ=environ)
+        job = load_with_lint("-", stdin=text.encode(), environ=environ)
         refusals = _refusals(conversion, job)
         rounds += 1
         if not refusals or rounds >= _ROUNDS:
-            job.diagnostics.extend(lint(job))
             return Converted(text, project, recipe, why, outcomes, added, job)
         conversion.refused |= refusals
 

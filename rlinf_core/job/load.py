@@ -21,7 +21,7 @@ from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.leading_zeros import warn_of_leading_zeros
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import load_source
-from rlinf_core.config.rules import environment, groups, hardware, machines
+from rlinf_core.config.rules import environment, groups, hardware
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
@@ -35,6 +35,9 @@ from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatche
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
 """What the nodes of a cluster have, by rank; raises what kept them from being asked."""
+
+Rule: TypeAlias = Callable[[Site], None]
+"""Reports what is wrong about the `cluster` section."""
 
 
 def _meant_type(written: str) -> str:
@@ -122,6 +125,7 @@ def load_job(
     stdin: bytes | None = None,
     environ: Mapping[str, str] | None = None,
     probe: Probe | None = None,
+    rules: Sequence[Rule] = (),
 ) -> Job:
     """Read and check a configuration; only `probe` touches a machine. Never raises for what a file can hold.
 
@@ -132,6 +136,7 @@ def load_job(
         stdin: stands in for the process's standard input.
         environ: what `${env:NAME}` refers to; default the process's environment.
         probe: asks the nodes what they have, once the file is right without; it is then checked against that.
+        rules: further ones for the `cluster` section, such as those about machines that only `rlinf up` uses.
     """
     diagnostics = Diagnostics()
     source = _load_source(name, stdin, diagnostics)
@@ -148,7 +153,7 @@ def load_job(
     if composed is None:
         return Job(source.name, diagnostics)
     job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
-    return _understand(job, composed, assume, probe)
+    return _understand(job, composed, assume, probe, rules)
 
 
 def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> SourceText | None:
@@ -173,7 +178,7 @@ def _find_base(name: str, _extending: str) -> str | None:
     return str(shipped) if shipped else None
 
 
-def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
+def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None, rules: Sequence[Rule]) -> Job:
     diagnostics = job.diagnostics
     selected = _select_recipe(composed, diagnostics)
     model = selected.model if selected else ClusterFile
@@ -190,7 +195,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     cluster = getattr(view.model, "cluster", None)
     if not isinstance(cluster, ClusterConfig):
         return job
-    check_cluster(cluster, view, diagnostics)
+    check_cluster(cluster, view, diagnostics, rules)
     topology = _topology(cluster, assume, diagnostics)
     offline = Diagnostics()
     resolutions = check_placement(composed.tree, cluster, topology, offline, view.pruned)
@@ -386,10 +391,10 @@ def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceTe
     return found if len(found) < len(sources) else []
 
 
-def check_cluster(cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics) -> None:
-    """Report every contradiction within the section. `view` is the validated file that holds it."""
+def check_cluster(
+    cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics, rules: Sequence[Rule] = ()
+) -> None:
+    """Report every contradiction within the section, by further `rules` too; `view` is the validated file."""
     site = Site(cluster, view, diagnostics)
-    groups.check(site)
-    environment.check(site)
-    hardware.check(site)
-    machines.check(site)
+    for check in (groups.check, environment.check, hardware.check, *rules):
+        check(site)

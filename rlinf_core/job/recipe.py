@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "rlinf.recipes"
 # The fields of a recipe that name a function.
 Part: TypeAlias = (
-    Literal["program", "check", "facts", "record", "evaluate", "policy"]
+    Literal["program", "check", "facts", "curve", "record", "evaluate", "policy"]
     | Literal["export", "play", "memory", "savings", "inputs", "trials"]
 )
 
@@ -61,6 +61,8 @@ class Recipe(NamedTuple):
         facts: `facts(config)`: what a run must agree in to continue from a checkpoint, by the path of the key
             (`Manifest.facts`). A resume that does not fit is refused before anything is written; None: the program
             checks.
+        curve: `curve(metrics_file, folder, title)`: draws the learning curve into the folder of a run that has ended;
+            returns the pictures, or None where no metric to draw was written.
         record: `record(job, folder, *, episodes, checkpoint, successes_only, video, fps, tell)`, for `rlinf record`:
             writes demonstrations into a new folder and returns `folder`, `episodes`, `frames`, `tried` and `successes`.
         evaluate: `evaluate(job, checkpoint, folder, *, episodes, allow_training_starts, video, tell)`, for `rlinf
@@ -88,6 +90,7 @@ class Recipe(NamedTuple):
     program: str | None = None
     check: str | None = None
     facts: str | None = None
+    curve: str | None = None
     record: str | None = None
     evaluate: str | None = None
     policy: str | None = None

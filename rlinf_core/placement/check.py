@@ -7,17 +7,13 @@ from collections.abc import Iterator
 
 from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.places import naming, place
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.placement.positions import (
     GROUPS,
-    Placed,
     component_paths,
     components_of,
-    group_paths,
     problem_span,
 )
 from rlinf_core.placement.resolve import Resolution, resolve
@@ -74,19 +70,18 @@ class _Check:
         if self._damaged(("cluster", "num_nodes")):
             return {}
         doubtful = self._doubtful_labels()
-        placed: list[Placed] = []
+        resolutions: dict[str, Resolution] = {}
         for name, path in component_paths(self.tree).items():
             entry = self.cluster.component_placement.get(name)
             if entry is None or self._damaged(path) or doubtful.intersection(entry.node_group or (CLUSTER_LABEL,)):
                 continue
             resolution = resolve(name, entry.rank_map, entry.node_group, self.topology)
-            placed.append(Placed(name, path, entry, resolution))
+            resolutions[name] = resolution
             for problem in resolution.problems:
                 at = problem_span(self.tree, path, problem)
                 finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, problem.help)
                 self.diagnostics.add(finding)
-        self._note_unknown(placed)
-        return {each.name: each.resolution for each in placed}
+        return resolutions
 
     def _damaged(self, path: Path) -> bool:
         return self._validated.damaged(path)
@@ -130,39 +125,6 @@ class _Check:
         for entry in self.cluster.component_placement.values():
             yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
         yield from (group.label for group in self.cluster.node_groups)
-
-    def _note_unknown(self, placed: list[Placed]) -> None:
-        users: dict[str, list[Placed]] = {}
-        for each in placed:
-            for label in each.resolution.unknown:
-                users.setdefault(label, []).append(each)
-        for label, components in users.items():
-            names = [f"`{each.name}`" for each in components]
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            unknown = format_ranks(self._unknown_nodes(label))
-            nodes = f" (node{'s' * (not unknown.isdecimal())} {unknown})"
-            argument = "8" if label == CLUSTER_LABEL else f"{label}=8"
-            group = "the group" if self.cluster.node_groups else "a node group"
-            self.diagnostics.add(
-                Diagnostic(
-                    "accelerators-unknown",
-                    Severity.NOTE,
-                    f"the accelerators of `{label}`{nodes} are not declared: the resource ranks of {listed} will be"
-                    " checked on the nodes",
-                    *self._group_place(label, components[0].path),
-                    f"declare `accelerators: {{per_node: 8}}` in {group}, or try `--assume {argument}`",
-                )
-            )
-
-    def _unknown_nodes(self, label: str) -> list[int]:
-        nodes = self.topology.nodes
-        return [rank for rank in self.topology.groups[label].node_ranks if nodes[rank].num_accelerators is None]
-
-    def _group_place(self, label: str, component: Path) -> tuple[Span, Path]:
-        path = group_paths(self.tree).get(label)
-        if path is not None and label not in RESERVED_LABELS:
-            return place(self.tree, (*path, "label")), path
-        return naming(self.tree, component), component
 
 
 def _contradictory(group: NodeGroup, num_nodes: int) -> bool:

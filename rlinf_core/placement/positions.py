@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from rlinf_core.config.cluster import PlacementEntry
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part, place
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
-from rlinf_core.placement.resolve import Resolution
 from rlinf_core.placement.selection import PlacementProblem
 
 PLACEMENT: Path = ("cluster", "component_placement")
 GROUPS: Path = ("cluster", "node_groups")
-
-
-class Placed(NamedTuple):
-    """A component as the file places it: its name, the path of its entry, the entry, and what that means."""
-
-    name: str
-    path: Path
-    entry: PlacementEntry
-    resolution: Resolution
 
 
 def components_of(tree: MappingNode) -> Iterator[tuple[str, Path, Span]]:
@@ -69,14 +57,3 @@ def _label_span(tree: MappingNode, entry: Path, index: int) -> Span:
         _, start, end = name_pieces(node.raw)[index]
         return part(node, start, end) or node.span
     return place(tree, map_path(tree, entry))
-
-
-def group_paths(tree: MappingNode) -> dict[str, Path]:
-    """Return the path of each node group by its label."""
-    paths: dict[str, Path] = {}
-    groups = find(tree, GROUPS)
-    for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
-        label = find(group, ("label",))
-        if isinstance(label, ScalarNode):
-            paths.setdefault(label.raw, (*GROUPS, index))
-    return paths

@@ -22,9 +22,8 @@ from rlinf_core.runners.embodied_protocols import (
     Layout,
     RolloutGroup,
 )
-from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.runner import RolloutRunner, rank_means
-from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 

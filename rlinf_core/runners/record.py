@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
 
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
@@ -17,7 +17,6 @@ from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.runners import durable, events
 from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
-from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.run_folder import RunFolder
@@ -31,9 +30,23 @@ if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
     from rlinf_core.memory import Peak
     from rlinf_core.worker.handle import WorkerGroupHandle
     from rlinf_core.worker.worker_group import WorkerGroup
+
+
+DrawCurve: TypeAlias = Callable[[Path, Path, str], "tuple[Path, Path] | None"]
+"""Called with `metrics.jsonl`, the folder for the pictures and their title."""
+
+
+class RunConfig(Protocol):
+    """The configuration of a job, as far as the record of its run is concerned."""
+
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def runner(self) -> RunnerConfig: ...
 
 
 class RunRecord:
@@ -46,6 +59,7 @@ class RunRecord:
         config_hash: of the resolved configuration.
         facts: what a run must agree in to continue from a checkpoint of this one (`Manifest.facts`).
         trace: its `trace.json`, where the run is traced. Closed with this record, as `metrics` is.
+        draw: draws the learning curve at the end (`Recipe.curve`).
 
     Attributes:
         step: the last step that is done.
@@ -63,10 +77,12 @@ class RunRecord:
         config_hash: str = "",
         facts: Mapping[str, Fact] | None = None,
         trace: TraceWriter | None = None,
+        draw: DrawCurve | None = None,
     ) -> None:
         self.folder = folder
         self.tell = listener if trace is None else trace.listening(listener)
         self._trace = trace
+        self._draw = draw
         self._metrics = metrics
         self._config_hash = config_hash
         self._facts = dict(facts or {})
@@ -91,24 +107,24 @@ class RunRecord:
             ConfigError: a service needs a package that is not installed.
         """
         config: Any = job.config
-        facts = job.recipe.function("facts") if job.recipe is not None else None
         digest, plain = "", dict[str, Any]()
         if job.tree is not None:
             digest = folder.write_config(job)
             plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
-        return cls._opened(folder, listener, config.runner, facts(config) if facts is not None else {}, digest, plain)
+        return cls._opened(folder, listener, config, job.recipe, digest, plain)
 
     @classmethod
     def _opened(
         cls,
         folder: RunFolder,
         listener: Listener,
-        runner: RunnerConfig,
-        facts: Mapping[str, Fact],
+        config: RunConfig,
+        recipe: Recipe | None,
         digest: str,
         plain: Mapping[str, Any],
     ) -> Self:
         """Return a record with the services that `runner.logger` names, which are told the configuration `plain`."""
+        runner, draw = config.runner, recipe.function("curve") if recipe is not None else None
         resumed = folder.resumed_from is not None
         # What came after the checkpoint is still there: it is cut off below, once the services know of it.
         known = max((each.step for each in read_metrics(folder.metrics_file)), default=-1)
@@ -117,7 +133,9 @@ class RunRecord:
         metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
         try:
             trace = TraceWriter(folder.trace_file) if runner.trace else None
-            return cls(folder, metrics, listener, config_hash=digest, facts=facts, trace=trace)
+            return cls(
+                folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace, draw=draw
+            )
         except BaseException:
             metrics.close()
             raise
@@ -260,8 +278,10 @@ class RunRecord:
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
 
     def _draw_curve(self) -> None:
+        if self._draw is None:
+            return
         try:
-            drawn = draw_curve(self.folder.metrics_file, self.folder.path, self.folder.path.name)
+            drawn = self._draw(self.folder.metrics_file, self.folder.path, self.folder.path.name)
         except RunError as error:
             # The run is fine without its picture.
             LOGGER.warning("%s", error)
@@ -272,6 +292,12 @@ class RunRecord:
     def _worked(self) -> None:
         if self._began is not None:
             self._seconds = time.monotonic() - self._began
+
+
+def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
+    """Return what a run must agree in to continue from a checkpoint; nothing where the recipe does not say."""
+    facts = recipe.function("facts") if recipe is not None else None
+    return facts(config) if facts is not None else {}
 
 
 def _answers(handle: WorkerGroupHandle[dict[str, Peak]]) -> list[dict[str, Peak]]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rlinf_core.runners import events
-from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.standalone import RunConfig, StandaloneRecord
+from rlinf_core.runners.record import RunConfig, RunRecord
+from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 

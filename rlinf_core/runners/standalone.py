@@ -5,32 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Self, cast
 
 from rlinf_core.config.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
-from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.job.recipe import find_recipe
+from rlinf_core.job.recipe import Recipe, find_recipe
 from rlinf_core.runners import events
-from rlinf_core.runners.checkpoint import Fact
 from rlinf_core.runners.events import Event
-from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_status import RunStatus
 
 # Seconds between two lines, and between two writes of the step to the folder.
 _EVERY: Final = 5.0
-
-
-class RunConfig(Protocol):
-    """The configuration of a job, as far as the record of its run is concerned."""
-
-    @property
-    def recipe(self) -> str: ...
-    @property
-    def runner(self) -> RunnerConfig: ...
 
 
 class StandaloneRecord(RunRecord):
@@ -53,13 +43,13 @@ class StandaloneRecord(RunRecord):
             ConfigError: a metrics service needs a package that is not installed.
         """
         save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
-        facts = _facts(config)
-        folder = RunFolder.create(config.runner, config.recipe, save_path, facts)
+        recipe = _recipe(config)
+        folder = RunFolder.create(config.runner, config.recipe, save_path, facts_of(recipe, config))
         reporter = _Reporter(folder)
         try:
             plain = _masked(plain_data(config))
             digest = folder.write_config_text(yaml_of(default_origins(plain)))
-            record = cls._opened(folder, reporter.tell, config.runner, facts, digest, plain)
+            record = cls._opened(folder, reporter.tell, config, recipe, digest, plain)
         except BaseException as error:
             _end(folder, error)
             raise
@@ -116,13 +106,11 @@ class _Reporter:
                 pass
 
 
-def _facts(config: RunConfig) -> Mapping[str, Fact]:
-    """Return the facts of a configuration by the recipe that it names; none where no such recipe is installed."""
-    try:
-        facts = find_recipe(config.recipe).function("facts")
-    except ConfigError:
-        return {}
-    return facts(config) if facts is not None else {}
+def _recipe(config: RunConfig) -> Recipe | None:
+    """Return the recipe that a configuration names; None where no such recipe is installed."""
+    with suppress(ConfigError):
+        return find_recipe(config.recipe)
+    return None
 
 
 def _headlines(metrics: Mapping[str, float], prefix: str) -> str:

@@ -33,8 +33,8 @@ from recipes.language.samples import write_samples
 from recipes.training.statistics import mean
 from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
+from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
-from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import wait_together
 
 _DATA_FILE: Final = "data.json"

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, all_codes
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic
-from rlinf_core.job.load import Job, Probe, load_job
+from rlinf_core.job.load import Job, Probe
 from rlinf_core.topology import NodeInfo
 
 PACKAGE = Path(__file__).parents[3] / "rlinf_core"
+LINT = Path(__file__).parents[3] / "rlinf_cli" / "lint"
 RECIPES = Path(__file__).parents[3] / "recipes"
 # Where findings are made.
 SOURCES = [
@@ -24,6 +26,7 @@ SOURCES = [
     *(PACKAGE / "hardware").rglob("*.py"),
     *(PACKAGE / "placement").rglob("*.py"),
     *(PACKAGE / "job").rglob("*.py"),
+    *LINT.rglob("*.py"),
     *RECIPES.glob("*/*.py"),
 ]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
@@ -57,7 +60,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
             (tmp_path / name).write_bytes(text.encode())
         if not clean.name:
             (tmp_path / "job.yaml").write_bytes(clean.text.encode() if clean.data is None else clean.data)
-        job = load_job(
+        job = load_with_lint(
             clean.name or "job.yaml",
             clean.overrides,
             assume=clean.assume,

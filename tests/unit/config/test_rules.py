@@ -10,39 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.rules.site import Claim, contradictions, outside
 from rlinf_core.config.validation import validate
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
-
-Found = list[tuple[str, int, str]]
-
-
-def check(text: str) -> list[Diagnostic]:
-    """Return what shape and rules find in a file."""
-    found = Diagnostics()
-    source = decode("job.yaml", text.encode(), found)
-    assert source is not None
-    tree = read(source, found)
-    assert tree is not None
-    view = validate(ClusterFile, tree, found, stand_ins=STAND_INS)
-    assert view.model is not None, list(found)
-    check_cluster(view.model.cluster, view, found)
-    return list(found)
-
-
-def told(text: str) -> Found:
-    """(code, line, underlined text) of every finding."""
-    return [(each.code, each.span.begin.line, each.span.text) for each in check(text)]
-
-
-def groups(*items: str, num_nodes: int = 18) -> str:
-    return f"cluster:\n  num_nodes: {num_nodes}\n  node_groups:\n" + "".join(f"    - {{{item}}}\n" for item in items)
-
+from rlinf_core.job.load import ClusterFile, check_cluster
+from tests.unit.config.cluster_findings import Found, check, env, groups, told
 
 SEED = """
 cluster:
@@ -125,10 +101,6 @@ def test_three_groups_with_one_label_name_the_first() -> None:
     assert {span.begin.line for each in found for span, _ in each.related} == {4}
 
 
-def env(*entries: str, ranks: str = "0-7") -> str:
-    return groups(f"label: a, node_ranks: {ranks}, env_configs: [{', '.join(f'{{{entry}}}' for entry in entries)}]")
-
-
 def test_env_config_within_its_group() -> None:
     assert told(env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]")) == []
     assert told(env("node_ranks: all, env_vars: [A: 1]")) == []
@@ -179,29 +151,6 @@ def test_two_groups_on_a_node_may_differ() -> None:
         )
         == []
     )
-
-
-def test_variables_as_a_plain_map_have_places_too() -> None:
-    assert told(env("node_ranks: 0, env_vars: {A: 1, RANK: 2, HF_TOKEN: xyz}")) == [
-        ("env-var-of-process", 4, "RANK"),
-        ("secret-in-file", 4, "HF_TOKEN"),
-    ]
-
-
-@pytest.mark.parametrize("value", ["/opt/lib:$LD_LIBRARY_PATH", "$HOME/x", "~/bin", "a:~/b"])
-def test_value_for_a_shell_is_a_warning(value: str) -> None:
-    (found,) = check(env(f"node_ranks: 0, env_vars: [X: '{value}']"))
-    assert (found.code, found.severity) == ("env-var-not-expanded", Severity.WARNING)
-
-
-@pytest.mark.parametrize("value", ["a$", "$1", "a~b", "100%", "x=${y}"])
-def test_other_signs_are_left_alone(value: str) -> None:
-    assert told(env(f"node_ranks: 0, env_vars: [X: '{value}']")) == []
-
-
-def test_forwarded_variables() -> None:
-    text = "cluster:\n  num_nodes: 1\n  forward_env: [HOME, RANK, HF_TOKEN, HOME]\n"
-    assert told(text) == [("env-var-of-process", 3, "RANK"), ("duplicate-env-var", 3, "HOME")]
 
 
 def arms(*units: str, ranks: str = "0-3", more: str = "") -> str:
@@ -261,48 +210,6 @@ def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None
         " {node_rank: 0, color: blue}, {node_rank: 0}]}"
     )
     assert told(text) == [("hardware-shared", 4, "{node_rank: 0}")]
-
-
-def test_hosts_match_the_nodes() -> None:
-    assert told(groups("label: a, node_ranks: 0-1, hosts: [x, y]", num_nodes=2)) == []
-    assert told(groups('label: a, node_ranks: 0-1, hosts: "x[0-2]"', num_nodes=2)) == [("hosts-count", 4, '"x[0-2]"')]
-    assert told("cluster:\n  num_nodes: 3\n  hosts: [x, y]\n") == [("hosts-count", 3, "hosts")]
-    assert told("cluster:\n  num_nodes: 2\n  hosts: [x, y]\n") == []
-
-
-def test_hosts_given_twice_hide_no_mistake_of_a_group() -> None:
-    text = groups("label: a, node_ranks: 0-1, hosts: [x]", "label: b, node_ranks: 1, hosts: [z]", num_nodes=3)
-    found = told(text.replace("  node_groups", "  hosts: [u, v, w]\n  node_groups"))
-    assert found == [("hosts-twice", 3, "hosts"), ("hosts-count", 5, "hosts")]
-
-
-def test_a_host_is_one_node() -> None:
-    found = check("cluster:\n  num_nodes: 6\n  hosts: ['a[0-1]', b, 'b,c', a1]\n")
-    assert [(each.code, each.span.text, each.message) for each in found] == [
-        ("duplicate-host", "'b,c'", "`b` is node 2 and node 3"),
-        ("duplicate-host", "a1", "`a1` is node 1 and node 5"),
-    ]
-    assert [span.text for each in found for span, _ in each.related] == ["b", "'a[0-1]'"]
-    text = groups("label: a, node_ranks: 0, hosts: x", "label: b, node_ranks: 1, hosts: x", num_nodes=2)
-    assert told(text) == [("duplicate-host", 5, "x")]
-
-
-def test_groups_that_share_a_node_share_its_host() -> None:
-    text = groups("label: a, node_ranks: 0-1, hosts: [x, y]", "label: b, node_ranks: 1, hosts: y", num_nodes=2)
-    assert told(text) == []
-    assert told(text.replace("hosts: y", "hosts: z")) == [("host-conflict", 5, "z")]
-
-
-def test_nodes_without_host_are_named() -> None:
-    found = check(groups("label: a, node_ranks: [1, 3], hosts: [x, y]", num_nodes=6))
-    assert [each.message for each in found] == ["other nodes have a host, nodes 0,2,4-5 not"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.8.8.8"])
-def test_head_that_nobody_reaches(address: str) -> None:
-    text = f"cluster:\n  num_nodes: 2\n  head_address: {address}\n"
-    assert told(text) == [("head-address-local", 3, address)]
-    assert told(text.replace("2", "1", 1)) == []
 
 
 # What is wrong in itself must not be judged against others.

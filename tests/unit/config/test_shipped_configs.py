@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.placement_lint import lint
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
@@ -35,8 +35,7 @@ BRING_YOUR_OWN = (
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_it_loads_without_a_finding(name: str) -> None:
-    job = load_job(name, environ={})
-    job.diagnostics.extend(lint(job))
+    job = load_with_lint(name, environ={})
     # Models and data of its size come with no package.
     expected = "unusable-path" if name in BRING_YOUR_OWN else ""
     worth_saying = [each for each in job.diagnostics if each.severity is not Severity.NOTE and each.code != expected]

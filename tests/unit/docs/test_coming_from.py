@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.field_docs import describe
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import RLinfError
-from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import find_recipe
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -55,6 +55,6 @@ def test_there_are_keys() -> None:
 def test_the_file_of_the_page_is_sound() -> None:
     page = (DOCS / "coming-from-rllib.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```yaml file=cartpole\.yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    job = load_job("-", stdin=text.encode())
+    job = load_with_lint("-", stdin=text.encode())
     assert job.ok
     assert [each.code for each in job.diagnostics if each.severity != "note"] == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs.generate import pages
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
-from rlinf_core.job.load import load_job
 
 REPOSITORY = Path(__file__).parents[3]
 WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -49,7 +49,7 @@ def whole_files() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "text"), whole_files(), ids=[name for name, _ in whole_files()])
 def test_files_shown_are_valid(name: str, text: str) -> None:
-    job = load_job("-", stdin=text.encode())
+    job = load_with_lint("-", stdin=text.encode())
     assert job.ok, "\n".join(render_text(diagnostic) for diagnostic in job.diagnostics)
 
 

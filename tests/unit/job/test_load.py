@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import Report
 from rlinf_core.scalars import Int, Text
@@ -24,7 +25,7 @@ CLUSTER = "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-3}\n"
 
 
 def load(text: str, *overrides: str, assume: tuple[str, ...] = (), **environ: str) -> Job:
-    return load_job("-", overrides, assume=assume, stdin=text.encode(), environ=environ)
+    return load_with_lint("-", overrides, assume=assume, stdin=text.encode(), environ=environ)
 
 
 def codes(job: Job) -> list[str]:
@@ -286,7 +287,7 @@ def test_hopeless_files_end_in_findings(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["no-such.yaml", ".", "", "a/b/c", "x" * 5000, "nul\0byte", "no_such_config"])
 def test_names_of_no_file_end_in_findings(name: str) -> None:
-    job = load_job(name)
+    job = load_with_lint(name)
     assert not job.ok
     assert len(job.diagnostics) == 1
 
@@ -301,7 +302,7 @@ def test_assumptions_that_cannot_be_made() -> None:
 
 def test_shipped_configuration_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    job = load_job("hetero18")
+    job = load_with_lint("hetero18")
     assert job.ok
     assert job.name == str(shipped_config("hetero18"))
 
@@ -309,13 +310,13 @@ def test_shipped_configuration_is_found_by_its_name(tmp_path: Path, monkeypatch:
 def test_file_in_the_working_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hetero18").write_text("cluster:\n  num_nodes: 3\n")
-    job = load_job("hetero18")
+    job = load_with_lint("hetero18")
     assert job.cluster is not None
     assert job.cluster.num_nodes == 3
 
 
 def test_near_name_of_a_shipped_configuration_is_guessed() -> None:
-    (found,) = load_job("hetero8").diagnostics
+    (found,) = load_with_lint("hetero8").diagnostics
     assert found.code == "missing-file"
     assert found.help == "did you mean `hetero18`?"
 
@@ -323,7 +324,7 @@ def test_near_name_of_a_shipped_configuration_is_guessed() -> None:
 def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("extends: hetero18\ncluster:\n  head_address: 10.0.0.1\n")
-    job = load_job(str(file))
+    job = load_with_lint(str(file))
     assert job.ok, codes(job)
     assert job.cluster is not None
     assert (job.cluster.num_nodes, job.cluster.head_address) == (18, "10.0.0.1")
@@ -332,7 +333,7 @@ def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_every_shipped_configuration_is_sound(name: str) -> None:
     """Models and demonstrations may be missing on this machine: nothing is shipped or downloaded."""
-    found = [each for each in load_job(name).diagnostics if each.severity is not Severity.NOTE]
+    found = [each for each in load_with_lint(name).diagnostics if each.severity is not Severity.NOTE]
     brought = [each for each in found if each.path in (("actor", "model", "model_path"), ("data", "train_data_paths"))]
     assert {each.code for each in brought} <= {"unusable-path"}
     assert [(each.code, each.message) for each in found if each not in brought] == []
@@ -370,7 +371,7 @@ def test_a_mistyped_key_is_meant_for_what_the_base_gives(tmp_path: Path) -> None
     (tmp_path / "base.yaml").write_text(CLUSTER)
     child = tmp_path / "child.yaml"
     child.write_text("extends: base.yaml\ncluster: {num_node: 2}\n")
-    job = load_job(str(child), environ={})
+    job = load_with_lint(str(child), environ={})
     assert [d.help for d in job.diagnostics if d.code == "unknown-key"] == ["did you mean `num_nodes`?"]
 
 

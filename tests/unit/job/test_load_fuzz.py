@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from rlinf_cli.codes import all_codes
 from rlinf_cli.field_docs import fields_below
 from rlinf_cli.findings import to_github, to_json
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
-from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import find_recipe
 
 TEXT = """\
@@ -132,14 +133,14 @@ def check_findings(job: Job) -> None:
 
 def test_text_that_is_mutated_is_sound_to_begin_with() -> None:
     assert "".join(TOKENS) == TEXT
-    job = load_job("-", stdin=TEXT.encode(), environ={})
+    job = load_with_lint("-", stdin=TEXT.encode(), environ={})
     assert job.ok, [(each.code, each.message) for each in job.diagnostics]
 
 
 @given(mutations)
 def test_mutated_file_never_raises(changes: list[tuple[str, int, int, str]]) -> None:
     text = mutated(changes).encode("utf-8", "surrogatepass")
-    check_findings(load_job("-", stdin=text, environ={"LEVEL": "WARN"}))
+    check_findings(load_with_lint("-", stdin=text, environ={"LEVEL": "WARN"}))
 
 
 values = st.recursive(
@@ -182,17 +183,17 @@ PATHS = [
 @given(st.lists(st.tuples(st.sampled_from(PATHS), values), min_size=1, max_size=4))
 def test_any_value_anywhere_never_raises(overrides: list[tuple[str, object]]) -> None:
     arguments = [f"{path}={json.dumps(value)}" for path, value in overrides]
-    check_findings(load_job("-", arguments, stdin=TEXT.encode(), environ={}))
+    check_findings(load_with_lint("-", arguments, stdin=TEXT.encode(), environ={}))
 
 
 @given(st.lists(st.text(max_size=30), max_size=3), st.lists(st.text(max_size=10), max_size=2))
 def test_any_arguments_never_raise(overrides: list[str], assume: list[str]) -> None:
-    check_findings(load_job("-", overrides, assume=assume, stdin=TEXT.encode(), environ={}))
+    check_findings(load_with_lint("-", overrides, assume=assume, stdin=TEXT.encode(), environ={}))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise(data: bytes) -> None:
-    check_findings(load_job("-", stdin=data, environ={}))
+    check_findings(load_with_lint("-", stdin=data, environ={}))
 
 
 def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -212,4 +213,4 @@ def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
 def test_a_number_beyond_reason_ends_in_findings_at_once(recipe: str, number: str) -> None:
     offered = find_recipe(recipe)
     for path in single_values(offered.config_model()):
-        check_findings(load_job(offered.default_config, [f"{path}={number}"], environ={}))
+        check_findings(load_with_lint(offered.default_config, [f"{path}={number}"], environ={}))

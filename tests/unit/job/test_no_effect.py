@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.origins import resolved_text
-from rlinf_core.job.load import load_job
 from rlinf_core.job.no_effect import NO_EFFECT
 
 CLUSTER = "cluster: {num_nodes: 1, component_placement: {'actor,rollout,env': {node_group: node, placement: 0}}}\n"
@@ -23,7 +23,7 @@ WARNING, NOTE = Severity.WARNING, Severity.NOTE
 
 
 def told(text: str, overrides: Sequence[str] = ()) -> list[Diagnostic]:
-    return list(load_job("-", overrides, stdin=text.encode(), environ={}).diagnostics)
+    return list(load_with_lint("-", overrides, stdin=text.encode(), environ={}).diagnostics)
 
 
 def dead(text: str, overrides: Sequence[str] = ()) -> list[tuple[str, Severity]]:
@@ -87,17 +87,17 @@ def test_keys_of_a_shipped_configuration_are_not_those_of_the_user(tmp_path: Pat
     file = tmp_path / "job.yaml"
     file.write_text("extends: math_laptop\nactor: {model: {model_path: .}}\n")
     # The shipped file's warm start is for the model that this file replaces.
-    codes = [each.code for each in load_job(str(file), environ={}).diagnostics]
+    codes = [each.code for each in load_with_lint(str(file), environ={}).diagnostics]
     assert NO_EFFECT not in codes
-    codes = [each.code for each in load_job("math_laptop", ["actor.model.model_path=."], environ={}).diagnostics]
+    codes = [each.code for each in load_with_lint("math_laptop", ["actor.model.model_path=."], environ={}).diagnostics]
     assert NO_EFFECT not in codes
     file.write_text("extends: math_laptop\nactor: {warm_start: {steps: 7}, model: {model_path: .}}\n")
-    found = [each for each in load_job(str(file), environ={}).diagnostics if each.code == NO_EFFECT]
+    found = [each for each in load_with_lint(str(file), environ={}).diagnostics if each.code == NO_EFFECT]
     assert [each.span.text for each in found] == ["7"]
 
 
 def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
-    job = load_job("-", stdin=(EMBODIED + GRPO + "  gae_lambda: 0.9\n").encode(), environ={})
+    job = load_with_lint("-", stdin=(EMBODIED + GRPO + "  gae_lambda: 0.9\n").encode(), environ={})
     assert job.tree is not None
     kept = resolved_text(job.tree, job.config)
     assert "value_clip" in kept

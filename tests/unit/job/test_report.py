@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel
 
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model_fields import alternatives, model_of
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import Path
-from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import find_recipe
 from rlinf_core.job.report import FindingPlace, Report
 
@@ -60,7 +60,7 @@ GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group
 @pytest.mark.parametrize("key", ["component_placment", "component_placement"])
 def test_a_misspelt_section_is_one_mistake(key: str) -> None:
     text = EMBODIED.replace("component_placement", key).replace("num_nodes: 1", "num_nodes: 1\n  hosts: [a, b]")
-    found = load_job("-", stdin=text.encode(), environ={}).diagnostics
+    found = load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
     others = [each.code for each in found if each.code != "unknown-key"]
     assert len(found) - len(others) == (key == "component_placment")
     assert others == ["hosts-count"]
@@ -85,7 +85,7 @@ def test_one_wrong_value_is_one_finding(base: tuple[str, ...]) -> None:
     wrong: dict[str, list[str]] = {}
     for key in keys:
         overrides = (*(each for each in base if not each.startswith(f"{key}=")), f"{key}=[[]]")
-        job = load_job("-", overrides, stdin=EMBODIED.encode(), environ={})
+        job = load_with_lint("-", overrides, stdin=EMBODIED.encode(), environ={})
         findings = [f"{each.code}: {each.message}" for each in job.diagnostics if each.severity is Severity.ERROR]
         if len(findings) > 1:
             wrong[key] = findings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core.job.load import load_job
+from rlinf_cli.lint.load import load_with_lint
 
 # A comment at the end of a line names what is found there: the code and the text that is underlined.
 TEXT = """\
@@ -82,7 +82,7 @@ def expected() -> set[tuple[str, int, str]]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, set[tuple[str, int, str]]]:
-    job = load_job("-", OVERRIDES, stdin=TEXT.encode(), environ={})
+    job = load_with_lint("-", OVERRIDES, stdin=TEXT.encode(), environ={})
     by_source: dict[str, set[tuple[str, int, str]]] = {}
     for each in job.diagnostics:
         place = (each.code, each.span.begin.line, each.span.text)

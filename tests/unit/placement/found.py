@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_cli.codes import CLOSE, OPEN
-from rlinf_cli.placement_lint import lint
+from rlinf_cli.lint.placement import lint
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.placement_lint import lint
-from rlinf_core import HybridComponentPlacement, PlacementMode, load_job
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_core import HybridComponentPlacement, PlacementMode
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.placement import Placement
@@ -74,9 +74,8 @@ cluster:
 
 
 def load(text: str, *assume: str) -> Any:
-    job = load_job("-", stdin=text.encode(), assume=assume, environ={})
+    job = load_with_lint("-", stdin=text.encode(), assume=assume, environ={})
     assert job.cluster is not None
-    job.diagnostics.extend(lint(job))
     assert [each.message for each in job.diagnostics if each.severity is not Severity.NOTE] == []
     return job
 
@@ -149,7 +148,7 @@ def test_without_hardware_ranks_count_accelerators_or_else_nodes(per_node: int, 
 )
 def test_what_it_rules_out_is_an_error(wrong: str, right: str, code: str) -> None:
     assert EIGHTEEN_NODES.count(wrong) == 1
-    job = load_job("-", stdin=EIGHTEEN_NODES.replace(wrong, right).encode(), environ={})
+    job = load_with_lint("-", stdin=EIGHTEEN_NODES.replace(wrong, right).encode(), environ={})
     assert code in {each.code for each in job.diagnostics if each.severity is Severity.ERROR}
 
 
@@ -178,7 +177,7 @@ def test_the_keys_that_are_named_are_there() -> None:
         "actor.micro_batch_size": 2,
     }
     for recipe in ("embodied", "math"):
-        job = load_job(
+        job = load_with_lint(
             "-",
             [f"{key}={value}" for key, value in keys.items()],
             stdin=f"recipe: {recipe}\n{ONE_NODE}".encode(),

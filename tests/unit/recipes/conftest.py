@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_cli.placement_lint import lint
-from rlinf_core.job.load import load_job
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.job.no_effect import NO_EFFECT
 
 Findings = Callable[..., list[tuple[str, str]]]
@@ -33,8 +32,7 @@ def findings(tmp_path: Path) -> Findings:
     def find(text: str, *overrides: str, messages: bool = False) -> list[tuple[str, ...]]:
         path = tmp_path / "job.yaml"
         path.write_text(text)
-        job = load_job(str(path), overrides, environ={})
-        job.diagnostics.extend(lint(job))
+        job = load_with_lint(str(path), overrides, environ={})
         found = [each for each in job.diagnostics if each.code != NO_EFFECT]
         return [(each.code, each.span.text, *([each.message, each.help or ""] if messages else [])) for each in found]
 

@@ -17,11 +17,11 @@ from recipes.sections.actor import ActorConfig, OptimConfig
 from recipes.sections.checks import near_divisors, near_multiples
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, step
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.sections.values import KnownOrOwn, StepsOrNever
-from rlinf_core.job.load import load_job
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}
@@ -194,7 +194,7 @@ def test_folders_can_be_used(
     place = "{node_group: node, placement: 0}"
     cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"
     (tmp_path / "job.yaml").write_text(f"recipe: embodied\n{cluster}runner: {runner}\n")
-    found = [(each.code, each.span.text) for each in load_job("job.yaml", environ={}).diagnostics]
+    found = [(each.code, each.span.text) for each in load_with_lint("job.yaml", environ={}).diagnostics]
     assert found == ([("unusable-path", underlined)] if underlined else [])
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.training.curve import draw_curve
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
@@ -28,7 +29,7 @@ def told() -> list[Event]:
 def run(tmp_path: Path, told: list[Event]) -> RunRecord:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
     trace = TraceWriter(folder.trace_file)
-    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace)
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace, draw=draw_curve)
 
 
 @pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
@@ -332,7 +333,7 @@ def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
     text = folder.config_file.read_text()
     assert token not in text
     assert said == config_hash(text)
-    again = load_job(str(folder.config_file))
+    again = load_with_lint(str(folder.config_file))
     # Stars are no token: whoever starts this file again is told where one is needed.
     assert "secret-in-file" in [each.code for each in again.diagnostics]
     assert again.config is not None
@@ -348,9 +349,9 @@ def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", shipped_configs())
 def test_what_is_kept_of_a_shipped_configuration_is_clean(tmp_path: Path, name: str) -> None:
     folder = RunFolder.create(settings(tmp_path), "embodied")
-    job = load_job(name)
+    job = load_with_lint(name)
     folder.write_config(job)
-    again = load_job(str(folder.config_file))
+    again = load_with_lint(str(folder.config_file))
     assert [each.code for each in again.diagnostics] == [each.code for each in job.diagnostics]
     assert again.config == job.config
 

@@ -14,10 +14,10 @@ from rlinf_cli.importing.convert import Converted, convert
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.outcomes import Fate
 from rlinf_cli.importing.sources import job_files, read_job
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, format_path
-from rlinf_core.job.load import load_job
 
 DATA = Path(__file__).parents[3] / "data" / "import"
 JOBS = [file for kind in ("embodied", "reasoning", "verl") for file in job_files(DATA / kind)[0]]
@@ -66,7 +66,7 @@ def test_there_are_files_of_many_kinds() -> None:
 def test_the_result_validates(file: Path) -> None:
     result = converted(file)
     # `validate` reads it anew: what the summary says must be what it says.
-    job = load_job("-", stdin=result.text.encode(), environ=ENVIRON)
+    job = load_with_lint("-", stdin=result.text.encode(), environ=ENVIRON)
     errors = [each for each in job.diagnostics if each.severity is Severity.ERROR]
     told = {format_path(each.path) for each in (*result.errors, *result.lacking)}
     assert {format_path(each.path) for each in errors} == told
@@ -82,7 +82,7 @@ def test_every_key_is_accounted_for(file: Path) -> None:
     keys = set(leaves(composed(file).tree))
     # A reference to a whole section stands for the keys of that section.
     assert {key for key in keys if not any(each == key or each.startswith(f"{key}.") for each in told)} == set()
-    job = load_job("-", stdin=result.text.encode(), environ=ENVIRON)
+    job = load_with_lint("-", stdin=result.text.encode(), environ=ENVIRON)
     assert job.tree is not None
     written = set(leaves(job.tree))
     for each in result.outcomes:

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from rlinf_core.config.cluster import ClusterConfig, EnvConfig
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.places import place
+from rlinf_core.config.places import naming, place
 from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.job.load import Job
-from rlinf_core.placement.positions import Placed, component_paths, group_paths, map_path
-from rlinf_core.placement.resolve import Coverage
+from rlinf_core.placement.positions import GROUPS, component_paths, map_path
+from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
-from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, UnitKind
+from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology, UnitKind
 
 # A warning lists no more places than a reader takes in.
 _LISTED = 3
 
 
+class Placed(NamedTuple):
+    """A component as the file places it: its name, the path of its entry, and what that means."""
+
+    name: str
+    path: Path
+    resolution: Resolution
+
+
 def lint(job: Job) -> Iterator[Diagnostic]:
-    """Return warnings and notes about the placement of a file; none while the place of a component is in doubt."""
+    """Return warnings and notes about the placement of a file; few while the place of a component is in doubt."""
     if job.tree is None or job.cluster is None or job.topology is None:
         return
-    placed: list[Placed] = []
-    for name, path in component_paths(job.tree).items():
-        resolution = job.resolutions.get(name)
-        if resolution is None or resolution.problems:
-            return
-        placed.append(Placed(name, path, job.cluster.component_placement[name], resolution))
-    if not placed:
-        return
+    paths = component_paths(job.tree)
+    placed = [Placed(name, path, job.resolutions[name]) for name, path in paths.items() if name in job.resolutions]
     linter = _Linter(job.tree, job.cluster, job.topology, placed)
+    yield from linter.unknown_accelerators()
+    if not placed or len(placed) < len(paths) or any(each.resolution.problems for each in placed):
+        return
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
     yield from linter.idle_robots()
@@ -70,6 +76,30 @@ class _Linter:
 
     def _note(self, code: str, message: str, path: Path, help: str) -> Diagnostic:
         return Diagnostic(code, Severity.NOTE, message, place(self.tree, path), path, help)
+
+    def unknown_accelerators(self) -> Iterator[Diagnostic]:
+        """Return the groups whose accelerators nobody has declared, with the components that count them."""
+        users: dict[str, list[Placed]] = {}
+        for each in self.placed:
+            for label in each.resolution.unknown:
+                users.setdefault(label, []).append(each)
+        for label, components in users.items():
+            names = [f"`{each.name}`" for each in components]
+            listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+            ranks = self.topology.groups[label].node_ranks
+            nodes = _nodes([rank for rank in ranks if self.topology.nodes[rank].num_accelerators is None])
+            argument = "8" if label == CLUSTER_LABEL else f"{label}=8"
+            group = "the group" if self.cluster.node_groups else "a node group"
+            path = self.paths.get(label) if label not in RESERVED_LABELS else None
+            yield Diagnostic(
+                "accelerators-unknown",
+                Severity.NOTE,
+                f"the accelerators of `{label}` ({nodes}) are not declared: the resource ranks of {listed} will be"
+                " checked on the nodes",
+                place(self.tree, (*path, "label")) if path else naming(self.tree, components[0].path),
+                path or components[0].path,
+                f"declare `accelerators: {{per_node: 8}}` in {group}, or try `--assume {argument}`",
+            )
 
     def missing_accelerators(self) -> Iterator[Diagnostic]:
         """Return components placed by number on accelerators that their nodes turn out not to have."""
@@ -269,6 +299,17 @@ class _Linter:
                     map_path(self.tree, each.path),
                     "place it on accelerators if it computes on one",
                 )
+
+
+def group_paths(tree: MappingNode) -> dict[str, Path]:
+    """Return the path of each node group by its label."""
+    paths: dict[str, Path] = {}
+    groups = find(tree, GROUPS)
+    for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
+        label = find(group, ("label",))
+        if isinstance(label, ScalarNode):
+            paths.setdefault(label.raw, (*GROUPS, index))
+    return paths
 
 
 def _group_path(tree: MappingNode, entry: Path) -> Path:

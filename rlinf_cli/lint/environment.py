@@ -1,0 +1,99 @@
+"""Environment variables that a file gives to processes, and that do not do what they seem to."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rlinf_core.config.cluster import EnvConfig
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.rules.environment import variable_paths
+from rlinf_core.config.rules.site import CLUSTER, Site
+from rlinf_core.config.secrets import is_secret
+from rlinf_core.config.tree import Path, ScalarNode, find
+from rlinf_core.hardware.accelerators.registry import accelerator_names, get_accelerator
+
+# What rlinf gives every process a value of its own for; one value for a whole node would break them.
+PROCESS_VARIABLES: Final = frozenset(
+    ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+) | {"NODE_RANK", "NODE_LOCAL_RANK", "RLINF_NODE_RANK"}
+_SHELL: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|^~/|:~/")
+
+
+def check(site: Site) -> None:
+    taken = PROCESS_VARIABLES | _visibility_variables()
+    for path, group in site.groups():
+        for index, config in enumerate(group.env_configs):
+            _contents(site, (*path, "env_configs", index), config, taken)
+    _forwarded(site, taken)
+
+
+def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) -> None:
+    if not config.env_vars and config.python_interpreter_path is None and not site.damaged(at):
+        site.report(
+            "env-config-empty",
+            "this entry of `env_configs` sets nothing",
+            at,
+            help="give it `env_vars` or `python_interpreter_path`, or remove it",
+            severity=Severity.WARNING,
+        )
+    for (name, value), path in zip(config.env_vars, variable_paths(site, at), strict=False):
+        _variable(site, path, name, value, taken)
+
+
+def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[str]) -> None:
+    if name in taken:
+        site.report(
+            "env-var-of-process",
+            f"rlinf gives every process its own `{name}`; this would give all processes of these nodes the same",
+            path,
+            span=site.key(path),
+            help="remove it; `component_placement` decides who has which rank and sees which device",
+            severity=Severity.WARNING,
+        )
+    written = _SHELL.search(value)
+    if written:
+        site.report(
+            "env-var-not-expanded",
+            f"no shell reads `{name}`: `{written[0].lstrip(':')}` stays as it is",
+            path,
+            help="write the whole value; PATH and its like are put before the node's own anyway",
+            severity=Severity.WARNING,
+        )
+    node = find(site.view.tree, path)
+    if is_secret(name) and value and isinstance(node, ScalarNode) and "${" not in node.span.text:
+        site.report(
+            "secret-in-file",
+            f"the value of `{name}` stands in the file for everyone to read",
+            path,
+            span=site.key(path),
+            help=f"write `${{env:{name}}}`, or name it in `cluster.forward_env`",
+            severity=Severity.WARNING,
+        )
+
+
+def _visibility_variables() -> frozenset[str]:
+    found = (get_accelerator(name).visibility_variable for name in accelerator_names())
+    return frozenset(name for name in found if name)
+
+
+def _forwarded(site: Site, taken: frozenset[str]) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(site.cluster.forward_env):
+        path = (*CLUSTER, "forward_env", index)
+        if name in taken:
+            site.report(
+                "env-var-of-process",
+                f"rlinf gives every process its own `{name}`; this machine's value would be wrong everywhere else",
+                path,
+                help="remove it",
+                severity=Severity.WARNING,
+            )
+        elif name in seen:
+            site.report(
+                "duplicate-env-var",
+                f"`{name}` is named twice",
+                path,
+                help="keep one of them",
+            )
+        seen.add(name)

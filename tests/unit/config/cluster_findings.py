@@ -1,0 +1,37 @@
+"""Findings about the `cluster` section of a file: its shape, the rules of the core, and those of the commands."""
+
+from __future__ import annotations
+
+from rlinf_cli.lint.load import RULES
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.validation import validate
+from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
+
+Found = list[tuple[str, int, str]]
+
+
+def check(text: str) -> list[Diagnostic]:
+    """Return what shape and rules find in a file."""
+    found = Diagnostics()
+    source = decode("job.yaml", text.encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None
+    view = validate(ClusterFile, tree, found, stand_ins=STAND_INS)
+    assert view.model is not None, list(found)
+    check_cluster(view.model.cluster, view, found, RULES)
+    return list(found)
+
+
+def told(text: str) -> Found:
+    """(code, line, underlined text) of every finding."""
+    return [(each.code, each.span.begin.line, each.span.text) for each in check(text)]
+
+
+def groups(*items: str, num_nodes: int = 18) -> str:
+    return f"cluster:\n  num_nodes: {num_nodes}\n  node_groups:\n" + "".join(f"    - {{{item}}}\n" for item in items)
+
+
+def env(*entries: str, ranks: str = "0-7") -> str:
+    return groups(f"label: a, node_ranks: {ranks}, env_configs: [{', '.join(f'{{{entry}}}' for entry in entries)}]")
