@@ -33,7 +33,7 @@ def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]
 
 def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the findings about keys that change nothing."""
-    from rlinf_core.job.no_effect import NO_EFFECT
+    from rlinf_cli.lint.no_effect import NO_EFFECT
 
     return [each for each in found if each.code == NO_EFFECT]
 

@@ -8,8 +8,8 @@ Every stage reports what it finds and passes on what is sound, so that one run t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.compose import Composed, compose
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.leading_zeros import warn_of_leading_zeros
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import load_source
 from rlinf_core.config.rules import environment, groups, hardware
@@ -84,9 +83,11 @@ class Job(NamedTuple):
         cluster: the `cluster` section, or None.
         topology: its nodes, groups and units as declared or assumed, or None.
         resolutions: by component, what its rank map means on that topology; those that could be judged.
+        world_sizes: by component, the number of its processes; None where that cannot be known yet.
+        view: the validated file, or as much of it as could be; None when it could not be read.
         secret: paths whose values must not be printed, besides those whose keys tell.
 
-    The last five may hold less than the file when `ok` is False: what was wrong is left out.
+    The last ones may hold less than the file when `ok` is False: what was wrong is left out.
     """
 
     name: str
@@ -98,6 +99,8 @@ class Job(NamedTuple):
     cluster: ClusterConfig | None = None
     topology: ClusterTopology | None = None
     resolutions: Mapping[str, Resolution] = MappingProxyType({})
+    world_sizes: Mapping[str, int | None] = MappingProxyType({})
+    view: Validated[Any] | None = None
     secret: frozenset[Path] = frozenset()
 
     @property
@@ -191,7 +194,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
         view = _validate(ClusterFile, composed, Diagnostics())
     if selected and not selected.mistyped:
         job = job._replace(recipe=selected.recipe, config=config)
-    warn_of_leading_zeros(model, view, composed.sources, diagnostics)
+    job = job._replace(view=view)
     cluster = getattr(view.model, "cluster", None)
     if not isinstance(cluster, ClusterConfig):
         return job
@@ -207,11 +210,13 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     else:
         topology = probed
         resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
+    sizes = _world_sizes(cluster, resolutions, view)
     if selected and config is not None:
-        sizes = _world_sizes(cluster, resolutions, view)
-        _check_recipe(selected.recipe, config, view, sizes, diagnostics, composed.sources)
+        _check_recipe(selected.recipe, config, view, sizes, diagnostics)
     damaged = view.damaged(("cluster", "num_nodes"))
-    return job._replace(cluster=cluster, topology=None if damaged else topology, resolutions=resolutions)
+    return job._replace(
+        cluster=cluster, topology=None if damaged else topology, resolutions=resolutions, world_sizes=sizes
+    )
 
 
 def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnostics) -> Validated[BaseModel]:
@@ -238,7 +243,6 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
     tree = composed.tree
     entry = tree.entry("recipe")
     if entry is None:
-        _note_unchecked(tree, diagnostics)
         return None
     if ("recipe",) in composed.unresolved:
         return None
@@ -269,28 +273,6 @@ def _meant_recipe(name: str) -> _Selected | None:
             recipe = find_recipe(meant)
             return _Selected(recipe, recipe.config_model(), mistyped=True)
     return None
-
-
-def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
-    others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
-    if others:
-        from rlinf_core.suggest import quoted
-
-        names = quoted(entry.key.raw for entry in others)
-        first = others[0].key
-        help_text = "add `recipe: NAME`; `rlinf recipes` lists the names"
-        if tree.entry("defaults") is not None:
-            help_text += "; bases are named by `extends: FILE`, not by `defaults`"
-        diagnostics.add(
-            Diagnostic(
-                "section-not-checked",
-                Severity.NOTE,
-                f"without `recipe` only `cluster` is checked, not {names}",
-                first.span,
-                (first.raw,),
-                help_text,
-            )
-        )
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
@@ -367,28 +349,25 @@ def _check_recipe(
     view: Validated[Any],
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
-    sources: Sequence[SourceText],
 ) -> None:
-    from rlinf_core.job.no_effect import report_no_effect
     from rlinf_core.job.report import Report
 
-    try:
+    with rules_of(recipe, view, diagnostics):
         check = recipe.function("check")
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
-        report_no_effect(config, world_sizes, view, diagnostics, bases=_not_of_user(recipe, sources))
-    except Exception as error:  # noqa: BLE001  a user's recipe may fail in any way; the finding says how
+
+
+@contextmanager
+def rules_of(recipe: Recipe, view: Validated[Any], diagnostics: Diagnostics) -> Generator[None, None, None]:
+    """Report an exception of a recipe's rules, which may be a user's and fail in any way."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  the finding says how
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)
         help_text = "repair the package that offers the recipe"
         diagnostics.error("broken-recipe", message, span, ("recipe",), help_text)
-
-
-def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
-    """Return those sources of a job that came with a package, where the user has given others as well."""
-    ours = {os.path.realpath(each) for each in (*shipped_configs().values(), recipe.default_config)}
-    found = [each for each in sources if each.kind == "file" and os.path.realpath(each.name) in ours]
-    return found if len(found) < len(sources) else []
 
 
 def check_cluster(

@@ -103,9 +103,9 @@ def _fits(
     available: int,
 ) -> bool:
     """Return whether a changed file is sound and fits, all its processes on the fullest node."""
-    from rlinf_core.job.load import load_job
+    from rlinf_cli.lint.load import load_with_lint
 
-    job = load_job(name, overrides, assume=assume or ())
+    job = load_with_lint(name, overrides, assume=assume or ())
     if not job.ok:
         return False
     nodes: dict[int, int] = {}

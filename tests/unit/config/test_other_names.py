@@ -9,14 +9,15 @@ from typing import ClassVar
 import pytest
 
 from rlinf_cli.json_schema import json_schema
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import sections, written_fields
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validation import validate
-from rlinf_core.job.load import ClusterFile, load_job
-from rlinf_core.job.no_effect import NO_EFFECT
+from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text
 
@@ -87,7 +88,7 @@ def test_both_names_at_once_are_one_mistake(tree_of: TreeOf) -> None:
     ("text", "argument"), [("rate: 1", "learning_rate=2"), ("learning_rate: 1", "rate=2"), ("", "learning_rate=2")]
 )
 def test_an_override_wins_over_a_file_by_either_name(text: str, argument: str) -> None:
-    job = load_job(
+    job = load_with_lint(
         "-", (f"actor.optim.{argument}".replace("learning_rate", "grad_clip").replace(".rate", ".clip_grad"),),
         stdin=f"{EMBODIED}actor: {{optim: {{{text}}}}}\n".replace("learning_rate", "grad_clip")
         .replace("rate:", "clip_grad:").encode(), environ={},
@@ -143,7 +144,7 @@ EMBODIED = (
     ],
 )
 def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
-    job = load_job("-", stdin=(EMBODIED + text).encode(), environ={})
+    job = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={})
     assert [each.message for each in job.diagnostics if each.code != NO_EFFECT] == []
     found: object = job.config
     for name in path:
@@ -165,19 +166,19 @@ def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], va
     ],
 )
 def test_keys_of_others_are_answered(text: str, underlined: str, words: str) -> None:
-    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
     assert (found.code, found.span.text) == ("not-available", underlined)
     assert words in (found.help or "")
 
 
 @pytest.mark.parametrize("key", ["tracer", "profiling", "net_emulation", "auto_scheduler"])
 def test_keys_of_a_cluster_that_are_not_here_are_answered_without_a_recipe(key: str) -> None:
-    (found,) = load_job("-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}).diagnostics
+    (found,) = load_with_lint("-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}).diagnostics
     assert (found.code, found.span.text) == ("not-available", key)
 
 
 def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
-    job = load_job("-", stdin=b"defaults: [base]\ncluster: {num_nodes: 1}\n", environ={})
+    job = load_with_lint("-", stdin=b"defaults: [base]\ncluster: {num_nodes: 1}\n", environ={})
     (found,) = job.diagnostics
     assert "`extends: FILE`" in (found.help or "")
     assert job.ok
@@ -185,7 +186,7 @@ def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
 
 def test_accelerators_have_a_model_by_either_name() -> None:
     group = b"{label: a, node_ranks: 0, accelerators: {per_node: 8, type: A800}}"
-    job = load_job("-", stdin=b"cluster: {num_nodes: 1, node_groups: [" + group + b"]}\n", environ={})
+    job = load_with_lint("-", stdin=b"cluster: {num_nodes: 1, node_groups: [" + group + b"]}\n", environ={})
     assert job.ok
     assert job.cluster is not None
     accelerators = job.cluster.node_groups[0].accelerators
@@ -206,7 +207,7 @@ def test_accelerators_have_a_model_by_either_name() -> None:
     ],
 )
 def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | None) -> None:
-    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
     assert found.code == "unknown-key"
     assert (found.help or "").startswith(hint or "known keys")
 
@@ -235,7 +236,7 @@ def test_keys_that_moved_lead_to_keys(name: str) -> None:
 
 def test_a_key_that_moved_is_answered_with_its_path() -> None:
     text = "recipe: math\ncluster: {num_nodes: 1}\nalgorithm: {sampling_params: {top_k: 3}}\n"
-    found = {each.path: each.help for each in load_job("-", stdin=text.encode(), environ={}).diagnostics}
+    found = {each.path: each.help for each in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics}
     assert found["algorithm", "sampling_params"] == "`sampling_params` is `rollout.sampling_params` here"
 
 
@@ -251,7 +252,7 @@ def test_a_key_that_moved_is_answered_with_its_path() -> None:
     ],
 )
 def test_a_key_that_moved_to_another_section_is_answered_with_its_full_path(text: str, path: str) -> None:
-    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
     assert (found.code, found.help) == ("unknown-key", f"`{found.span.text}` is `{path}` here")
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from recipes.language.model_rules import require_model
 from recipes.math.config import MathConfig
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
 LAPTOP = f"recipe: math\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,reward: {NODE}\n"
@@ -124,7 +124,7 @@ def test_keys_of_other_trainers_are_answered(findings: Any, sections: str, under
 def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"{LAPTOP}actor: {{ppo_max_token_len_per_gpu: 512, ppo_micro_batch_size_per_gpu: 4}}\n")
-    job = load_job(str(path), (), environ={})
+    job = load_with_lint(str(path), (), environ={})
     job.raise_if_bad()
     actor = cast("MathConfig", job.config).actor
     assert (actor.max_tokens_per_micro_batch, actor.micro_batch_size) == (512, 4)
@@ -183,7 +183,7 @@ def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path)
 def test_keys_and_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str, Any]) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"{LAPTOP}algorithm: {written if written.startswith('{') else '{' + written + '}'}\n")
-    job = load_job(str(path), (), environ={})
+    job = load_with_lint(str(path), (), environ={})
     job.raise_if_bad()
     algorithm = cast("MathConfig", job.config).algorithm
     assert {name: getattr(algorithm, name) for name in meant} == meant
@@ -289,7 +289,7 @@ def test_what_a_folder_lacks_is_found_before_a_run(
 
     assert [each[0] for each in found] == ["unusable-path"]
     assert words in found[0][2]
-    config: Any = load_job("math_laptop", [f"actor.model.model_path={model}"], environ={}).config
+    config: Any = load_with_lint("math_laptop", [f"actor.model.model_path={model}"], environ={}).config
     with pytest.raises(ConfigError, match=re.escape(words)):
         require_model(config)
 
@@ -306,7 +306,7 @@ def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
 
 
 def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts() -> None:
-    job = load_job("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
+    job = load_with_lint("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
 
     assert job.diagnostics.ok
     assert [each.code for each in job.diagnostics] == ["unusable-path"]
@@ -343,7 +343,7 @@ def test_a_reward_function_is_looked_for(findings: Any) -> None:
 
 @pytest.mark.parametrize("name", ["math_laptop", "math_smollm"])
 def test_a_shipped_config_travels_to_the_workers(name: str) -> None:
-    config: Any = load_job(name, (), environ={}).config
+    config: Any = load_with_lint(name, (), environ={}).config
 
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -484,12 +484,12 @@ def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> Non
         "cluster.component_placement={'actor,rollout,reward,critic': {node_group: node, placement: 0}}",
         "critic.model={}",
     ]
-    job = load_job("math_laptop", [*critic, f"{key}=fp16"], environ={})
+    job = load_with_lint("math_laptop", [*critic, f"{key}=fp16"], environ={})
     found = [(each.code, each.help) for each in job.diagnostics if "fp16" in each.message]
     assert found == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
     assert not job.diagnostics.ok
 
 
 def test_half_precision_serves_an_evaluation() -> None:
-    job = load_job("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
+    job = load_with_lint("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
     assert not [each for each in job.diagnostics if "would lose gradients" in each.message]

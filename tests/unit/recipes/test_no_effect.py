@@ -15,14 +15,14 @@ import rlinf_cli
 import rlinf_core
 from recipes.embodied.env_types import ENV_TYPES
 from recipes.embodied.envs.simulated_env import SimulatedEnv
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.model_fields import sections, types_at, value_type, written_fields
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
-from rlinf_core.job.load import load_job
-from rlinf_core.job.no_effect import NO_EFFECT
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.registry import import_target
 
@@ -144,7 +144,7 @@ def found(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[
     line = max(number for number, each in enumerate(written, 1) if each.strip() == f"{name}: {value}")
     file = folder / "job.yaml"
     file.write_text("\n".join(written) + "\n")
-    return list(load_job(str(file), environ={}).diagnostics), line
+    return list(load_with_lint(str(file), environ={}).diagnostics), line
 
 
 def _written(tree: dict[str, Any], indent: str = "") -> Iterator[str]:
@@ -172,7 +172,7 @@ def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
     # As a file of a user's own: nothing is told of the keys of one that came with the package.
     text = shipped_configs()[name].read_bytes()
     assert [
-        render_text(each) for each in load_job("-", stdin=text, environ={}).diagnostics if each.code == NO_EFFECT
+        render_text(each) for each in load_with_lint("-", stdin=text, environ={}).diagnostics if each.code == NO_EFFECT
     ] == []
 
 
@@ -199,7 +199,7 @@ def test_rules_name_keys_that_there_are() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_rule_can_be_asked(name: str) -> None:
-    job = load_job(find_recipe(name).default_config, environ={})
+    job = load_with_lint(find_recipe(name).default_config, environ={})
     for recipe, place, _, rule in rules():
         section: Any = job.config
         for segment in place:

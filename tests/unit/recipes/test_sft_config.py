@@ -10,7 +10,7 @@ import pytest
 
 from recipes.demonstrations.info import Feature
 from recipes.demonstrations.writer import DatasetWriter
-from rlinf_core.job.load import load_job
+from rlinf_cli.lint.load import load_with_lint
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def codes(tmp_path: Path) -> Any:
     def found(*overrides: str) -> list[str]:
         given = any(each.startswith(("data.train", "~data.train")) for each in overrides)
         named = [] if given else [f"data.train_data_paths={tmp_path / 'set'}"]
-        return [each.code for each in load_job("sft_laptop", [*overrides, *named], environ={}).diagnostics]
+        return [each.code for each in load_with_lint("sft_laptop", [*overrides, *named], environ={}).diagnostics]
 
     return found
 

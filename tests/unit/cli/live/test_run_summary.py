@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_cli.findings import without_effect
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import summary_record, summary_text
-from rlinf_core.job.load import load_job
 
 JOB = b"""\
 recipe: embodied
@@ -25,7 +25,7 @@ algorithm:
 
 
 def test_keys_without_effect_are_named() -> None:
-    unread = without_effect(load_job("-", stdin=JOB, environ={}).diagnostics)
+    unread = without_effect(load_with_lint("-", stdin=JOB, environ={}).diagnostics)
     text = summary_text(RunProgress(), Path("/runs/one"), unread=unread)
     (line,) = [each for each in text.splitlines() if each.strip().startswith("no effect")]
     assert "algorithm.gae_lambda (<stdin>:7), algorithm.value_clip (<stdin>:8)" in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
-from rlinf_core.job.load import load_job
+from rlinf_cli.lint.load import load_with_lint
 
 SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "env.train.total_num_envs=1")
 REMOTE = "env.train.intervention={source: remote, options: {token_file: /tmp/token}}"
@@ -13,11 +13,11 @@ REMOTE = "env.train.intervention={source: remote, options: {token_file: /tmp/tok
 
 def told(*overrides: str) -> list[tuple[str, str]]:
     """Return code and message of each error and warning."""
-    return [(each.code, each.message) for each in load_job("laptop", overrides, environ={}).diagnostics]
+    return [(each.code, each.message) for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
 
 
 def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
-    job = load_job("laptop", (*SAC, REMOTE), environ={})
+    job = load_with_lint("laptop", (*SAC, REMOTE), environ={})
     assert not told(*SAC, REMOTE)
     assert isinstance(job.config, EmbodiedConfig)
     assert job.config.env.train.intervention.source == "remote"

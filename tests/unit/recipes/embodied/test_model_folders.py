@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from recipes.embodied.model_folders import require_model_folder
+from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
-from rlinf_core.job.load import load_job
 
 PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": None}
 SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": None}
@@ -26,7 +26,7 @@ def written(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def job_of(model_type: str, folder: Path, config: str = "franka_vision_ppo") -> Any:
-    return load_job(
+    return load_with_lint(
         config, (f"actor.model.model_type={model_type}", "actor.model.options={}", f"actor.model.model_path={folder}")
     )
 

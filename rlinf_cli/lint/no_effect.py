@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -11,8 +12,11 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, NoEffect, WorldSizes
 from rlinf_core.config.pruning import Validated
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span
+from rlinf_core.job.load import Job, rules_of
+from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import FindingPlace, Report
 
 NO_EFFECT: Final = "no-effect"
@@ -21,25 +25,24 @@ NO_EFFECT: Final = "no-effect"
 _LEFT_OUT: Final = 0.1
 
 
-def report_no_effect(
+def report_no_effect(job: Job) -> None:
+    """Report the keys that somebody wrote and that change nothing, each once.
+
+    A run's own `config.yaml` holds every default; of it only errors are reported. A key with an error is not reported
+    again, nor are those of a shipped configuration that the file extends.
+    """
+    if job.recipe is not None and job.config is not None and job.view is not None:
+        with rules_of(job.recipe, job.view, job.diagnostics):
+            _report(job.config, job.world_sizes, job.view, job.diagnostics, _not_of_user(job.recipe, job.sources))
+
+
+def _report(
     config: BaseModel,
     world_sizes: WorldSizes,
     view: Validated[Any],
     diagnostics: Diagnostics,
-    *,
-    bases: Collection[SourceText] = (),
+    bases: Collection[SourceText],
 ) -> None:
-    """Report the keys that somebody wrote and that change nothing, each once.
-
-    A run's own `config.yaml` holds every default; of it only errors are reported.
-
-    Args:
-        config: the recipe's model of the whole file.
-        world_sizes: processes of each placed component.
-        view: the validated file.
-        diagnostics: where findings go; a key with an error among them is not reported again.
-        bases: sources whose keys nobody has written for this job, such as a shipped configuration that it extends.
-    """
     report = Report(view, diagnostics)
     wrong = {each.path for each in diagnostics if each.severity is Severity.ERROR}
     dead: dict[Path, _Match] = {}
@@ -57,6 +60,13 @@ def report_no_effect(
         found = [each for each in found if each.severity is Severity.ERROR]
     for each in found:
         each.tell(report, view.tree)
+
+
+def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
+    """Return those sources of a job that came with a package, where the user has given others as well."""
+    ours = {os.path.realpath(each) for each in (*shipped_configs().values(), recipe.default_config)}
+    found = [each for each in sources if each.kind == "file" and os.path.realpath(each.name) in ours]
+    return found if len(found) < len(sources) else []
 
 
 class _Finding(NamedTuple):
