@@ -30,10 +30,11 @@ from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.levels import sum_to_level
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
+from recipes.training.tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
-from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
+from rlinf_core.algorithms.returns import bootstrap_rewards
 
 EVALUATION_ENVS = 256
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from rlinf_core.config.model_fields import (
     ITEM,
@@ -29,7 +30,7 @@ from rlinf_core.config.other_names import other_names_of, unavailable_keys
 from rlinf_core.config.paths import PathSyntaxError, parse_path
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots.registry import hardware_models
+from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
 from rlinf_core.hardware.robots.unit import RobotUnit
 
 _WORDS: Final[dict[object, str]] = {
@@ -260,3 +261,12 @@ def _as_written(value: object) -> str | None:
         entries = cast("dict[object, object]", value).items()
         return "{" + ", ".join(f"{key}: {_as_written(item)}" for key, item in entries) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def hardware_models() -> dict[str, type[RobotUnit]]:
+    """Return the models of all hardware types by name, but for those of packages that cannot be loaded."""
+    found: dict[str, type[RobotUnit]] = {}
+    for name in hardware_types():
+        with suppress(PydanticCustomError):
+            found[name] = hardware_model(name)
+    return found

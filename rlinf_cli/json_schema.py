@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias, cast
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
 
+from rlinf_cli.field_docs import hardware_models
 from rlinf_core.config.cluster import ClusterConfig, HardwareConfig
-from rlinf_core.hardware.robots.registry import hardware_models
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from rlinf_cli import console
 from rlinf_cli.live import labels
-from rlinf_cli.runs import all_runs
-from rlinf_core.runners.metrics import Metrics, newest_metrics
+from rlinf_cli.runs import all_runs, outcome
+from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import STATE, outcome
+from rlinf_core.runners.run_state import STATE
 from rlinf_core.runners.run_status import RunStatus
 
 
@@ -186,3 +186,24 @@ def _size(folder: Path) -> int:
                 continue  # deleted meanwhile
             total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
+
+
+def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
+    """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
+
+    Reads no more lines than it needs, from the end.
+    """
+    last: Metrics | None = None
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None, None
+    for raw in reversed(content.splitlines(keepends=True)):
+        evaluated = b'"eval/' in raw
+        if last is not None and not evaluated:
+            continue
+        line = decode(raw)
+        last = last or line
+        if line is not None and evaluated:
+            return last, line
+    return last, None

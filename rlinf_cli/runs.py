@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from rlinf_cli import console
+from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.run_state import RunState
 
 DEFAULT_LOG_PATH = Path("runs")
+# The process is gone and wrote no end.
+_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
@@ -101,3 +105,12 @@ def _named(run: str, log_path: Path) -> RunFolder:
         where=str(log_path),
         help=did_you_mean(run, names) or "name the run folder; `--log-path` says where run folders are",
     )
+
+
+def outcome(state: RunState) -> tuple[str, str]:
+    """Return the status of a run and the reason, also where its process could not write them any more."""
+    if state.status == RunStatus.RUNNING and not state.alive:
+        if state.earlier is not None:
+            return outcome(state._replace(**state.earlier, earlier=None))
+        return RunStatus.FAILED, _VANISHED
+    return state.status, state.reason

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final, NamedTuple
-
-from rlinf_core.errors import RunError
 
 # Calls of a phase that are measured: the first ones, and then every so many.
 _FIRST, _EVERY = 8, 16
@@ -27,46 +22,6 @@ class Peak(NamedTuple):
 
     rss: int
     device: int = 0
-
-
-class PhaseForecast(NamedTuple):
-    """Memory that a process is expected to hold at most in a phase, the method that runs.
-
-    Attributes:
-        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
-        on_device: the parts that lie in the accelerator's memory, where the process has one.
-    """
-
-    phase: str
-    parts: Mapping[str, int]
-    on_device: frozenset[str] = frozenset()
-
-    @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-
-class ProcessForecast(NamedTuple):
-    """Memory of the processes of a component, each of which holds the same.
-
-    Attributes:
-        processes: how many there are.
-        phases: in the order in which they come.
-        shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
-        notes: what is not known.
-    """
-
-    component: str
-    processes: int
-    phases: tuple[PhaseForecast, ...]
-    shared: int = 0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the largest phase."""
-        return max(each.total for each in self.phases)
 
 
 class PeakMeter:
@@ -89,32 +44,6 @@ class PeakMeter:
         finally:
             before, now = self.peaks.get(phase, Peak(0)), _peak()
             self.peaks[phase] = Peak(max(before.rss, now.rss), max(before.device, now.device))
-
-
-def machine_memory() -> int | None:
-    """Return the bytes of memory of this machine; None where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
-
-def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
-    """Return the peaks in `memory.json` of a run, by component and rank; empty where the run has none.
-
-    Raises:
-        RunError: the file cannot be understood.
-    """
-    try:
-        processes: list[dict[str, Any]] = json.loads(file.read_text())["processes"]
-        return {
-            (str(each["component"]), int(each["rank"])): {phase: Peak(**peak) for phase, peak in each["phases"].items()}
-            for each in processes
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError("the memory of the run cannot be read", where=str(file), why=str(error)) from error
 
 
 def rss_fields() -> dict[str, int]:

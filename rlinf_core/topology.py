@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rlinf_core.config.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
-from rlinf_core.config.cluster import CLUSTER_LABEL, NODE_LABEL, RESERVED_LABELS, ClusterConfig, NodeGroup
+from rlinf_core.config.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
@@ -254,11 +254,6 @@ class ClusterTopology:
         """The numbering of the nodes whose accelerators are unknown."""
         return UnitNumbers(node.num_accelerators is None for node in self.nodes)
 
-    @property
-    def unknown_nodes(self) -> tuple[int, ...]:
-        """The nodes whose accelerators are unknown."""
-        return tuple(node.rank for node in self.nodes if node.num_accelerators is None)
-
     @cached_property
     def _numbers(self) -> dict[Unit, UnitNumbers]:
         return {}
@@ -283,14 +278,6 @@ class ClusterTopology:
                 help=did_you_mean(label, self.groups) or f"the groups are {quoted(self.groups)}",
             )
         return info
-
-    def labels_of(self, node: int) -> tuple[str, ...]:
-        """Return the labels of the user's groups that a node is in."""
-        return tuple(
-            info.label
-            for info in self.groups.values()
-            if info.label not in RESERVED_LABELS and any(node in piece for piece in info.node_ranges)
-        )
 
 
 def units_on(node: NodeInfo, unit: Unit) -> int:

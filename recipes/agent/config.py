@@ -24,17 +24,11 @@ from recipes.language.job_rules import check_job
 from recipes.language.job_rules import inputs as job_inputs
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import (
-    Count,
-    Fraction,
-    KnownOrOwn,
-    OptionalPath,
-    PositiveFloat,
-    StepsOrNever,
-)
+from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
 from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")

@@ -15,10 +15,11 @@ from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.trajectory import RolloutChunks
+from recipes.training.tensors import explained_variance
 from rlinf_core import AdvantageSettings, Trajectories, checked_options
 from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
 from rlinf_core.algorithms.registry import get_advantage
-from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
+from rlinf_core.algorithms.returns import bootstrap_rewards
 
 ReduceSum = Callable[[Tensor], Tensor]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from recipes.embodied.model_options import MODEL_OPTIONS
 from recipes.sections.checks import Report
 from recipes.sections.imports import missing_module, missing_name, runs_in_this_interpreter
 from rlinf_core import ConfigError
-from rlinf_core.algorithms.options import options_for, unknown_options, with_options
+from rlinf_core.algorithms.options import option_names, options_for, options_model, with_options
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 
@@ -78,3 +78,15 @@ def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object],
                 report(path, "missing-key" if missing else "bad-value", message)
     for name in unknown_options(owners, written):
         report((*at, name), "unknown-key", f"unknown option `{name}`", did_you_mean(name, known))
+
+
+def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
+    """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
+    known: set[str] = set()
+    for owner in owners:
+        model = options_model(owner)
+        names = None if model is None else option_names(model)
+        if names is None:
+            return []
+        known |= names
+    return [name for name in written if name not in known]

@@ -27,16 +27,10 @@ from recipes.sections.algorithm import (
 )
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
+from recipes.sections.values import KnownOrOwn
 from rlinf_core import RunnerConfig
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import (
-    Count,
-    KnownOrOwn,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    StepsOrNever,
-)
+from rlinf_core.config.sections.values import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, StepsOrNever
 from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")

@@ -12,9 +12,10 @@ from pydantic import Field
 from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.info import HDF5_ENDINGS, STATISTICS, read_info
 from recipes.sections.checks import Report
+from recipes.sections.values import FilePaths
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.sections.values import Count, FilePaths, NonNegativeInt
+from rlinf_core.config.sections.values import Count, NonNegativeInt
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.scalars import Bool, Text
 

@@ -9,10 +9,11 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from recipes.embodied.interventions.table import ENVIRONMENT, JUDGES, NONE, SOURCES
+from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, OptionalPath, PositiveFloat, Seed
+from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalPath, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]

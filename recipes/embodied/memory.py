@@ -34,8 +34,8 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.off_policy_config import buffer_sizes, is_off_policy
 from recipes.embodied.precision import weight_type
+from recipes.training.memory import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
-from rlinf_core.memory import PhaseForecast, ProcessForecast
 
 # Bytes that a worker holds besides what `memory_base` measures: its connections to Ray and to its peers. Measured.
 CONNECTED: Final = {"actor": 45 * 2**20, "rollout": 45 * 2**20, "env": 45 * 2**20}

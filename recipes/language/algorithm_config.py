@@ -14,15 +14,9 @@ from recipes.sections.algorithm import (
     OTHER_LOSSES,
     AlgorithmConfig,
 )
+from recipes.sections.values import KnownOrOwn
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import (
-    Count,
-    Fraction,
-    KnownOrOwn,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-)
+from rlinf_core.config.sections.values import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from rlinf_core.scalars import Bool, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")

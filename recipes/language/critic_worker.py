@@ -14,9 +14,9 @@ from recipes.language.warm_start import initial_policy
 from recipes.training.precision import compute_dtype
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
+from recipes.training.tensors import explained_variance
 from recipes.training.updater import SKIPPED
 from rlinf_core import LossSettings, Worker
-from rlinf_core.algorithms.returns import explained_variance
 
 
 class LanguageCritic(Worker):

@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field
 
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
+from recipes.sections.values import KnownOrOwn
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, Seed
+from rlinf_core.config.sections.values import Count, NonNegativeInt, Seed
 from rlinf_core.scalars import Bool, Data, Int, Text
 
 # Problems of one seed that are made on the spot.

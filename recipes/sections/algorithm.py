@@ -7,16 +7,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import (
-    Count,
-    Fraction,
-    KnownOrOwn,
-    Level,
-    LossAggregation,
-    NonNegativeFloat,
-    PositiveFloat,
-)
+from rlinf_core.config.sections.values import Count, Fraction, Level, LossAggregation, NonNegativeFloat, PositiveFloat
 from rlinf_core.scalars import Bool, Data, Float, Text
 
 # Advantages that compare total rewards within a group and nothing else; all that compare the members of a group; and

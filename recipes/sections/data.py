@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from recipes.sections.values import FilePaths
 from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import Count, FilePaths, Seed
+from rlinf_core.config.sections.values import Count, Seed
 from rlinf_core.scalars import Bool, Int, Text
 
 

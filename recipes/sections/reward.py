@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import KnownOrOwn, PositiveFloat
+from rlinf_core.config.sections.values import PositiveFloat
 from rlinf_core.scalars import Float, Text
 
 REWARDS = ("exact", "boxed", "numeric", "symbolic")

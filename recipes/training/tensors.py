@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 
@@ -20,3 +21,18 @@ def pieces(tensor: Tensor, lengths: list[int]) -> list[Tensor]:
 def floats(tensor: Tensor) -> list[float]:
     """Return the values of a tensor of floats, [n], as a list."""
     return cast("list[float]", tensor.tolist())
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
+    """1 - Var(returns - values) / Var(returns), a scalar: 1 for perfect values, 0 for constant ones, below for worse.
+
+    0 when the returns do not vary. Only the entries that `mask` marks count.
+    """
+    values, returns = values.detach(), returns.detach()
+    if mask is not None:
+        values, returns = values[mask.bool()], returns[mask.bool()]
+    if returns.numel() < 2:
+        return torch.zeros(())
+    variance = returns.var(correction=0)
+    unexplained = (returns - values).var(correction=0)
+    return torch.where(variance > 0, 1 - unexplained / variance, torch.zeros_like(variance))

@@ -20,7 +20,7 @@ from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.node.attach import RANK_LABEL
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.node.ports import NodePorts
-from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
+from rlinf_core.placement.environment import PATH_LISTS, given_by, process_environment
 
 GROUP_LABEL: Final = "rlinf.io/group"
 # What Ray takes as the value of a label.
@@ -227,3 +227,16 @@ def _environments(
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
+    """Return the interpreter that `rlinf up` starts Ray with on a node; None for the path of its own.
+
+    It is the one that the node's groups name, where they name one and the same, else that of the cluster.
+    """
+    named: dict[str, None] = {}
+    for index, group in enumerate(cluster.node_groups):
+        own = given_by(group, ("cluster", "node_groups", index), node_rank, ())
+        if own is not None and own.interpreter is not None:
+            named.setdefault(own.interpreter)
+    return next(iter(named)) if len(named) == 1 else cluster.python_interpreter_path

@@ -49,9 +49,8 @@ def stop(
     `runner.resume_dir=auto`.
     """
     from rlinf_cli.live.run_summary import shown
-    from rlinf_cli.runs import find_run
+    from rlinf_cli.runs import find_run, outcome
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_state import outcome
 
     folder = find_run(run, log_path)
     if not folder.state.alive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlinf_core.config.cluster import ClusterConfig, EnvConfig
+from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.places import naming, place
 from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
@@ -15,7 +15,7 @@ from rlinf_core.job.load import Job
 from rlinf_core.placement.positions import GROUPS, component_paths, map_path
 from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
-from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology, UnitKind
+from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, ClusterTopology, UnitKind
 
 # A warning lists no more places than a reader takes in.
 _LISTED = 3

@@ -10,7 +10,7 @@ from rlinf_cli import console
 from rlinf_cli.bootstrap import down, up
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import NodeFailure
-from rlinf_core.config.secrets import mask_environment
+from rlinf_cli.layout import masked
 
 UP_SCHEMA = "rlinf.up/1"
 PLAN_SCHEMA = "rlinf.up-plan/1"
@@ -140,7 +140,7 @@ def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) ->
             f"  labels       {', '.join(f'{key}={value}' for key, value in node.labels.items())}",
             f"  ports        {min(fixed.values())}-{max(fixed.values())},"
             f" workers {node.ports.first_worker}-{node.ports.last_worker}, rlinf's own {node.ports.data}",
-            *(f"  variable     {key}={value}" for key, value in mask_environment(node.env).items()),
+            *(f"  variable     {key}={value}" for key, value in _masked_env(node).items()),
         ]
         blocks.append("\n".join(lines))
     blocks.append("authentication: " + ("a token of the cluster's own" if authenticated else "none"))
@@ -164,8 +164,12 @@ def plan_record(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) 
                 "ports": node.ports.fixed(head=node.is_head),
                 "worker_ports": [node.ports.first_worker, node.ports.last_worker],
                 "data_ports": [node.ports.first_data, node.ports.last_data],
-                "env": mask_environment(node.env),
+                "env": _masked_env(node),
             }
             for node in nodes
         ],
     }
+
+
+def _masked_env(node: NodeTarget) -> dict[str, str]:
+    return {name: masked(name, value, ()) for name, value in node.env.items()}

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from rlinf_core.memory import Peak, ProcessForecast
+    from recipes.training.memory import ProcessForecast
+    from rlinf_core.memory import Peak
 
 
 class MemoryView(NamedTuple):

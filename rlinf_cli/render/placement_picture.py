@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from rlinf_cli.render.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section, User
 from rlinf_cli.unit_uses import UnitUse, unit_uses
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.placement.placement import Placement
-from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology, NodeInfo
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeInfo
 
 
 def picture_of(
@@ -29,7 +29,7 @@ def picture_of(
     numbers = robot_numbers(topology)
     for node in topology.nodes:
         card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
-        grouped.setdefault(topology.labels_of(node.rank), []).append(card)
+        grouped.setdefault(labels_of(topology, node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
     sizes = tuple((name, len(each)) for name, each in placements.items())
     return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
@@ -44,8 +44,9 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
         parts.append(counted(accelerators, "accelerator"))
     if robots:
         parts.append(counted(robots, "robot"))
-    if topology.unknown_nodes:
-        nodes = f"node{'s' * (len(topology.unknown_nodes) > 1)} {format_ranks(topology.unknown_nodes)}"
+    unknown = [node.rank for node in topology.nodes if node.num_accelerators is None]
+    if unknown:
+        nodes = f"node{'s' * (len(unknown) > 1)} {format_ranks(unknown)}"
         parts.append(f"accelerators not declared ({nodes})")
     return " · ".join([*parts, counted(processes, "process"), mode])
 
@@ -129,3 +130,12 @@ def _content(node: NodeInfo) -> str:
     robots = Counter(robot.type for robot in node.robots)
     parts += [f"{count} {robot}" for robot, count in robots.items()]
     return ", ".join(parts) or ("" if node.num_accelerators is None else "no accelerators")
+
+
+def labels_of(topology: ClusterTopology, node: int) -> tuple[str, ...]:
+    """Return the labels of the user's groups that a node is in."""
+    return tuple(
+        info.label
+        for info in topology.groups.values()
+        if info.label not in RESERVED_LABELS and any(node in piece for piece in info.node_ranges)
+    )

@@ -11,7 +11,7 @@ A class, such as a policy, has its model as the attribute `options_model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -49,20 +49,8 @@ def options_for(owner: object, written: Mapping[str, Any]) -> Any:
     model = options_model(owner)
     if model is None:
         return dict(written)
-    known = _names(model)
+    known = option_names(model)
     return model.model_validate({name: value for name, value in written.items() if known is None or name in known})
-
-
-def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
-    """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
-    known: set[str] = set()
-    for owner in owners:
-        model = options_model(owner)
-        names = None if model is None else _names(model)
-        if names is None:
-            return []
-        known |= names
-    return [name for name in written if name not in known]
 
 
 def checked_options(owner: object, written: Mapping[str, Any], section: str) -> Any:
@@ -78,7 +66,7 @@ def checked_options(owner: object, written: Mapping[str, Any], section: str) -> 
         raise ConfigError(f"the options of `{getattr(owner, '__name__', owner)}` are wrong", why=found) from error
 
 
-def _names(model: type[BaseModel]) -> set[str] | None:
+def option_names(model: type[BaseModel]) -> set[str] | None:
     """Return the names that a model takes; None: any."""
     if model.model_config.get("extra") == "allow":
         return None

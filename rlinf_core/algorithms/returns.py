@@ -61,18 +61,3 @@ def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
         after = rewards[step] + gamma * torch.where(dones[step], 0, after)
         returns[step] = after
     return returns
-
-
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """1 - Var(returns - values) / Var(returns), a scalar: 1 for perfect values, 0 for constant ones, below for worse.
-
-    0 when the returns do not vary. Only the entries that `mask` marks count.
-    """
-    values, returns = values.detach(), returns.detach()
-    if mask is not None:
-        values, returns = values[mask.bool()], returns[mask.bool()]
-    if returns.numel() < 2:
-        return torch.zeros(())
-    variance = returns.var(correction=0)
-    unexplained = (returns - values).var(correction=0)
-    return torch.where(variance > 0, 1 - unexplained / variance, torch.zeros_like(variance))

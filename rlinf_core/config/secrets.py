@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
@@ -47,16 +47,6 @@ def is_secret(name: str) -> bool:
     if last == "token":
         return before not in _SPECIAL_TOKENS
     return last == "apikey" or (last == "key" and before in _SECRET_KEYS)
-
-
-def mask_value(name: str, value: str) -> str:
-    """Return `value`, or stars when it is not empty and `name` looks secret."""
-    return MASK if value and is_secret(name) else value
-
-
-def mask_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for printing."""
-    return {name: mask_value(name, value) for name, value in environment.items()}
 
 
 def environment_secrets() -> frozenset[str]:

@@ -74,7 +74,7 @@ class Recipe(NamedTuple):
         play: `play(job, checkpoint, file, *, episodes, tell)`, for `rlinf play`: writes a video of episodes and returns
             how they went.
         memory: `memory(config, world_sizes)`: the memory that a job will hold, a list of
-            `rlinf_core.memory.ProcessForecast`.
+            `ProcessForecast`.
         savings: `savings(config)`: changes of the file that save memory, the nearest first, each a tuple of overrides.
         inputs: `inputs(config)`: the files and folders that a run reads, whose content is noted in its
             `environment.json`.

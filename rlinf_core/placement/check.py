@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import Span
@@ -17,7 +17,7 @@ from rlinf_core.placement.positions import (
     problem_span,
 )
 from rlinf_core.placement.resolve import Resolution, resolve
-from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
 
 # What a group's units follow from, whatever their type is.
 _UNITS_FOLLOW_FROM: tuple[Path, ...] = (

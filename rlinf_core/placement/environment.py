@@ -91,13 +91,13 @@ def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> P
     forwarded = cluster.forward_env
     for index, group in enumerate(cluster.node_groups):
         if group.label == label:
-            own = _of_group(group, ("cluster", "node_groups", index), node_rank, forwarded)
+            own = given_by(group, ("cluster", "node_groups", index), node_rank, forwarded)
             if own is not None:
                 return own if own.interpreter else _with_default(own, cluster)
     return _with_default(ProcessEnvironment(forwarded), cluster)
 
 
-def _of_group(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
+def given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
     """Return what a group gives to a node; None when it gives nothing. A valid file has one entry for each node."""
     if node_rank not in group.node_ranks:
         return None
@@ -123,19 +123,6 @@ def _with_default(environment: ProcessEnvironment, cluster: ClusterConfig) -> Pr
     return ProcessEnvironment(
         environment.forwarded, environment.variables, cluster.python_interpreter_path, _CLUSTER_INTERPRETER
     )
-
-
-def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
-    """Return the interpreter that `rlinf up` starts Ray with on a node; None for the path of its own.
-
-    It is the one that the node's groups name, where they name one and the same, else that of the cluster.
-    """
-    named: dict[str, None] = {}
-    for index, group in enumerate(cluster.node_groups):
-        own = _of_group(group, ("cluster", "node_groups", index), node_rank, ())
-        if own is not None and own.interpreter is not None:
-            named.setdefault(own.interpreter)
-    return next(iter(named)) if len(named) == 1 else cluster.python_interpreter_path
 
 
 def forwarded_values(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

@@ -164,27 +164,6 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     return (line for _, _, line in _lines(path))
 
 
-def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
-    """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
-
-    Reads no more lines than it needs, from the end.
-    """
-    last: Metrics | None = None
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None, None
-    for raw in reversed(content.splitlines(keepends=True)):
-        evaluated = b'"eval/' in raw
-        if last is not None and not evaluated:
-            continue
-        line = _decode(raw)
-        last = last or line
-        if line is not None and evaluated:
-            return last, line
-    return last, None
-
-
 def copy_metrics(old: Path, new: Path, step: int) -> None:
     """Write the metrics of `old` up to `step` to the new file `new`.
 
@@ -202,7 +181,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
     with path.open("rb") as file:
         for raw in file:
             start, stop = stop, stop + len(raw)
-            line = _decode(raw)
+            line = decode(raw)
             if line is not None:
                 yield start, stop, line
 
@@ -212,7 +191,8 @@ def _encode(line: Metrics) -> bytes:
     return json.dumps({"step": line.step, "time": line.time, "metrics": metrics}).encode() + b"\n"
 
 
-def _decode(raw: bytes) -> Metrics | None:
+def decode(raw: bytes) -> Metrics | None:
+    """Return the metrics of a line; None for one that is torn or none of ours."""
     if not raw.endswith(b"\n"):
         return None
     try:

@@ -18,10 +18,6 @@ SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
 
 
-# The process is gone and wrote no end.
-_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
-
-
 class RunState(NamedTuple):
     """The state of a run, in `run.json`. Moments are seconds since 1970.
 
@@ -67,15 +63,6 @@ class RunState(NamedTuple):
     def alive(self) -> bool:
         """Whether it is going on: it says so, and where that can be seen its process is there."""
         return self.status == RunStatus.RUNNING and (not self.here or identity(self.pid) == self.start)
-
-
-def outcome(state: RunState) -> tuple[str, str]:
-    """Return the status of a run and the reason, also where its process could not write them any more."""
-    if state.status == RunStatus.RUNNING and not state.alive:
-        if state.earlier is not None:
-            return outcome(state._replace(**state.earlier, earlier=None))
-        return RunStatus.FAILED, _VANISHED
-    return state.status, state.reason
 
 
 def read_state(folder: Path) -> RunState:

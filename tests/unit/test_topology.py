@@ -73,7 +73,6 @@ def test_accelerators_are_unknown_until_somebody_says() -> None:
     topology = ClusterTopology.from_config(cluster(2))
     assert [node.num_accelerators for node in topology.nodes] == [None, None]
     assert topology.num_accelerators is None
-    assert topology.unknown_nodes == (0, 1)
     assert topology.groups["cluster"].unit is None
     assert topology.groups["node"].unit == NODES
 
@@ -129,11 +128,6 @@ def test_robots_are_numbered_by_node_and_then_as_written() -> None:
     assert (info.unit, info.num_units) == (Unit(UnitKind.ROBOT, "Franka"), 3)
     ips = [[getattr(robot.config, "robot_ip", None) for robot in node.robots] for node in topology.nodes]
     assert ips == [[], ["10.0.0.1", "10.0.0.2"], ["10.0.0.3"]]
-
-
-def test_labels_of_a_node_are_the_users_own() -> None:
-    topology = ClusterTopology.from_config(cluster(3, FRANKA, {"label": "second", "node_ranks": "2"}))
-    assert [topology.labels_of(rank) for rank in range(3)] == [(), ("arms",), ("arms", "second")]
 
 
 def test_an_unknown_group_gets_the_nearest() -> None:

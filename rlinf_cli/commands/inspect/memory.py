@@ -13,8 +13,8 @@ from rlinf_cli.runs import DEFAULT_LOG_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from recipes.training.memory import ProcessForecast
     from rlinf_core.job.load import Job
-    from rlinf_core.memory import ProcessForecast
 
 
 def memory(
@@ -47,10 +47,10 @@ def memory(
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.files import load, sound
     from rlinf_cli.layout import lay_out
+    from rlinf_cli.memory_peaks import machine_memory, read_peaks
     from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
     from rlinf_cli.using import find_run_folder
     from rlinf_core.errors import RLinfError
-    from rlinf_core.memory import machine_memory, read_peaks
 
     run = find_run_folder(file, log_path)
     name = file if run is None else str(run.config_file)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from rlinf_core.scalars import Float, Int, Text, problem
 
@@ -51,56 +47,3 @@ def _none_if_empty(value: Any) -> Any:
 
 # An empty text names nothing, as `null` does.
 OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
-
-
-def _one_or_many(value: Any) -> Any:
-    return cast("list[Any]", value) if isinstance(value, list) else [value]
-
-
-FilePaths = Annotated[
-    tuple[FilePath, ...],
-    BeforeValidator(_one_or_many),
-    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownOrOwn:
-    """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
-
-    `others` are names that related projects use, each read as ours.
-    """
-
-    what: str
-    known: tuple[str, ...]
-    others: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-
-    def check(self, text: str) -> str:
-        """Return our name for `text`, or `text` where it has the form of an import.
-
-        Raises:
-            PydanticCustomError: `unknown-choice`.
-        """
-        text = self.others.get(text, text)
-        if text in self.known or _is_import(text):
-            return text
-        from rlinf_core.suggest import did_you_mean
-
-        hint = did_you_mean(text, self.known) or "known: " + ", ".join(f"`{name}`" for name in self.known) + ";"
-        raise problem(
-            "unknown-choice",
-            f"unknown {self.what} `{text}`",
-            help=f"{hint} your own is written `package.module:name`",
-        )
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        own = {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"}
-        return {"anyOf": [{"enum": [*self.known, *self.others]}, own]}
-
-
-def _is_import(text: str) -> bool:
-    module, separator, name = text.partition(":")
-    return bool(separator) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))

@@ -11,12 +11,9 @@ It is loaded only when a file names a type that is not known yet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Final, TypeVar
-
-from pydantic_core import PydanticCustomError
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -102,15 +99,6 @@ def _unknown_robot() -> type[RobotUnit]:
 def hardware_types() -> list[str]:
     """Return every name that `hardware.type` may take, installed packages' ones included, in alphabetical order."""
     return sorted({*_registered, *_BUILT_IN, *_plugin_names()})
-
-
-def hardware_models() -> dict[str, type[RobotUnit]]:
-    """Return the models of all hardware types by name, but for those of packages that cannot be loaded."""
-    found: dict[str, type[RobotUnit]] = {}
-    for name in hardware_types():
-        with suppress(PydanticCustomError):
-            found[name] = hardware_model(name)
-    return found
 
 
 def _plugin_names() -> set[str]:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.returns import BootstrapType, bootstrap_rewards, discounted_returns, explained_variance
+from recipes.training.tensors import explained_variance
+from rlinf_core.algorithms.returns import BootstrapType, bootstrap_rewards, discounted_returns
 
 
 @pytest.mark.parametrize(("how", "expected"), [("standard", [1.0, 1.0, 6.0, 1.0]), ("always", [1.0, 6.0, 6.0, 6.0])])

@@ -17,11 +17,11 @@ import pytest
 
 from rlinf_cli import report_writing
 from rlinf_cli.provenance import read_provenance
+from rlinf_cli.runs import outcome
 from rlinf_cli.story import read_story
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import outcome
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.secrets import MASK, is_secret, mask, mask_environment, mask_text
+from rlinf_core.config.secrets import MASK, is_secret, mask, mask_text
 from rlinf_core.config.tree import MappingNode, to_data
 
 
@@ -55,14 +55,6 @@ def test_masking_a_tree(tree_of: Callable[..., MappingNode]) -> None:
         "hf_token": None,
         "secret": "",
         "b": ["x", MASK],
-    }
-
-
-def test_masking_an_environment() -> None:
-    assert mask_environment({"HF_TOKEN": "x", "EMPTY_KEY": "", "PATH": "/bin"}) == {
-        "HF_TOKEN": MASK,
-        "EMPTY_KEY": "",
-        "PATH": "/bin",
     }
 
 

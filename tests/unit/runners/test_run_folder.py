@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.runs import outcome
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
@@ -21,7 +22,6 @@ from rlinf_core.runners.checkpoint import Manifest, config_hash
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import outcome
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:

@@ -8,8 +8,8 @@ import pytest
 
 from recipes.embodied import memory
 from recipes.embodied.config import EmbodiedConfig
+from recipes.training.memory import ProcessForecast
 from rlinf_core import load_job
-from rlinf_core.memory import ProcessForecast
 
 # An empty process of each kind, in bytes.
 BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95}, "env": {"start": 50}}

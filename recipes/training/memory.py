@@ -1,0 +1,46 @@
+"""Forecasts of the memory that processes will hold, as a recipe's part `memory` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class PhaseForecast(NamedTuple):
+    """Memory that a process is expected to hold at most in a phase, the method that runs.
+
+    Attributes:
+        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
+        on_device: the parts that lie in the accelerator's memory, where the process has one.
+    """
+
+    phase: str
+    parts: Mapping[str, int]
+    on_device: frozenset[str] = frozenset()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+class ProcessForecast(NamedTuple):
+    """Memory of the processes of a component, each of which holds the same.
+
+    Attributes:
+        processes: how many there are.
+        phases: in the order in which they come.
+        shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
+        notes: what is not known.
+    """
+
+    component: str
+    processes: int
+    phases: tuple[PhaseForecast, ...]
+    shared: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the largest phase."""
+        return max(each.total for each in self.phases)
