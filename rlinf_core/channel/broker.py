@@ -152,20 +152,17 @@ class Broker:
         self._queue.announce((client, request.op_id), key=request.key, producer=client)
 
     def _get(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        client.consumes = True
-        op_id = (client, request.op_id)
-        now = time.monotonic()
-        self._carry_out(self._queue.get(op_id, key=request.key, consumer=client, now=now, wait=request.wait))
-        if self._dead_producers:
-            self._fail_orphans()
+        op_id, now = (client, request.op_id), time.monotonic()
+        self._consume(client, self._queue.get(op_id, key=request.key, consumer=client, now=now, wait=request.wait))
 
     def _get_batch(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        op_id, key, now = (client, request.op_id), request.key, time.monotonic()
+        got = self._queue.get_batch(op_id, delivery.weight, key=key, consumer=client, now=now, wait=request.wait)
+        self._consume(client, got)
+
+    def _consume(self, client: BrokerClient, effects: Sequence[Effect[Payload]]) -> None:
         client.consumes = True
-        op_id = (client, request.op_id)
-        now = time.monotonic()
-        self._carry_out(
-            self._queue.get_batch(op_id, delivery.weight, key=request.key, consumer=client, now=now, wait=request.wait)
-        )
+        self._carry_out(effects)
         if self._dead_producers:
             self._fail_orphans()
 

@@ -369,34 +369,3 @@ class ChannelClient(ChannelBackend):
 
 def _packed(encoded: Encoded) -> bytes:
     return wire.pack_item(encoded.head, encoded.parts)
-
-
-class ChannelClients:
-    """The clients of all channels of one process, by name.
-
-    Args:
-        me: the address of the worker that this process is, or of the driver.
-    """
-
-    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
-        self._endpoint = endpoint
-        self._me = me
-        self._resolver = resolver
-        self._pending = Pending(endpoint)
-        self._lock = threading.Lock()
-        self._clients: dict[str, ChannelClient] = {}
-        self._by_address: dict[str, ChannelClient] = {}
-        endpoint.on_peer_lost(self._lost)
-
-    def client(self, name: str) -> ChannelClient:
-        with self._lock:
-            client = self._clients.get(name)
-            if client is None:
-                client = ChannelClient(self._endpoint, self._me, self._resolver, self._pending, name)
-                self._clients[name] = self._by_address[client.address.get_name()] = client
-            return client
-
-    def _lost(self, address: str, reason: str) -> None:
-        client = self._by_address.get(address)
-        if client is not None:
-            client.lost(reason)

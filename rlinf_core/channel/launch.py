@@ -12,7 +12,8 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.broker import Broker
-from rlinf_core.channel.client import ChannelClient, ChannelClients
+from rlinf_core.channel.client import ChannelClient
+from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on

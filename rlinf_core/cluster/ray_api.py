@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final
@@ -131,3 +134,36 @@ def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
     """
     stream: bytes = ray_api().cloudpickle.dumps(obj, protocol=5, buffer_callback=keep)
     return stream
+
+
+def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
+    """Return what all references hold, or the first failure. The running loop is woken once, not for each of them."""
+    loop = asyncio.get_running_loop()
+    together: asyncio.Future[list[Any]] = loop.create_future()
+    if not references:
+        together.set_result([])
+        return together
+    answers: list[Future[Any]] = [reference.future() for reference in references]
+    # One is taken for each answer, on whichever thread of Ray's it comes: to take is one step for the interpreter.
+    missing = deque(answers[1:])
+
+    def tell(answer: Future[Any]) -> None:
+        if together.done():
+            return
+        error = answer.exception()
+        if error is not None:
+            together.set_exception(error)
+        else:
+            together.set_result([each.result() for each in answers])
+
+    def answered(answer: Future[Any]) -> None:
+        if answer.exception() is None:
+            with suppress(IndexError):
+                missing.pop()
+                return
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, answer)
+
+    for answer in answers:
+        answer.add_done_callback(answered)
+    return together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import NamedTuple
 
@@ -41,14 +41,18 @@ def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagn
     return Renamed(renamed, renamer.paths)
 
 
+def _sections_of(annotations: Iterable[object]) -> Iterator[type[ConfigModel]]:
+    for section in map(model_of, annotations):
+        if section is not None and issubclass(section, ConfigModel):
+            yield section
+
+
 def other_names_of(annotations: Iterable[object]) -> dict[str, str]:
     """Return the further names of the fields of all sections among `annotations`."""
     names: dict[str, str] = {}
-    for annotation in annotations:
-        section = model_of(annotation)
-        if section is not None and issubclass(section, ConfigModel):
-            known = written_fields(section)
-            names |= {other: ours for other, ours in section.other_names.items() if ours in known}
+    for section in _sections_of(annotations):
+        known = written_fields(section)
+        names |= {other: ours for other, ours in section.other_names.items() if ours in known}
     return names
 
 
@@ -61,22 +65,12 @@ def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
     """Return the keys of related projects that stand in another section than those among `annotations`, with their
     paths.
     """
-    keys: dict[str, str] = {}
-    for annotation in annotations:
-        section = model_of(annotation)
-        if section is not None and issubclass(section, ConfigModel):
-            keys |= section.moved
-    return keys
+    return {key: path for section in _sections_of(annotations) for key, path in section.moved.items()}
 
 
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
     """Return the keys of related projects that the sections among `annotations` lack, each with what to do instead."""
-    keys: dict[str, str] = {}
-    for annotation in annotations:
-        section = model_of(annotation)
-        if section is not None and issubclass(section, ConfigModel):
-            keys |= section.not_available
-    return keys
+    return {key: instead for section in _sections_of(annotations) for key, instead in section.not_available.items()}
 
 
 class _Renamer:

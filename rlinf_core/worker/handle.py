@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.ray_api import no_cluster, ray_api
+from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.inflight_ops import InflightOps, current_task_key
@@ -156,7 +153,7 @@ class WorkerGroupHandle(Generic[T]):
             client = self._connected()
             operations = client.operations if client else InflightOps()
             serial = operations.begin(self._kind, self._title, peers=self._names, task_key=current_task_key())
-            answers = _together(self._references)
+            answers = gather(self._references)
             try:
                 await self._async_wait(answers, client, serial)
             finally:
@@ -362,39 +359,6 @@ def unpicklable(what: str, error: Exception, where: str | None = None) -> Payloa
 def _spell(addresses: Sequence[WorkerAddress]) -> str:
     names = [f"`{address}`" for address in addresses]
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-
-
-def _together(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
-    """Return all answers, or the first failure. The running loop is woken once, not for each of them."""
-    loop = asyncio.get_running_loop()
-    together: asyncio.Future[list[Any]] = loop.create_future()
-    if not references:
-        together.set_result([])
-        return together
-    answers: list[Future[Any]] = [reference.future() for reference in references]
-    # One is taken for each answer, on whichever thread of Ray's it comes: to take is one step for the interpreter.
-    missing = deque(answers[1:])
-
-    def tell(answer: Future[Any]) -> None:
-        if together.done():
-            return
-        error = answer.exception()
-        if error is not None:
-            together.set_exception(error)
-        else:
-            together.set_result([each.result() for each in answers])
-
-    def answered(answer: Future[Any]) -> None:
-        if answer.exception() is None:
-            with suppress(IndexError):
-                missing.pop()
-                return
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, answer)
-
-    for answer in answers:
-        answer.add_done_callback(answered)
-    return together
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:

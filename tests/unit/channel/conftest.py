@@ -11,7 +11,7 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of
 from rlinf_core.channel.memory_gate import MIB, MemoryGate
 from rlinf_core.collective.endpoint import Endpoint

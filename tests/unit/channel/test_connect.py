@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.launch import ChannelResolver
 from rlinf_core.channel.operation import _GRACE
 from rlinf_core.collective.endpoint import Endpoint
