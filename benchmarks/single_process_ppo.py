@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.embodied.bootstrapping import bootstrap_rewards
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
 from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
@@ -34,7 +35,6 @@ from recipes.training.tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
-from rlinf_core.algorithms.returns import bootstrap_rewards
 
 EVALUATION_ENVS = 256
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from recipes.embodied.bootstrapping import bootstrap_rewards
 from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from recipes.embodied.models.base import Inputs
@@ -19,7 +20,6 @@ from recipes.training.tensors import explained_variance
 from rlinf_core import AdvantageSettings, Trajectories, checked_options
 from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
 from rlinf_core.algorithms.registry import get_advantage
-from rlinf_core.algorithms.returns import bootstrap_rewards
 
 ReduceSum = Callable[[Tensor], Tensor]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rlinf_cli.lint import environment, leading_zeros, machines, no_effect, placement
+from rlinf_cli.lint import environment, hardware, leading_zeros, machines, no_effect, placement
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import MappingNode
 from rlinf_core.job.load import Job, Probe, Rule, load_job
 from rlinf_core.suggest import quoted
 
-RULES: Final[tuple[Rule, ...]] = (environment.check, machines.check)
+RULES: Final[tuple[Rule, ...]] = (environment.check, hardware.check, machines.check)
 
 
 def load_with_lint(

@@ -1,7 +1,8 @@
 """Advantages: how much better an action was than expected.
 
 The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`; beneath them are plain
-functions of tensors. Time comes first, as in `returns.py`.
+functions of tensors. Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` tells that the
+episode ended with step t (the d_{t+1} of the formulas), so that what follows belongs to another episode.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rlinf_core.algorithms.aggregation import expand_mask
-from rlinf_core.algorithms.returns import discounted_returns
 
 GROUP_EPSILON = 1e-6
 NORMALIZE_EPSILON = 1e-8
@@ -203,6 +203,25 @@ def _with_values(
     if settings.normalize_advantages:
         advantages = normalize(advantages, trajectories.mask, settings.reduce_sum)
     return Advantages(advantages, returns)
+
+
+def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with nothing after the last step.
+
+    Args:
+        rewards: float [T, ...].
+        dones: bool [T, ...].
+        gamma: discount by step.
+
+    Returns:
+        float [T, ...].
+    """
+    returns = torch.empty_like(rewards)
+    after = torch.zeros_like(rewards[0])
+    for step in range(len(rewards) - 1, -1, -1):
+        after = rewards[step] + gamma * torch.where(dones[step], 0, after)
+        returns[step] = after
+    return returns
 
 
 def gae_advantages(

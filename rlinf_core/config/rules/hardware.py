@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlinf_core.config.cluster import NodeGroup
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.rules.groups import group_ranges, out_of_range
 from rlinf_core.config.rules.site import Site, outside
 from rlinf_core.config.tree import Path
@@ -18,14 +17,6 @@ def check(site: Site) -> None:
         if group.hardware is None:
             continue
         configs = (*path, "hardware", "configs")
-        if not group.hardware.configs and not site.damaged(configs):
-            site.report(
-                "hardware-empty",
-                f"group `{group.label}` declares hardware and no unit of it",
-                configs,
-                help="add an entry for each unit, or remove `hardware` to count nodes or accelerators",
-                severity=Severity.WARNING,
-            )
         _nodes(site, path, group, declared)
         _further_nodes(site, (*path, "hardware", "configs"), group.hardware.configs)
         for index, unit in enumerate(group.hardware.configs):

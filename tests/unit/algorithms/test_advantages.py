@@ -16,6 +16,7 @@ from torch import Tensor
 from rlinf_core.algorithms.advantages import (
     AdvantageSettings,
     Trajectories,
+    discounted_returns,
     dr_grpo,
     gae,
     gae_advantages,
@@ -400,3 +401,18 @@ def test_settings_take_what_a_section_has() -> None:
 
     settings = AdvantageSettings.of(Section())
     assert (settings.gamma, settings.group_size, settings.gae_lambda) == (0.5, 4, 1.0)
+
+
+@given(st.integers(0, 1000), st.floats(0, 1))
+def test_discounted_returns_equal_a_loop(seed: int, gamma: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(6, 3, generator=random, dtype=torch.float64)
+    dones = torch.rand(6, 3, generator=random) < 0.3
+    expected = torch.zeros_like(rewards)
+    for b in range(3):
+        for start in range(6):
+            for step in range(start, 6):
+                expected[start, b] += gamma ** (step - start) * rewards[step, b]
+                if dones[step, b]:
+                    break
+    torch.testing.assert_close(discounted_returns(rewards, dones, gamma), expected)

@@ -1,7 +1,6 @@
-"""Returns, and bootstrapping at the ends of episodes.
+"""Rewards at the end of episodes that were cut off: the value of the rest is added.
 
-Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` tells that the episode ended with step t
-(the d_{t+1} of the formulas), so that what follows belongs to another episode.
+Time comes first: [T, ...] is T steps of any number of trajectories.
 """
 
 from __future__ import annotations
@@ -42,22 +41,3 @@ def bootstrap_rewards(
     at = truncations & ~terminations if bootstrap_type == "standard" else truncations | terminations
     # torch.where and not a product: what stands elsewhere may be NaN.
     return rewards + gamma * torch.where(at, final_values, 0)
-
-
-def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with nothing after the last step.
-
-    Args:
-        rewards: float [T, ...].
-        dones: bool [T, ...].
-        gamma: discount by step.
-
-    Returns:
-        float [T, ...].
-    """
-    returns = torch.empty_like(rewards)
-    after = torch.zeros_like(rewards[0])
-    for step in range(len(rewards) - 1, -1, -1):
-        after = rewards[step] + gamma * torch.where(dones[step], 0, after)
-        returns[step] = after
-    return returns
