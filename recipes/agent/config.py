@@ -33,10 +33,10 @@ from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 AGENTS: Final = ("tool_agent",)
-TOOLS: Final = ("calculator", "search")
+TOOLS: Final = ("calculator", "search", "python")
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
-_MARKS: Final = (*TOOLS, "result")
+_MARKS: Final = ("calculator", "search", "result")
 
 
 class AgentRunnerConfig(LanguageRunnerConfig):
@@ -97,6 +97,13 @@ class AgentWorkerConfig(ConfigModel):
             because=("tools",),
         ),
         NoEffect(
+            ("python_memory_mib",),
+            lambda agent, sizes: "python" not in agent.tools,
+            "`tools` has no `python`",
+            "remove it, or write `tools: [python]`",
+            because=("tools",),
+        ),
+        NoEffect(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools,
             "there are no `tools`",
@@ -112,7 +119,8 @@ class AgentWorkerConfig(ConfigModel):
     )
     tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
         default=("calculator",),
-        description="Tools: calculator, search, or `package.module:function`, from text to text, async or not.",
+        description="Tools: calculator, search, python (in a sandbox), or `package.module:function`, from text to text,"
+        " async or not.",
     )
     tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
     timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
@@ -123,6 +131,9 @@ class AgentWorkerConfig(ConfigModel):
         description="Text file of the documents for `search`, one a line. Default: the facts of `data.type: lookups`.",
     )
     search_results: Count = Field(default=1, description="Documents that `search` shows.")
+    python_memory_mib: Annotated[int, Field(ge=64)] = Field(
+        default=256, description="Memory that each process of a program of `python` may have, in MiB."
+    )
 
 
 class AgentConfig(LanguageConfig):

@@ -9,6 +9,8 @@ from recipes.agent.config import AgentConfig
 from recipes.agent.tasks import lookup_corpus
 from recipes.agent.tools.base import FunctionTool, Tool
 from recipes.agent.tools.calculator import Calculator
+from recipes.agent.tools.python import Python
+from recipes.agent.tools.sandbox import MIB, SandboxLimits
 from recipes.agent.tools.search import Search, read_corpus
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
@@ -18,7 +20,7 @@ def make_tools(config: AgentConfig) -> list[Tool]:
     """Return the tools of agents.
 
     Raises:
-        ConfigError: one cannot be imported, has the name of another, or the corpus cannot be read.
+        ConfigError: one cannot be imported, has the name of another, the corpus cannot be read, or there is no sandbox.
     """
     tools = [_tool(name, config) for name in config.agent.tools]
     names = [each.name for each in tools]
@@ -31,6 +33,8 @@ def make_tools(config: AgentConfig) -> list[Tool]:
 def _tool(name: str, config: AgentConfig) -> Tool:
     if name == "calculator":
         return Calculator()
+    if name == "python":
+        return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
     if name == "search":
         path = config.agent.corpus_path
         documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)

@@ -1,0 +1,44 @@
+"""A tool that runs Python programs in a sandbox."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from recipes.agent.tools import sandbox
+from recipes.agent.tools.base import Tool, ToolError
+
+_ENDED_BY: Final = 128
+
+
+class Python(Tool):
+    """Python with its standard library: the model is told what its program printed.
+
+    Raises:
+        ConfigError: this machine has no sandbox.
+    """
+
+    name = "python"
+    description = "runs a Python program and gives what it prints"
+
+    def __init__(self, limits: sandbox.SandboxLimits) -> None:
+        sandbox.check()
+        self._limits = limits
+
+    async def call(self, argument: str) -> str:
+        """See `Tool`."""
+        ran = await sandbox.run(argument, self._limits)
+        if ran.flooded:
+            raise ToolError(f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes")
+        if ran.status != 0:
+            raise ToolError(_reason(ran))
+        return ran.output.rstrip("\n")
+
+
+def _reason(ran: sandbox.ProgramResult) -> str:
+    """Return why a program failed: the last line of its traceback, or the signal that ended it."""
+    number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
+    if number > 0:
+        return f"the program was ended by {signal.Signals(number).name}"
+    lines = ran.errors.strip().splitlines()
+    return lines[-1] if lines else f"the program ended with status {ran.status}"

@@ -1,0 +1,196 @@
+"""A sandbox for Python programs that a model wrote, made of bubblewrap's namespaces and of limits of the kernel.
+
+A program sees its interpreter with the standard library, `/usr`, and an empty `/tmp`. It has no network, no other
+process, no variable of this one, and no privilege that it could get back. It is ended with all that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rlinf_core import ConfigError
+
+MIB: Final = 1 << 20
+# Longest output that is read, in bytes. A program that writes more is ended.
+OUTPUT_BYTES: Final = 64 * 1024
+_TRIAL_SECONDS: Final = 30.0
+# Where root runs it, each program is a user of its own, so that none can reach another's, or spend root's exemptions
+# from limits: numbers that no system gives to its users.
+_FIRST_UID: Final = 1_800_000_000
+_UIDS_PER_PROCESS: Final = 256
+_calls = itertools.count()
+_SYSTEM_FOLDERS: Final = ("/bin", "/sbin", "/lib", "/lib64")
+# A folder that every system has; what is mounted there is seen by one process.
+_STAGE: Final = "/mnt"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """The limits of one program.
+
+    Attributes:
+        seconds: of CPU time of each of its processes; time by the clock is the caller's to limit.
+        memory: bytes of each of its processes.
+        processes: how many it may have at once, threads and the sandbox's own included.
+        files: bytes of all its files, and of the largest.
+    """
+
+    seconds: float = 5.0
+    memory: int = 256 * MIB
+    processes: int = 16
+    files: int = 16 * MIB
+
+
+class ProgramResult(NamedTuple):
+    """The end of a program: its exit status, negative for a signal, and what it wrote, in part where it was too much.
+
+    Attributes:
+        flooded: whether it was ended for writing more than `OUTPUT_BYTES`.
+    """
+
+    status: int
+    output: str
+    errors: str
+    flooded: bool
+
+
+async def run(program: str, limits: SandboxLimits) -> ProgramResult:
+    """Run a Python program; cancelled, it has ended with every process of its own before this returns."""
+    process = await asyncio.create_subprocess_exec(
+        *command(limits),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env=_environment(),
+    )
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        raise RuntimeError("the process has no pipes")
+    try:
+        output, errors, _ = await asyncio.gather(
+            _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program)
+        )
+        # What is left in the pipes would keep them open.
+        await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    texts = [each.decode("utf-8", "replace") for each in (output, errors)]
+    return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
+
+
+async def _head(process: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> bytes:
+    """Return what a program writes; end it when that is too much."""
+    found = b""
+    while len(found) <= OUTPUT_BYTES:
+        more = await stream.read(OUTPUT_BYTES)
+        if not more:
+            return found
+        found += more
+    if process.returncode is None:
+        process.kill()
+    return found
+
+
+async def _feed(stream: asyncio.StreamWriter, program: str) -> None:
+    try:
+        stream.write(program.encode("utf-8", "replace"))
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+    except (BrokenPipeError, ConnectionResetError):
+        # It ended before it had read all: its status says why.
+        pass
+
+
+def check() -> None:
+    """Run a trial program.
+
+    Raises:
+        ConfigError: this machine has no sandbox; nothing is ever run without.
+    """
+    for needed in ("bwrap", "unshare", "setpriv", "prlimit"):
+        if shutil.which(needed) is None:
+            raise _unavailable(f"`{needed}` is not installed")
+    try:
+        done = subprocess.run(
+            command(SandboxLimits()),
+            input="print(6 * 7)",
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_SECONDS,
+            check=False,
+            cwd="/",
+            env=_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        raise _unavailable(f"a trial program did not end within {_TRIAL_SECONDS:g} s") from None
+    if done.stdout != "42\n":
+        said = done.stderr.strip().splitlines()
+        raise _unavailable(said[-1] if said else f"a trial program ended with status {done.returncode}")
+
+
+def _unavailable(why: str) -> ConfigError:
+    return ConfigError(
+        "the tool `python` has no sandbox on this machine, and runs nothing without",
+        why=why,
+        help="install bubblewrap 0.8 or newer and util-linux (`apt install bubblewrap util-linux`), and let users make"
+        " user namespaces (`sysctl user.max_user_namespaces`)",
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of the sandbox's own processes, the first of which a program in it can read."""
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+def command(limits: SandboxLimits) -> list[str]:
+    """Return the command that reads a Python program from its standard input and runs it in a sandbox."""
+    prefix = os.path.realpath(sys.base_prefix)
+    if os.getuid() != 0:
+        return _sandboxed(prefix, prefix, limits)
+    # A user without privileges cannot reach an interpreter in root's home: it is shown in another place first, to this
+    # process alone. No step forks, so that the process which is started is the one that ends with its parent.
+    user = str(_FIRST_UID + os.getpid() % 65536 * _UIDS_PER_PROCESS + next(_calls) % _UIDS_PER_PROCESS)
+    staged = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {_STAGE} && exec "$@"', prefix]
+    as_user = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
+    return [*staged, *as_user, "--no-new-privs", "--", *_sandboxed(prefix, _STAGE, limits)]
+
+
+def _sandboxed(prefix: str, source: str, limits: SandboxLimits) -> list[str]:
+    """Return the command of a sandbox in which the folder `source` is seen as `prefix`, that of the interpreter."""
+    python = os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    interpreter = [] if Path(prefix) == Path("/usr") else ["--ro-bind", source, prefix]
+    variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+    return [
+        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--clearenv"),
+        *(word for name, value in variables.items() for word in ("--setenv", name, value)),
+        *("--ro-bind", "/usr", "/usr", *_system_folders(), *interpreter),
+        *("--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", str(limits.files), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/", "--"),
+        *("prlimit", f"--nproc={limits.processes}", f"--as={limits.memory}", f"--cpu={math.ceil(limits.seconds)}"),
+        *(f"--fsize={limits.files}", "--core=0", "--nofile=64", "--memlock=0", "--msgqueue=0", "--"),
+        *(python, "-I", "-S", "-"),
+    ]
+
+
+def _system_folders() -> list[str]:
+    """Return options for the folders of programs and libraries beside `/usr`; most systems have links into it."""
+    options: list[str] = []
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            options += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            options += ["--ro-bind", folder, folder]
+    return options

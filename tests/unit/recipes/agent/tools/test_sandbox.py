@@ -1,0 +1,183 @@
+"""Whether programs of a model stay in their sandbox, end with their limits, and leave each other alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.agent.tools import sandbox
+from recipes.agent.tools.base import ToolError
+from recipes.agent.tools.python import Python
+from recipes.agent.tools.sandbox import ProgramResult, SandboxLimits
+from rlinf_core import ConfigError
+from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+SECRET = "a secret that no program may read"
+NEIGHBOUR = """
+import time
+written = open("mine", "w")
+for number in range(20):
+    written.write(f"{number}\\n")
+    time.sleep(0.01)
+written.close()
+print(open("mine").read().split()[-1])
+"""
+
+
+def ran(program: str, limits: SandboxLimits | None = None, patience: float = 60.0) -> ProgramResult:
+    async def run() -> ProgramResult:
+        async with asyncio.timeout(patience):
+            return await sandbox.run(program, limits or SandboxLimits())
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What an attacker knows of this machine: a file, a variable, this process, and sockets that answer."""
+    folder = tmp_path_factory.mktemp("host")
+    secret = folder / "secret"
+    secret.write_text(SECRET, encoding="utf-8")
+    listening = socket.create_server(("", 0))
+    path, name = str(folder / "s"), f"rlinf-{os.getpid()}"
+    unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    unix.bind(path)
+    abstract.bind(f"\0{name}")
+    for each in (unix, abstract):
+        each.listen()
+    with pytest.MonkeyPatch.context() as patch, listening, unix, abstract:
+        patch.setenv("RLINF_TEST_SECRET", SECRET)
+        yield {
+            "secret": str(secret),
+            "value": SECRET,
+            "code": os.path.realpath(sandbox.__file__),
+            "pid": os.getpid(),
+            "port": listening.getsockname()[1],
+            "address": socket.gethostbyname(socket.gethostname()),
+            "socket": path,
+            "abstract": name,
+        }
+    assert secret.read_text(encoding="utf-8") == SECRET
+
+
+@pytest.mark.parametrize("attempt", ESCAPES.values(), ids=ESCAPES.keys())
+def test_no_program_gets_out(attempt: str, host: dict[str, Any]) -> None:
+    async def both() -> tuple[ProgramResult, ProgramResult]:
+        async with asyncio.timeout(60):
+            return await asyncio.gather(
+                sandbox.run(program_of(attempt, json.dumps(host)), SandboxLimits()),
+                sandbox.run(NEIGHBOUR, SandboxLimits()),
+            )
+
+    tried, neighbour = asyncio.run(both())
+    # A process that the kernel ended has said nothing; one that was not tried at all has failed to compile.
+    assert "Error: invalid syntax" not in tried.errors
+    assert tried.output.startswith("held") or tried.status != 0, tried
+    assert "GOT OUT" not in tried.output
+    assert (neighbour.status, neighbour.output) == (0, "19\n"), neighbour
+
+
+def test_there_are_sixty_attempts() -> None:
+    assert len(ESCAPES) >= 60
+
+
+def test_an_attempt_outside_of_the_sandbox_does_get_out(
+    host: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The programs tell the truth: what is harmless succeeds here."""
+    for name in ("read a secret file", "connect to a socket file", "see the process that started it"):
+        exec(compile(program_of(ESCAPES[name], json.dumps(host)), name, "exec"), {})  # noqa: S102
+        assert capfd.readouterr().out == "GOT OUT\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "import time; time.sleep(1000)",
+        "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n  except OSError: pass\n"
+        "while True: time.sleep(100)",
+        "import os, time\nos.close(1); os.close(2)\ntime.sleep(1000)",
+        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(1000)\ntime.sleep(1000)",
+    ],
+    ids=["busy", "asleep", "deaf", "silent", "daemon"],
+)
+def test_a_program_that_is_given_up_has_ended_with_all_its_processes(program: str, tmp_path: Path) -> None:
+    started = _sandboxes()
+    with pytest.raises(TimeoutError):
+        ran(program, patience=1.0)
+    _until_gone(started)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_flood_is_cut_off(stream: str) -> None:
+    found = ran(f"import sys\nwhile True: sys.{stream}.write('x' * 4096)")
+    assert found.flooded
+    assert max(len(found.output), len(found.errors)) <= 3 * sandbox.OUTPUT_BYTES
+
+
+def test_a_program_that_ends_leaves_no_process() -> None:
+    started = _sandboxes()
+    assert ran("import os, time\nif os.fork() == 0: time.sleep(1000)\nprint('done')").output == "done\n"
+    _until_gone(started)
+
+
+def test_the_tool_tells_what_was_printed_or_why_not() -> None:
+    tool = Python(SandboxLimits())
+    assert asyncio.run(tool.call("print(6 * 7)")) == "42"
+    for program, told in {
+        "1 / 0": "ZeroDivisionError: division by zero",
+        "print(": "SyntaxError: '(' was never closed",
+        "import os; os._exit(3)": "the program ended with status 3",
+        "import os; os.kill(os.getpid(), 9)": "the program was ended by SIGKILL",
+        "print('x' * 100_000)": "the program wrote more than 65536 bytes",
+    }.items():
+        with pytest.raises(ToolError) as error:
+            asyncio.run(tool.call(program))
+        assert str(error.value) == told
+
+
+def test_two_programs_share_no_file() -> None:
+    assert ran("open('/tmp/note', 'w').write('x')").status == 0
+    assert "FileNotFoundError" in ran("open('/tmp/note')").errors
+
+
+def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError) as error:
+        Python(SandboxLimits())
+    assert "`bwrap` is not installed" in str(error.value)
+    assert "apt install bubblewrap" in str(error.value)
+
+
+def _sandboxes() -> set[str]:
+    """Return the processes of sandboxes that live, by pid."""
+    found: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"--disable-userns" in (entry / "cmdline").read_bytes():
+                found.add(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def _until_gone(before: set[str]) -> None:
+    """Wait until no sandbox lives that was not there before; the kernel takes a moment to end a namespace."""
+
+    async def wait() -> None:
+        async with asyncio.timeout(60):
+            while _sandboxes() - before:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(wait())
