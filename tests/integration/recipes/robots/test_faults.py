@@ -128,13 +128,19 @@ def check_stop(arm: Franka) -> str:
     return str(state.stopped)
 
 
-@pytest.mark.parametrize("victim", ["env worker", "driver"])
+def parent_of(process: int) -> int:
+    """Return the process that started another."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("victim", ["env worker", "driver", "Ray"])
 def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_arm: Any, start_job: StartJob) -> None:
     arm, _ = start_arm()
     job = start_job("job", arm)
     until(lambda: job.trained(2), "the second step", 120)
     worker = holder_of(arm)
-    os.kill(worker if victim == "env worker" else job.process.pid, signal.SIGKILL)
+    victims = {"env worker": worker, "driver": job.process.pid, "Ray": parent_of(worker)}
+    os.kill(victims[victim], signal.SIGKILL)
     assert f"process {worker} on" in check_stop(arm)
     assert job.process.wait(120) != 0
     assert job.recorded() >= 40

@@ -44,6 +44,7 @@ FAULTS: Final = (
     "late action",
     "frozen camera",
     "a person stops it",
+    "another job",
 )
 START = (HOME + 0.4).clip(JOINT_MIN, JOINT_MAX)
 
@@ -54,6 +55,8 @@ class World:
     Attributes:
         since: moment from which on two control periods are counted.
         refusals: what the holder was told.
+        intruder: what a second job was told.
+        held: who held the arm when the holder was killed.
     """
 
     def __init__(self, fault: str, random: np.random.Generator) -> None:
@@ -65,6 +68,8 @@ class World:
         self.broken_at = float(random.uniform(0.1, 6.0))
         self.since: float | None = None
         self.refusals: list[Message] = []
+        self.intruder: list[Message] = []
+        self.held: str | None = None
         self.connected = self.alive = True
         self.delay = LINK
         self.followed: tuple[float, float] | None = None
@@ -172,8 +177,7 @@ class World:
 
     def break_(self, now: float) -> None:
         if self.fault == "killed":
-            self.since, self.alive, self.connected = now, False, False
-            self.controller.lost(HOLDER, "its connection was closed", now)
+            self.kill(now)
         elif self.fault in ("power lost", "cut link"):
             self.since, self.alive, self.connected = now + LINK, False, False
         elif self.fault == "frozen process":
@@ -185,6 +189,23 @@ class World:
         elif self.fault == "a person stops it":
             self.since, self.alive = now, False
             self.controller.handle(WATCHER, ControllerRequest("stop", 3, {}), now)
+        elif self.fault == "another job":
+            self.intrude(now)
+
+    def intrude(self, now: float) -> None:
+        """Let a second job ask for the arm and move it; the first one goes on until it is killed, a moment later."""
+        wanted: dict[str, Any] = {"holder": "process 8 on lab-4", "heartbeat": 2.0}
+        for op, fields in (("acquire", wanted), ("reset", {"joints": HOME.tolist()}), ("release", {})):
+            answer = self.controller.handle(WATCHER, ControllerRequest(op, 4, fields), now)
+            assert isinstance(answer, dict), op
+            if answer.get("ok") is not True:
+                self.intruder.append(answer)
+        self.at(now + 1.0, self.kill)
+
+    def kill(self, now: float) -> None:
+        self.since, self.alive, self.connected = now, False, False
+        self.held = self.controller.holder
+        self.controller.lost(HOLDER, "its connection was closed", now)
 
 
 def check(seed: int, fault: str) -> None:
@@ -201,9 +222,14 @@ def check(seed: int, fault: str) -> None:
     if fault in ("power lost", "cut link", "frozen process"):
         assert state["holder"] is None  # the arm is free for the next one
         assert "process 71 on lab-3" in state["stopped"]
+    if fault == "another job":
+        assert world.held == "process 71 on lab-3", seed
+        assert not world.refusals, seed
+        assert [each["code"] for each in world.intruder[:2]] == ["busy", "no-lease"], seed
+        assert "process 71 on lab-3" in str(world.intruder[0]["message"])
     client = FrankaClient.__new__(FrankaClient)
     client.where = "Franka arm 10.0.0.1:17310 of node 2"
-    for refusal in world.refusals:
+    for refusal in world.refusals + world.intruder:
         error = client._refusal(refusal)
         assert client.where in str(error)
         assert error.why, refusal
@@ -218,7 +244,7 @@ def test_the_arm_stands_still_within_two_control_periods(fault: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_does_after_any_of_500_faults(fault: str) -> None:
+def test_it_does_after_any_of_550_faults(fault: str) -> None:
     for seed in range(1000, 1050):
         check(seed, fault)
 
