@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.types import EnvProgress, HandMotion
 from recipes.embodied.robots.claim import claimed_by
-from recipes.embodied.robots.client import ArmState, FrankaClient
+from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.errors import RobotError, RobotLateError, RobotUnreachableError
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.session import ArmCheck, check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
 from rlinf_core import ConfigError, RLinfError, RobotUnit

@@ -1,8 +1,4 @@
-"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do.
-
-The types of replies and the errors of refusals stand beside the calls: all of them change with the protocol, and with
-nothing else.
-"""
+"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do."""
 
 from __future__ import annotations
 
@@ -16,21 +12,18 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.errors import (
     RobotError,
-    RobotLateError,
     RobotLeaseError,
     RobotLinkLostError,
     RobotRefusedError,
     RobotSilentError,
-    RobotStoppedError,
     RobotUnreachableError,
 )
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
@@ -44,8 +37,8 @@ from recipes.embodied.robots.protocol import (
     ProtocolError,
     decode,
     encode,
-    joints_of,
 )
+from recipes.embodied.robots.replies import ArmState, ControllerFacts, refusal_error
 from rlinf_core.hardware.robots.franka import Franka
 
 _log = logging.getLogger("rlinf.robots")
@@ -57,58 +50,6 @@ HEARTBEAT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
 _SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
-
-
-@dataclass(frozen=True, slots=True)
-class ArmState:
-    """The position and velocity of an arm.
-
-    Attributes:
-        joints: [7], in radians.
-        gripper_closed: whether it was told to close.
-        stopped: why it stands still until a reset; None: it does not.
-        holder: who holds it, in words; None: nobody.
-        clipped: a limit made the last motion shorter than asked.
-        cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
-        tick: control periods of the controller's clock.
-        heard_tick: that in which the holder was last heard.
-        still_tick: that since which the arm stands still; None: it moves.
-    """
-
-    joints: NDArray[np.float64]
-    gripper_closed: bool
-    stopped: str | None
-    holder: str | None
-    clipped: bool = False
-    cameras: Mapping[str, float] = field(default_factory=dict[str, float])
-    tick: int = 0
-    heard_tick: int = 0
-    still_tick: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerFacts:
-    """Description that a controller gives of itself.
-
-    Attributes:
-        controller: its name.
-        version: its version.
-        firmware: of the arm; None: it does not say.
-        period: seconds of a control period.
-        velocity: [7], the fastest that each joint is moved, in radians a second.
-        low: [7], the least position of each joint, in radians.
-        high: [7], the greatest, likewise.
-        holder: who holds the arm; None: nobody.
-    """
-
-    controller: str
-    version: str
-    firmware: str | None
-    period: float
-    velocity: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    holder: str | None
 
 
 class FrankaClient:
@@ -253,23 +194,10 @@ class FrankaClient:
         """
         reply = self._request("ping")
         try:
-            limits = cast("dict[str, Any]", reply["limits"])
-            low, high, velocity = (joints_of(limits, name) for name in ("low", "high", "velocity"))
-            period = float(reply["period"])
-        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            return ControllerFacts.of(reply)
+        except ProtocolError as error:
             self._abandon()
             raise self._lost(f"the controller does not tell its limits: {error}") from error
-        firmware, holder = reply.get("firmware"), reply.get("holder")
-        return ControllerFacts(
-            str(reply.get("controller")),
-            str(reply.get("version")),
-            None if firmware is None else str(firmware),
-            period,
-            velocity,
-            low,
-            high,
-            None if holder is None else str(holder),
-        )
 
     def latency(self, count: int) -> list[float]:
         """Return the seconds that each of some questions took to be answered.
@@ -350,7 +278,7 @@ class FrankaClient:
             self._abandon()
             raise self._lost(_reason(error, allowed)) from error
         if reply.get("ok") is not True:
-            raise self._refusal(reply)
+            raise refusal_error(reply, self.where)
         return reply
 
     def _write(self, line: bytes) -> None:
@@ -389,60 +317,14 @@ class FrankaClient:
 
     def _state_of(self, reply: Message) -> ArmState:
         try:
-            joints = np.array(joints_of(reply, "joints"))
+            state = ArmState.of(reply)
         except ProtocolError as error:
             self._abandon()
             raise self._lost(f"what came was {error}") from error
-        stopped, holder, clock = reply.get("stopped"), reply.get("holder"), reply.get("clock")
+        clock = reply.get("clock")
         if isinstance(clock, float):
             self._followed = clock, time.monotonic()
-        return ArmState(
-            joints,
-            reply.get("gripper_closed") is True,
-            None if stopped is None else str(stopped),
-            None if holder is None else str(holder),
-            reply.get("clipped") is True,
-            {str(serial): float(age) for serial, age in cast("dict[str, float]", reply.get("cameras") or {}).items()},
-            int(reply.get("tick") or 0),
-            int(reply.get("heard_tick") or 0),
-            None if reply.get("still_tick") is None else int(reply["still_tick"]),
-        )
-
-    def _refusal(self, reply: Message) -> RobotError:
-        code, message = reply.get("code"), str(reply.get("message"))
-        holder = None if reply.get("holder") is None else str(reply["holder"])
-        if code == "busy":
-            return RobotLeaseError(
-                "the arm is taken",
-                holder=holder,
-                where=self.where,
-                why=message,
-                help="end that process, or wait until it is done; give each env worker an arm of its own",
-            )
-        if code == "no-lease":
-            return RobotLeaseError(
-                "this process does not hold the arm",
-                holder=holder,
-                where=self.where,
-                why=message,
-                help="acquire it first; a lease is lost with its connection, or after a heartbeat of silence",
-            )
-        if code in ("stopped", "silent"):
-            kind = RobotSilentError if code == "silent" else RobotStoppedError
-            return kind(message, where=self.where, help="look at the arm, then reset it")
-        if code == "late":
-            return RobotLateError(
-                "an action came too late, and was not carried out",
-                where=self.where,
-                why=message,
-                help="look at the link between this node and the controller: cable, switch, wireless, other traffic",
-            )
-        return RobotRefusedError(
-            "the controller refused",
-            where=self.where,
-            why=message,
-            help="nothing was carried out; keep actions within -1 and 1, and starts within the workspace",
-        )
+        return state
 
     def _unreachable(self, why: str) -> RobotUnreachableError:
         return RobotUnreachableError(

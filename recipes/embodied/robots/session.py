@@ -7,10 +7,11 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.robots.client import ArmState, ControllerFacts, FrankaClient
+from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.errors import RobotCameraError, RobotCheckError
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.replies import ArmState, ControllerFacts
 from rlinf_core.hardware.robots.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]

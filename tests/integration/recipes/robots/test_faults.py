@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from recipes.embodied.replay.segments import read_segments
-from recipes.embodied.robots.client import ArmState, FrankaClient
+from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.replies import ArmState
 from rlinf_core.hardware.robots.franka import Franka
 from tests.waiting import until
 

@@ -21,7 +21,7 @@ from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.robots.client import ArmState, FrankaClient, holder_name
+from recipes.embodied.robots.client import FrankaClient, holder_name
 from recipes.embodied.robots.errors import (
     RobotError,
     RobotLeaseError,
@@ -31,6 +31,7 @@ from recipes.embodied.robots.errors import (
     RobotUnreachableError,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.replies import ArmState
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 

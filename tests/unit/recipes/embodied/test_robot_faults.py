@@ -16,7 +16,7 @@ import pytest
 
 from recipes.embodied.robots.arm import SimulatedArm
 from recipes.embodied.robots.cameras import SimulatedCameras
-from recipes.embodied.robots.client import SIGN_SECONDS, FrankaClient
+from recipes.embodied.robots.client import SIGN_SECONDS
 from recipes.embodied.robots.controller import Controller, Motion, tick_of
 from recipes.embodied.robots.errors import (
     RobotError,
@@ -29,6 +29,7 @@ from recipes.embodied.robots.errors import (
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.robots.protocol import ControllerRequest, Message, ProtocolError, decode, encode, request_of
+from recipes.embodied.robots.replies import refusal_error
 from recipes.embodied.robots.session import FRAME_AGE
 
 HOLDER, WATCHER = 1, 2
@@ -46,6 +47,7 @@ FAULTS: Final = (
     "a person stops it",
     "another job",
 )
+WHERE = "Franka arm 10.0.0.1:17310 of node 2"
 START = (HOME + 0.4).clip(JOINT_MIN, JOINT_MAX)
 
 
@@ -227,11 +229,9 @@ def check(seed: int, fault: str) -> None:
         assert not world.refusals, seed
         assert [each["code"] for each in world.intruder[:2]] == ["busy", "no-lease"], seed
         assert "process 71 on lab-3" in str(world.intruder[0]["message"])
-    client = FrankaClient.__new__(FrankaClient)
-    client.where = "Franka arm 10.0.0.1:17310 of node 2"
     for refusal in world.refusals + world.intruder:
-        error = client._refusal(refusal)
-        assert client.where in str(error)
+        error = refusal_error(refusal, WHERE)
+        assert WHERE in str(error)
         assert error.why, refusal
         assert error.help, refusal
 
@@ -270,10 +270,8 @@ def test_the_world_moves_its_arm_until_something_happens() -> None:
     ],
 )
 def test_every_refusal_names_the_arm_the_cause_and_the_remedy(code: str, kind: type[RobotError]) -> None:
-    client = FrankaClient.__new__(FrankaClient)
-    client.where = "Franka arm 10.0.0.1:17310 of node 2"
-    error = client._refusal({"code": code, "message": "because"})
+    error = refusal_error({"code": code, "message": "because"}, WHERE)
     assert type(error) is kind
-    assert str(error).startswith(client.where)
+    assert str(error).startswith(WHERE)
     assert error.why == "because"
     assert error.help
