@@ -7,16 +7,20 @@ process, no variable of this one, and no privilege that it could get back. It is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from recipes.agent.tools import seccomp
 from rlinf_core import ConfigError
 
 MIB: Final = 1 << 20
@@ -31,6 +35,10 @@ _calls = itertools.count()
 _SYSTEM_FOLDERS: Final = ("/bin", "/sbin", "/lib", "/lib64")
 # A folder that every system has; what is mounted there is seen by one process.
 _STAGE: Final = "/mnt"
+# The program is sent when the sandbox stands, which a first byte says: one that is ended before reads nothing and ends,
+# even where bubblewrap was killed before its child was bound to it.
+_READY: Final = b"\n"
+_READER: Final = "import sys; print(flush=True); exec(compile(sys.stdin.buffer.read(), '<program>', 'exec'))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +73,20 @@ class ProgramResult(NamedTuple):
 
 async def run(program: str, limits: SandboxLimits) -> ProgramResult:
     """Run a Python program; cancelled, it has ended with every process of its own before this returns."""
-    process = await asyncio.create_subprocess_exec(
-        *command(limits),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd="/",
-        env=_environment(),
-    )
+    with _filter() as filter_fd:
+        process = await asyncio.create_subprocess_exec(
+            *command(limits, filter_fd),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd="/",
+            env=_environment(),
+            pass_fds=[filter_fd],
+        )
     if process.stdin is None or process.stdout is None or process.stderr is None:
         raise RuntimeError("the process has no pipes")
     try:
+        await process.stdout.read(len(_READY))
         output, errors, _ = await asyncio.gather(
             _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program)
         )
@@ -84,6 +95,7 @@ async def run(program: str, limits: SandboxLimits) -> ProgramResult:
     finally:
         if process.returncode is None:
             process.kill()
+            process.stdin.close()
             await process.communicate()
     texts = [each.decode("utf-8", "replace") for each in (output, errors)]
     return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
@@ -123,19 +135,21 @@ def check() -> None:
         if shutil.which(needed) is None:
             raise _unavailable(f"`{needed}` is not installed")
     try:
-        done = subprocess.run(
-            command(SandboxLimits()),
-            input="print(6 * 7)",
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_SECONDS,
-            check=False,
-            cwd="/",
-            env=_environment(),
-        )
+        with _filter() as filter_fd:
+            done = subprocess.run(
+                command(SandboxLimits(), filter_fd),
+                input="print(6 * 7)",
+                capture_output=True,
+                text=True,
+                timeout=_TRIAL_SECONDS,
+                check=False,
+                cwd="/",
+                env=_environment(),
+                pass_fds=[filter_fd],
+            )
     except subprocess.TimeoutExpired:
         raise _unavailable(f"a trial program did not end within {_TRIAL_SECONDS:g} s") from None
-    if done.stdout != "42\n":
+    if done.stdout != "\n42\n":
         said = done.stderr.strip().splitlines()
         raise _unavailable(said[-1] if said else f"a trial program ended with status {done.returncode}")
 
@@ -149,31 +163,51 @@ def _unavailable(why: str) -> ConfigError:
     )
 
 
+@contextlib.contextmanager
+def _filter() -> Generator[int]:
+    """Give a descriptor from which the filter of system calls is read once."""
+    refusing = seccomp.refusing()
+    if refusing is None:
+        raise _unavailable(f"the system calls of a `{platform.machine()}` machine are not known")
+    reader, writer = os.pipe()
+    try:
+        with open(writer, "wb") as file:
+            file.write(refusing)
+        yield reader
+    finally:
+        os.close(reader)
+
+
 def _environment() -> dict[str, str]:
     """Return the variables of the sandbox's own processes, the first of which a program in it can read."""
     return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
-def command(limits: SandboxLimits) -> list[str]:
-    """Return the command that reads a Python program from its standard input and runs it in a sandbox."""
+def command(limits: SandboxLimits, filter_fd: int) -> list[str]:
+    """Return the command that reads a Python program from its standard input and runs it in a sandbox.
+
+    Args:
+        filter_fd: open in it; its filter of system calls is read from there.
+    """
     prefix = os.path.realpath(sys.base_prefix)
     if os.getuid() != 0:
-        return _sandboxed(prefix, prefix, limits)
+        return _sandboxed(prefix, prefix, limits, filter_fd)
     # A user without privileges cannot reach an interpreter in root's home: it is shown in another place first, to this
     # process alone. No step forks, so that the process which is started is the one that ends with its parent.
     user = str(_FIRST_UID + os.getpid() % 65536 * _UIDS_PER_PROCESS + next(_calls) % _UIDS_PER_PROCESS)
     staged = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {_STAGE} && exec "$@"', prefix]
     as_user = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
-    return [*staged, *as_user, "--no-new-privs", "--", *_sandboxed(prefix, _STAGE, limits)]
+    return [*staged, *as_user, "--no-new-privs", "--", *_sandboxed(prefix, _STAGE, limits, filter_fd)]
 
 
-def _sandboxed(prefix: str, source: str, limits: SandboxLimits) -> list[str]:
+def _sandboxed(prefix: str, source: str, limits: SandboxLimits, filter_fd: int) -> list[str]:
     """Return the command of a sandbox in which the folder `source` is seen as `prefix`, that of the interpreter."""
     python = os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     interpreter = [] if Path(prefix) == Path("/usr") else ["--ro-bind", source, prefix]
     variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
     return [
         *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--seccomp", str(filter_fd)),
         *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--clearenv"),
         *(word for name, value in variables.items() for word in ("--setenv", name, value)),
         *("--ro-bind", "/usr", "/usr", *_system_folders(), *interpreter),
@@ -181,7 +215,7 @@ def _sandboxed(prefix: str, source: str, limits: SandboxLimits) -> list[str]:
         *("--size", str(limits.files), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/", "--"),
         *("prlimit", f"--nproc={limits.processes}", f"--as={limits.memory}", f"--cpu={math.ceil(limits.seconds)}"),
         *(f"--fsize={limits.files}", "--core=0", "--nofile=64", "--memlock=0", "--msgqueue=0", "--"),
-        *(python, "-I", "-S", "-"),
+        *(python, "-I", "-S", "-c", _READER),
     ]
 
 

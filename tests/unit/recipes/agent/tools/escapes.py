@@ -109,6 +109,9 @@ ESCAPES: Final[dict[str, str]] = {
     ),
     "trace another process": "return syscall(101, 16, host['pid'], 0, 0)",
     "read the memory of another process": "return read(f\"/proc/{host['pid']}/mem\")",
+    "read a key of the host": "return syscall(250, 11, host['key'], ctypes.create_string_buffer(64), 64, 0)",
+    "keep a key of its own": "return syscall(248, b'user', b'x', b'x', 1, -3)",
+    "make a ring of system calls": "return syscall(425, 4, ctypes.create_string_buffer(120))",
     "become root": "os.setuid(0); return True",
     "become another user": "os.setuid(1); return True",
     "become root by a program": (
@@ -134,6 +137,9 @@ ESCAPES: Final[dict[str, str]] = {
     ),
     "take memory without end": "return bool([bytearray(1 << 24) for _ in range(100)])",
     "take memory by a number": "return 1 << (1 << 33)",
+    "keep memory in segments of System V": "return libc.shmget(0, 1 << 20, 0o1600) >= 0",
+    "keep memory in queues of System V": "return libc.msgget(0, 0o1600) >= 0",
+    "keep memory in files without a name": "return os.memfd_create('x') >= 0",
     "call itself without end": "return attempt(host)",
     # The machine
     "rename the machine": "return call('sethostname', b'x', 1)",

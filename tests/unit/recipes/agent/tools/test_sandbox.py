@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
@@ -66,8 +67,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "address": socket.gethostbyname(socket.gethostname()),
             "socket": path,
             "abstract": name,
+            "key": _secret_key(),
         }
     assert secret.read_text(encoding="utf-8") == SECRET
+
+
+def _secret_key() -> int:
+    """Return a key of the session that this process is in, which all its children would possess."""
+    add_key, session_keyring = 248, -3
+    key = ctypes.CDLL(None).syscall(add_key, b"user", b"rlinf-test", SECRET.encode(), len(SECRET), session_keyring)
+    assert key > 0
+    return int(key)
 
 
 @pytest.mark.parametrize("attempt", ESCAPES.values(), ids=ESCAPES.keys())
@@ -116,6 +126,20 @@ def test_a_program_that_is_given_up_has_ended_with_all_its_processes(program: st
     started = _sandboxes()
     with pytest.raises(TimeoutError):
         ran(program, patience=1.0)
+    _until_gone(started)
+
+
+def test_a_program_that_is_given_up_while_its_sandbox_is_made_ends() -> None:
+    async def give_up() -> None:
+        for milliseconds in range(1, 41):
+            task = asyncio.ensure_future(sandbox.run("import time; time.sleep(1000)", SandboxLimits()))
+            await asyncio.sleep(milliseconds / 1000)
+            task.cancel()
+            async with asyncio.timeout(60):
+                await asyncio.gather(task, return_exceptions=True)
+
+    started = _sandboxes()
+    asyncio.run(give_up())
     _until_gone(started)
 
 
