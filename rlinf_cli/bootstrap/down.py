@@ -194,6 +194,6 @@ def _record(name: str, ends: dict[int, NodeEnd]) -> None:
     )
     # Nothing was ever started where nobody has been.
     if all(node.folder is None for node in rest):
-        state.forget(name)
+        cluster_records.forget(name)
     else:
-        state.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))
+        cluster_records.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))

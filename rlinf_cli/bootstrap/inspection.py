@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterator
 from typing import Any, Final
 
 from rlinf_cli.bootstrap.down import RunningJob
@@ -14,10 +12,9 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.driver_folder import JOB_FILE, JobRecord, base_folder, is_owned
+from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
-from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure
 from rlinf_core.manager.client import ManagerClient
@@ -146,20 +143,3 @@ def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
         for key, job in listed.items()
         if key.hex() != own and not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
     )
-
-
-def running_jobs() -> list[JobRecord]:
-    """Return the jobs whose drivers run on this machine under this user, the youngest first."""
-    return sorted(_records(), key=lambda record: -record.started)
-
-
-def _records() -> Iterator[JobRecord]:
-    for folder in base_folder().iterdir():
-        if not is_owned(folder):
-            continue
-        try:
-            data: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-            manager = EndpointInfo(**data.pop("manager"))
-            yield JobRecord(manager=manager, **data)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # a driver that has launched nothing yet, or one of another version

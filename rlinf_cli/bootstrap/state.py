@@ -1,10 +1,9 @@
-"""The name, the id, the token and the lock of a cluster that this user brings up, and its record."""
+"""The name, the id, the token and the lock of a cluster that this user brings up; its record is kept in `node`."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -16,7 +15,7 @@ from typing import Final
 
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.node import node_facts
-from rlinf_core.node.cluster_records import VERSION, ClusterRecord, folder, token_file
+from rlinf_core.node.cluster_records import folder, make_folder, token_file
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 DEFAULT_NAME: Final = "default"
@@ -102,27 +101,3 @@ def locked(name: str) -> Generator[None, None, None]:
     finally:
         # The file stays: who removed it could lock one that another process no longer finds.
         os.close(lock)
-
-
-def save(record: ClusterRecord) -> None:
-    """Write the record, for this user only, in one step."""
-    make_folder()
-    data = {
-        "version": VERSION,
-        **{
-            name: getattr(record, name)
-            for name in ("name", "id", "file", "address", "authenticated", "ports", "since", "synced")
-        },
-        "nodes": [node._asdict() for node in record.nodes],
-    }
-    node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
-
-
-def forget(name: str) -> None:
-    """Remove the record and the token of a cluster that is no more."""
-    for path in (folder() / f"{name}.json", token_file(name)):
-        path.unlink(missing_ok=True)
-
-
-def make_folder() -> None:
-    folder().mkdir(mode=0o700, parents=True, exist_ok=True)

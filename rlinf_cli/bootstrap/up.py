@@ -157,7 +157,7 @@ class _Run:
         if decision.actions and self._keeps_record:
             self._save(before)
         elif before is None and request.only is None:
-            state.forget(request.name)  # a token that no node has got
+            cluster_records.forget(request.name)  # a token that no node has got
         return self._report()
 
     @property
@@ -360,7 +360,7 @@ class _Run:
         known = {node.rank: node for node in before.nodes} if before else {}
         head = self._up.get(0)
         ports = request.nodes[0].ports
-        state.save(
+        cluster_records.save(
             ClusterRecord(
                 name=request.name,
                 id=self._id,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError
@@ -14,7 +16,7 @@ from rlinf_core.node.node_facts import make_private, private_base
 from rlinf_core.node.node_processes import alive, identity, reap
 
 _OWNER_FILE = "owner"
-JOB_FILE = "job"
+_JOB_FILE = "job"
 # A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
 _LONGEST_TMPDIR = 16
 
@@ -77,8 +79,25 @@ class JobRecord:
 
     def write(self, folder: Path) -> None:
         """Put the record into the private folder of the driver, readable by its user only."""
-        part = folder / f"{JOB_FILE}.part"
+        part = folder / f"{_JOB_FILE}.part"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
-        os.replace(part, folder / JOB_FILE)
+        os.replace(part, folder / _JOB_FILE)
+
+
+def running_jobs() -> list[JobRecord]:
+    """Return the jobs whose drivers run on this machine under this user, the youngest first."""
+    return sorted(_records(), key=lambda record: -record.started)
+
+
+def _records() -> Iterator[JobRecord]:
+    for folder in base_folder().iterdir():
+        if not is_owned(folder):
+            continue
+        try:
+            data: dict[str, Any] = json.loads((folder / _JOB_FILE).read_text(encoding="utf-8"))
+            manager = EndpointInfo(**data.pop("manager"))
+            yield JobRecord(manager=manager, **data)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a driver that has launched nothing yet, or one of another version

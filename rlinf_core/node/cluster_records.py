@@ -13,7 +13,7 @@ from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node import node_facts
 
-VERSION: Final = 1
+_VERSION: Final = 1
 
 
 class RecordedNode(NamedTuple):
@@ -94,7 +94,7 @@ def load(name: str) -> ClusterRecord | None:
     path = folder() / f"{name}.json"
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop("version") != VERSION:
+        if data.pop("version") != _VERSION:
             raise ValueError("it is of another version of rlinf")
         nodes = tuple(RecordedNode(**node)._replace(groups=tuple(node["groups"])) for node in data.pop("nodes"))
         first, last = data.pop("ports")
@@ -134,3 +134,27 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
             f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
         )
     return load(known[0]) if known else None
+
+
+def save(record: ClusterRecord) -> None:
+    """Write the record, for this user only, in one step."""
+    make_folder()
+    data = {
+        "version": _VERSION,
+        **{
+            name: getattr(record, name)
+            for name in ("name", "id", "file", "address", "authenticated", "ports", "since", "synced")
+        },
+        "nodes": [node._asdict() for node in record.nodes],
+    }
+    node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
+
+
+def forget(name: str) -> None:
+    """Remove the record and the token of a cluster that is no more."""
+    for path in (folder() / f"{name}.json", token_file(name)):
+        path.unlink(missing_ok=True)
+
+
+def make_folder() -> None:
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -92,6 +92,7 @@ class Resolution(NamedTuple):
             yield from block
 
 
+# Check, linter, layout and strategies all ask for the same; a topology is compared by identity, which costs nothing.
 @lru_cache(maxsize=256)
 def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology: ClusterTopology) -> Resolution:
     """Lay the processes of `component` out over the groups `labels` (none means `cluster`), once for each topology."""

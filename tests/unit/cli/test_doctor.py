@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import state
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
 from rlinf_cli.bootstrap.doctor import DoctorReport
 from rlinf_cli.render.doctor import doctor_text
+from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
@@ -88,7 +88,7 @@ def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contra
     import sys
 
     node = RecordedNode(0, None, (), sys.executable, {}, address="127.0.0.1")
-    state.save(ClusterRecord("lab", "0badcafe", "lab.yaml", "127.0.0.1:21500", True, (21500, 21699), (node,)))
+    cluster_records.save(ClusterRecord("lab", "0badcafe", "lab.yaml", "127.0.0.1:21500", True, (21500, 21699), (node,)))
     ended = cli("status", "lab.yaml", "--output", "json")
     data = contract("status", ended.out)
     assert ended.code == 3

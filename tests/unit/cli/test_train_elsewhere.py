@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import state
 from rlinf_core.job.load import load_job
-from rlinf_core.node import attach, node_facts
+from rlinf_core.node import attach, cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
@@ -56,7 +55,7 @@ def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
 
 def record(name: str, machine: str = "another") -> None:
     node = RecordedNode(0, "trainer", ("cluster",), "/usr/bin/python3", {}, machine=machine)
-    state.save(ClusterRecord(name, "1234", "farm.yaml", "10.0.0.1:6379", False, (20000, 20999), (node,)))
+    cluster_records.save(ClusterRecord(name, "1234", "farm.yaml", "10.0.0.1:6379", False, (20000, 20999), (node,)))
 
 
 def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.bootstrap import state
 from rlinf_core.errors import ClusterError
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.attach import Known
@@ -67,7 +66,7 @@ def test_an_address_finds_its_cluster(running: list[Known], monkeypatch: pytest.
 
 def test_an_address_finds_the_record_of_its_cluster() -> None:
     node = RecordedNode(0, "h", (), "/opt/python", {})
-    state.save(ClusterRecord("far", "1", "far.yaml", "10.0.0.7:20000", True, (20000, 20999), (node,)))
+    cluster_records.save(ClusterRecord("far", "1", "far.yaml", "10.0.0.7:20000", True, (20000, 20999), (node,)))
     (cluster_records.folder() / "broken.json").write_text("{")
     found = attach.destination("10.0.0.7:20000", 1, may_start=True)
     assert found == Known("far", "10.0.0.7:20000", str(cluster_records.token_file("far")), 1, runs_here=False)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.bootstrap import state
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
@@ -27,18 +26,18 @@ def record(name: str = "a", **changes: object) -> ClusterRecord:
 
 
 def test_what_is_saved_comes_back() -> None:
-    state.save(record())
+    cluster_records.save(record())
     assert cluster_records.load("a") == record()
     assert cluster_records.recorded() == record()
     assert cluster_records.recorded("a") == record()
-    state.forget("a")
+    cluster_records.forget("a")
     assert cluster_records.recorded() is None
-    state.forget("a")
+    cluster_records.forget("a")
 
 
 def test_of_several_one_is_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    state.save(record("a"))
-    state.save(record("b"))
+    cluster_records.save(record("a"))
+    cluster_records.save(record("b"))
     assert cluster_records.names() == ["a", "b"]
     with pytest.raises(ClusterError, match="several clusters are up: `a`, `b`"):
         cluster_records.recorded()
@@ -50,7 +49,7 @@ def test_of_several_one_is_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1, "nodes": [{"rank": 0}]}'])
 def test_a_broken_record_is_one_error(text: str, state_home: Path) -> None:
-    state.save(record())
+    cluster_records.save(record())
     (state_home / "rlinf" / "clusters" / "a.json").write_text(text)
     with pytest.raises(RLinfError, match="the record of cluster `a` cannot be read"):
         cluster_records.load("a")

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import state, status
+from rlinf_cli.bootstrap import status
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.status import NodeStatus, State
 from rlinf_cli.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
 from rlinf_cli.render.status import status_record, status_text
+from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
 
@@ -177,6 +178,6 @@ def test_several_clusters_are_an_error_that_names_them(
     from rlinf_cli.main import main
 
     for name in ("one", "two"):
-        state.save(replace(cluster, name=name))
+        cluster_records.save(replace(cluster, name=name))
     assert main(["status"]) == 3
     assert "`one`, `two`" in capsys.readouterr().err

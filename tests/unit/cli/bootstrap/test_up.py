@@ -251,7 +251,7 @@ def test_the_heads_address_is_the_files_or_where_ssh_reached_it(site: Site) -> N
     [start] = [request for request in site.fake.requests if request["verb"] == "start" and request["to"] == 0]
     assert start["address"] == "10.0.0.1"
     other = Site(site.nodes)
-    state.forget("c")
+    cluster_records.forget("c")
     other.up(head_address="192.168.0.7")
     [start] = [request for request in other.fake.requests if request["verb"] == "start" and request["to"] == 0]
     assert start["address"] == "192.168.0.7"
