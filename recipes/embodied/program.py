@@ -48,13 +48,14 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
     off_policy = is_off_policy(config.algorithm.loss_type)
     trains, acts = (OFF_POLICY_ACTOR, OFF_POLICY_ROLLOUT) if off_policy else (ACTOR, ROLLOUT)
     actor, rollout, env = trains.create_group(config), acts.create_group(config), ENV.create_group(config)
-    launch_together(
+    (trajectories,) = launch_together(
         cluster,
         {
             actor: placement.get_strategy("actor"),
             rollout: placement.get_strategy("rollout"),
             env: placement.get_strategy("env"),
         },
+        channels=[f"{config.actor.group_name}-trajectories"],
     )
     loop = FilmingRunner if config.env.eval.video_cfg.save_video else EmbodiedRunner
-    return loop(config, actor=actor, rollout=rollout, env=env, record=record)
+    return loop(config, actor=actor, rollout=rollout, env=env, record=record, trajectories=trajectories)

@@ -10,7 +10,7 @@ from recipes.demonstrations.errors import DatasetError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.filming import Footage
 from recipes.embodied.videos import nothing_to_see, write_videos
-from rlinf_core import EmbodiedRunner, RunRecord, WorkerGroup
+from rlinf_core import Channel, EmbodiedRunner, RunRecord, WorkerGroup
 from rlinf_core.runners.embodied_protocols import EmbodiedEnv
 
 LOGGER = logging.getLogger("rlinf")
@@ -68,8 +68,9 @@ class FilmingRunner(EmbodiedRunner):
         rollout: WorkerGroup[Any],
         env: WorkerGroup[Any],
         record: RunRecord | None = None,
+        trajectories: Channel | None = None,
     ) -> None:
-        super().__init__(cfg, actor, rollout, env, record)
+        super().__init__(cfg, actor, rollout, env, record, trajectories)
         self._videos = EvaluationVideos(cfg, env, self.record)
 
     def evaluate_policy(self, step: int) -> dict[str, float]:

@@ -137,13 +137,7 @@ class Broker:
                 continue
             self._hold(len(payload))
             effects += self._queue.put(
-                (client, op_id),
-                payload,
-                weight=weight,
-                key=request.key,
-                size=len(payload),
-                producer=client,
-                now=now,
+                (client, op_id), payload, weight=weight, key=request.key, size=len(payload), producer=client, now=now
             )
         self._carry_out(effects)
 

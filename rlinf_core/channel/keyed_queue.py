@@ -118,13 +118,7 @@ class KeyedQueue(Generic[T]):
     # Commands of consumers
 
     def get(
-        self,
-        op_id: OpId,
-        *,
-        key: str = DEFAULT_KEY,
-        consumer: OwnerId = None,
-        now: float = 0.0,
-        wait: bool = True,
+        self, op_id: OpId, *, key: str = DEFAULT_KEY, consumer: OwnerId = None, now: float = 0.0, wait: bool = True
     ) -> list[Effect[T]]:
         """Ask for one item: `Delivered` at once or later, or `Refused`."""
         return self._ask(op_id, None, key, consumer, now, wait)

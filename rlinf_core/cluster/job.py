@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlinf_core.manager.process import ManagerProcess
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.
 _manager: Any = None
+_connecting = threading.Lock()
 
 
 def start_manager(session: Session, ip: str, scheduling: Any) -> None:
@@ -41,14 +43,16 @@ def start_manager(session: Session, ip: str, scheduling: Any) -> None:
 
 
 def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
-    """Return this process's line to its job's manager, made when it is first needed.
+    """Return this process's line to its job's manager, made when it is first needed, by whichever thread.
 
     Raises:
         ClusterError: the manager does not start.
     """
-    client = current_client()
-    if client is not None:
-        return client
+    with _connecting:
+        return current_client() or _connect(session, ip, node, node_rank)
+
+
+def _connect(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
     ray = ray_api()
     seconds = env_vars.CONNECT_TIMEOUT.get()
     try:

@@ -36,11 +36,7 @@ from rlinf_core.collective.receiver import Handler, Receiver
 from rlinf_core.collective.sender import Sender
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
-from rlinf_core.errors import (
-    CancelledOperationError,
-    MismatchError,
-    RuntimeFailure,
-)
+from rlinf_core.errors import CancelledOperationError, MismatchError, RuntimeFailure
 from rlinf_core.inflight_ops import InflightOps
 from rlinf_core.waiting import OperationKind
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -48,6 +47,7 @@ class EmbodiedRunner(RolloutRunner):
         cfg: the configuration of the job.
         actor, rollout, env: the workers that train, run the policy, and step environments.
         record: see `Runner`.
+        trajectories: a channel that nobody else uses; by default one is created.
     """
 
     def __init__(
@@ -57,27 +57,27 @@ class EmbodiedRunner(RolloutRunner):
         rollout: WorkerGroup[EmbodiedRollout],
         env: WorkerGroup[EmbodiedEnv],
         record: RunRecord | None = None,
+        trajectories: Channel | None = None,
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
         # A group forwards the calls of its workers' methods to all ranks.
         self.actor = cast("ActorGroup", actor)
         self.rollout = cast("RolloutGroup", rollout)
         self.env = cast("EnvGroup", env)
+        self._trajectories = trajectories
         self._told_of_episodes = False
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
     def start_workers(self) -> None:
         """Create environments and models."""
-        name = f"{self.groups['actor'].worker_group_name}-trajectories-{next(_numbers)}"
+        if self._trajectories is None:
+            name = f"{self.groups['actor'].worker_group_name}-trajectories-{next(_numbers)}"
+            self._trajectories = Channel.create(name)
         sizes = self.world_sizes
-        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], name, self.record.step)
-        # The channel's process starts while the workers make what they need.
-        with ThreadPoolExecutor(1, "rlinf-channel") as pool:
-            channel = pool.submit(Channel.create, name)
-            spec = self.env.init_worker(layout).wait()[0]
-            wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
-            self._channel = channel.result()
+        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
+        spec = self.env.init_worker(layout).wait()[0]
+        wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
@@ -166,7 +166,8 @@ class EmbodiedRunner(RolloutRunner):
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""
         super().shutdown()
-        self._channel.close()
+        if self._trajectories is not None:
+            self._trajectories.close()
 
 
 def episode_means(namespace: str, by_rank: Iterable[EpisodeSums]) -> dict[str, float]:

@@ -31,15 +31,7 @@ from rlinf_core.import_path import add_user_folders
 from rlinf_core.manager.client import ManagerClient, enter_job
 from rlinf_core.memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker.calls import (
-    MethodCall,
-    RemoteFailure,
-    Timed,
-    check_call,
-    enter_call,
-    leave_call,
-    unanswered,
-)
+from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
+from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
-from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, raise_unseen
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
@@ -167,7 +170,9 @@ class WorkerGroup(Generic[W]):
             ValueError: `max_concurrency` is no whole number from 1.
             PayloadError: the class or an argument does not pickle.
         """
-        _launch_all([(self, self._prepare(cluster, placement_strategy, name, isolate_accelerator, max_concurrency))])
+        _launch_all(
+            [(self, self._prepare(cluster, placement_strategy, name, isolate_accelerator, max_concurrency))], []
+        )
         return self
 
     def _prepare(
@@ -381,33 +386,45 @@ class WorkerGroup(Generic[W]):
         raise_unseen(self._end(_SHUTDOWN_SECONDS), instead_of=error)
 
 
-def launch_together(cluster: Cluster, groups: Mapping[WorkerGroup[Any], PlacementStrategy | None]) -> None:
-    """Start the workers of several groups at once, and return when every one of them is constructed.
+def launch_together(
+    cluster: Cluster, groups: Mapping[WorkerGroup[Any], PlacementStrategy | None], channels: Sequence[str] = ()
+) -> list[Channel]:
+    """Start the workers of several groups at once; return the channels when every worker is constructed.
 
     It takes as long as the slowest group, where `WorkerGroup.launch` of one after the other takes the sum.
 
     Args:
         cluster: where.
         groups: which process of which group runs where; None as in `WorkerGroup.launch`.
+        channels: names of new channels, whose processes start at the same time, on node 0.
 
     Raises:
-        Exception: what `WorkerGroup.launch` raises. None of the groups is running then.
+        Exception: what `WorkerGroup.launch` and `Channel.create` raise. None of the groups is running then.
     """
-    _launch_all([(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()])  # pyright: ignore[reportPrivateUsage] - this module's own
+    prepared = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
+    with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
+        return _launch_all(prepared, [pool.submit(Channel.create, name) for name in channels])
 
 
-def _launch_all(prepared: Sequence[tuple[WorkerGroup[Any], Callable[[], Launch]]]) -> None:
+def _launch_all(
+    prepared: Sequence[tuple[WorkerGroup[Any], Callable[[], Launch]]], channels: Sequence[Future[Channel]]
+) -> list[Channel]:
     launches: list[Launch] = []
     try:
         for _, begin in prepared:
             launches.append(begin())
         births = wait_together(*[launch.construct() for launch in launches])
+        created = [channel.result() for channel in channels]
     except BaseException:
         for launch in launches:
             launch.abandon()
+        for channel in channels:
+            with suppress(RLinfError):
+                channel.result().close()
         raise
     for (group, _), launch, born in zip(prepared, launches, births, strict=True):
         group._take(launch.members(born))  # pyright: ignore[reportPrivateUsage] - this module's own
+    return created
 
 
 def _end_all() -> list[WorkerGroupError]:

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import InvalidNameError, RemoteError, RuntimeFailure, UnknownGroupError, WorkerDiedError
+from rlinf_core.errors import (
+    ChannelClosed,
+    InvalidNameError,
+    RemoteError,
+    RuntimeFailure,
+    UnknownGroupError,
+    WorkerDiedError,
+)
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
@@ -386,3 +394,19 @@ def test_groups_that_are_launched_together_run_all_or_not_at_all(cluster: Cluste
     launch_together(cluster, {one: NodePlacementStrategy([0]), two: NodePlacementStrategy([0])})
     with one, two:
         assert (one.rank().wait(), two.rank().wait()) == ([1], [2])
+
+
+def test_channels_start_with_the_groups_that_are_launched_together(cluster: Cluster) -> None:
+    one, broken = Probe.create_group(1), OtherProbe.create_group(fail_on=0)
+    with pytest.raises(WorkerGroupError, match="no camera"):
+        launch_together(cluster, {one: NodePlacementStrategy([0]), broken: None}, channels=["of-broken"])
+    with pytest.raises(ChannelClosed):
+        Channel.connect("of-broken").get()
+    with pytest.raises(InvalidNameError):
+        launch_together(cluster, {one: NodePlacementStrategy([0])}, channels=["twice", "twice"])
+    assert one.world_size == 0
+    (channel,) = launch_together(cluster, {one: NodePlacementStrategy([0])}, channels=["early"])
+    with one:
+        channel.put("there")
+        assert Channel.connect("early").get() == "there"
+    channel.close()
