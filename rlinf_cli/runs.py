@@ -1,4 +1,4 @@
-"""The run that a command is about: named, or the one that is running, or the last."""
+"""The runs of a folder: the one that a command is about, all of them, and the outcome of each."""
 
 from __future__ import annotations
 
