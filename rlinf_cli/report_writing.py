@@ -43,7 +43,7 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
         return None
     try:
         process = subprocess.Popen(
-            [*_COMMAND, "report", str(folder), "--quiet"],
+            [*_COMMAND, "report", str(folder), "--no-forecast", "--quiet"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -31,6 +31,12 @@ def report(
     live: Annotated[
         bool, typer.Option("--live", help="Write it anew while the run goes on.", show_default=False)
     ] = False,
+    forecast: Annotated[
+        bool,
+        typer.Option(
+            help="Forecast its memory first, where that was not done before, by an empty process of each kind."
+        ),
+    ] = True,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -49,6 +55,8 @@ def report(
     require_modules("no report was written")
     folder = find_run(run, log_path)
     path = (out or folder.path / NAME).absolute()
+    if forecast and not live:
+        _forecast(folder)
     _write(folder, path, live=live and folder.state.alive)
     if output is Output.JSON:
         console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
@@ -63,6 +71,17 @@ def report(
 
 
 app = command(report)
+
+
+def _forecast(folder: RunFolder) -> None:
+    """Keep a forecast of the memory of a run that measured its memory. The page does without where there is none."""
+    from rlinf_cli import memory_forecast
+
+    if folder.memory_file.exists() and not (folder.path / memory_forecast.NAME).exists():
+        console.message("forecasting the memory of its processes")
+        why = memory_forecast.make_forecast(folder.path)
+        if why is not None:
+            console.message(f"no forecast of memory: {why}")
 
 
 def _wait(folder: RunFolder) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from recipes.language import samples
 from rlinf_cli.live import labels
+from rlinf_cli.memory_forecast import read_forecast
 from rlinf_cli.memory_peaks import read_peaks
 from rlinf_cli.provenance import Provenance, read_provenance
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
@@ -75,10 +76,11 @@ class StepTimeline(NamedTuple):
 
 
 class PeakRow(NamedTuple):
-    """The most memory that a process held in a phase, in MiB."""
+    """The most memory that a process held in a phase, and the forecast of that, in MiB; None: there is none."""
 
     process: str
     phase: str
+    forecast: float | None
     host: float
     accelerator: float
 
@@ -308,14 +310,21 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
 
 
 def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
-    """Return the most memory that each process held in each of its phases."""
+    """Return the most memory that each process held in each of its phases, beside the forecast that was kept."""
     try:
         peaks = read_peaks(folder.memory_file)
+        forecast = read_forecast(folder.path)
     except RunError as error:
         notes.append(str(error))
         return []
     return [
-        PeakRow(f"{component}:{rank}", phase, peak.rss / _MIB, peak.device / _MIB)
+        PeakRow(
+            f"{component}:{rank}",
+            phase,
+            forecast[component, phase] / _MIB if (component, phase) in forecast else None,
+            peak.rss / _MIB,
+            peak.device / _MIB,
+        )
         for (component, rank), phases in peaks.items()
         for phase, peak in phases.items()
     ]

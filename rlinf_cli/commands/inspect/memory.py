@@ -39,7 +39,8 @@ def memory(
     """Forecast the memory of each process of a job, by phase and by what it holds, and whether its nodes have it.
 
     Nothing is started but an empty process of each kind, whose memory is measured. For a RUN the peaks that its
-    processes had stand beside the forecast. The exit status is 1 where a node has too little; what would fit is told.
+    processes had stand beside the forecast, which is kept for its report. The exit status is 1 where a node has too
+    little; what would fit is told.
 
     rlinf inspect memory laptop actor.model.hidden_dim=4096
     rlinf inspect memory runs/embodied-20260314-101502
@@ -47,6 +48,7 @@ def memory(
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.files import load, sound
     from rlinf_cli.layout import lay_out
+    from rlinf_cli.memory_forecast import keep_forecast
     from rlinf_cli.memory_peaks import machine_memory, read_peaks
     from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
     from rlinf_cli.using import find_run_folder
@@ -76,6 +78,11 @@ def memory(
         found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
         change = None if found is None else found[len(overrides or ()) :]
     view = MemoryView(forecasts, read_peaks(run.memory_file) if run is not None else {}, nodes, has, fits, change)
+    if run is not None and not overrides and not assume and available is None:
+        try:
+            keep_forecast(run.path, memory_record(view))
+        except RLinfError as error:
+            console.message(f"the forecast is not kept for its report: {error.why or error.message}")
     if output is Output.JSON:
         console.result_json(memory_record(view))
     else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from recipes.language import samples
 from rlinf_cli import story
+from rlinf_cli.memory_forecast import keep_forecast
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_folder import RunFolder
@@ -35,6 +36,7 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     (run.path / "placement.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"/>')
     peaks = [{"component": "actor", "rank": 1, "phases": {NASTY: {"rss": 300 << 20, "device": 5 << 20}}}]
     run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
+    keep_forecast(run.path, {"components": {"actor": {"phases": [{"phase": NASTY, "total": 290 << 20}]}}})
     story.append_event(run.path, story.STARTED, 0, "started with actor 2")
     samples.write_samples(
         run.path,

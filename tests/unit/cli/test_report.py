@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from rlinf_cli import report_writing
+from rlinf_cli import memory_forecast, report_writing
 from rlinf_cli.report import script
 from rlinf_core.runners.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
@@ -76,6 +76,28 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
         "", "data", "videos/large%20one.mp4",
     }  # fmt: skip
     assert len(page) < 1_000_000
+
+
+def test_memory_stands_beside_its_forecast(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = full_run("runs")
+    made: list[Path] = []
+
+    def make(folder: Path) -> str:
+        made.append(folder)
+        return "no forecast today"
+
+    monkeypatch.setattr(memory_forecast, "make_forecast", make)
+    assert cli("report", str(run.path)).code == 0
+    assert "<td>290 MiB</td><td>300 MiB</td>" in written(run.path / "report.html")
+    assert not made
+    (run.path / memory_forecast.NAME).unlink()
+    assert cli("report", str(run.path)).err.count("no forecast today") == 1
+    assert cli("report", str(run.path), "--no-forecast").err == ""
+    assert made == [run.path]
+    page = written(run.path / "report.html")
+    assert "<td>300 MiB</td>" in page
+    assert "290 MiB" not in page
+    assert f"<code>rlinf report {run.path.name}</code> adds the forecast" in page
 
 
 def test_a_video_shows_one_of_its_frames_until_it_is_played(cli: Cli) -> None:
