@@ -86,14 +86,22 @@ class EpisodeCollector:
         return bool(self._over.all())
 
     def step(self, actions: NDArray[Any]) -> Observation:
-        """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it."""
+        """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it.
+
+        Where somebody intervened the rest of the chunk is an action of zeros, as in `ExecutedActions`.
+        """
+        interrupted = np.zeros(len(actions), np.bool_)
         for index in range(actions.shape[1]):
             if self.over:
                 break
             before = self.observations
-            result = self._batch.step(actions[:, index : index + 1])
+            wanted = actions[:, index : index + 1].copy()
+            wanted[interrupted] = 0
+            result = self._batch.step(wanted)
             self.observations = result.observations
-            taken = actions[:, index] if result.executed is None else result.executed[:, 0]
+            if result.interventions is not None:
+                interrupted |= result.interventions[:, 0]
+            taken = wanted[:, 0] if result.executed is None else result.executed[:, 0]
             self._add(before, taken, result)
         return self.observations
 

@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.replay.segments import Record, read_segments
 from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.replies import ArmState
 from rlinf_core.hardware.robots.franka import Franka
@@ -70,6 +71,12 @@ class RunningJob:
         lines = [line for file in (self.folder / "runs").glob("*/metrics.jsonl") for line in file.open()]
         return len([line for line in lines if line.endswith("\n") and "env/steps" in json.loads(line)["metrics"]])
 
+    def last(self, metric: str) -> float:
+        """Return a metric of the last training step."""
+        (file,) = (self.folder / "runs").glob("*/metrics.jsonl")
+        told = [json.loads(line)["metrics"] for line in file.open()]
+        return [each[metric] for each in told if metric in each][-1]
+
     def trained(self, steps: int) -> bool:
         """Return whether so many are done; fails where the job has ended before."""
         assert self.process.poll() is None or self.steps() >= steps, self.errors()
@@ -79,9 +86,22 @@ class RunningJob:
         """Return what it has said so far, in one line of single blanks."""
         return " ".join((self.folder / "errors").read_text().split())
 
+    def records(self) -> list[Record]:
+        """Return what is on the disk, a rollout each."""
+        return list(read_segments(self.recording / "0"))
+
     def recorded(self) -> int:
         """Return how many steps of the arm are on the disk."""
-        return sum(int(each["valid"].sum()) for each in read_segments(self.recording / "0"))
+        return sum(int(each["valid"].sum()) for each in self.records())
+
+    def keeps(self, before: list[Record]) -> None:
+        """Check that the disk still begins with these records, and has all that the job has told of."""
+        found = self.records()
+        assert len(found) >= max(len(before), self.steps())
+        for ours, theirs in zip(before, found, strict=False):
+            assert ours.keys() == theirs.keys()
+            for name, array in ours.items():
+                assert np.array_equal(array, theirs[name]), name
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -140,11 +160,13 @@ def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_a
     job = start_job("job", arm)
     until(lambda: job.trained(2), "the second step", 120)
     worker = holder_of(arm)
+    known = job.records()
     victims = {"env worker": worker, "driver": job.process.pid, "Ray": parent_of(worker)}
     os.kill(victims[victim], signal.SIGKILL)
     assert f"process {worker} on" in check_stop(arm)
     assert job.process.wait(120) != 0
-    assert job.recorded() >= 40
+    assert len(known) >= 2
+    job.keeps(known)
     if victim == "env worker":
         said = job.errors()
         assert "EnvGroup:0" in said, said
@@ -154,6 +176,8 @@ def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_a
     again = start_job("again", arm, job.recording, steps=1)
     assert again.process.wait(120) == 0, again.errors()
     assert again.recorded() == before + 20
+    assert again.last("replay/online") == before + 20
+    again.keeps(known)
 
 
 def test_of_two_jobs_at_one_arm_the_second_is_told_of_the_first(start_arm: Any, start_job: StartJob) -> None:
@@ -212,6 +236,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     disk = small_disk("270m")
     job = start_job("job", arm, disk / "steps", steps=6)
     until(lambda: job.trained(1), "the first step", 120)
+    known = job.records()
     with suppress(OSError), (disk / "another").open("wb") as other:
         while True:
             other.write(bytes(2**20))
@@ -219,3 +244,5 @@ def test_a_disk_that_fills_up_loses_nothing(
     assert job.process.wait(120) == 0, job.errors()
     assert "MiB left" in job.errors()
     assert job.recorded() == 6 * 20
+    assert known
+    job.keeps(known)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recipes.embodied.replay.segments import read_segments
@@ -79,3 +80,7 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     assert last["env/intervened"] == pytest.approx(1 / 3)
     recorded = list(read_segments(tmp_path / "recordings" / "franka_hil" / "0"))
     assert sum(int(each["valid"].sum()) for each in recorded) == 120
+    # Tick by tick: who moved which arm is what the person of that arm did in that step of the episode.
+    flags = np.concatenate([each["interventions"] for each in recorded])
+    truth = np.arange(15) % 3 == 0
+    assert np.array_equal(flags, np.tile(truth, 4)[:, None].repeat(2, axis=1))

@@ -11,6 +11,7 @@ from recipes.demonstrations.info import Feature
 from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.types import EnvSettings, EnvSpec
+from recipes.embodied.interventions.types import InterventionSource, Takeover
 from recipes.embodied.recording import columns_of, features_of
 
 
@@ -70,3 +71,28 @@ def test_columns_have_the_names_of_lerobot() -> None:
     cameras = features_of(EnvSpec(0, 1, num_choices=3, cameras={"main": (4, 4, 3)}), video=True)
     assert cameras["observation.images.main"] == Feature("video", (4, 4, 3), ["height", "width", "channels"])
     assert cameras["action"] == Feature("int64", (1,))
+
+
+class SecondOfFive(InterventionSource):
+    """Moves the first environment in every fifth step, from the second one on."""
+
+    def read(self) -> Takeover | None:
+        if int(self.env.progress.steps[0]) % 5 != 1:
+            return None
+        rows = np.arange(self.env.num_envs) == 0
+        return Takeover(rows, np.full((self.env.num_envs, self.env.action_size), 0.5, np.float32), {})
+
+
+def test_the_rest_of_a_chunk_that_somebody_interrupts_is_dropped() -> None:
+    settings = EnvSettings(num_envs=2, task="reach", auto_reset=False, max_episode_steps=10, ignore_terminations=True)
+    env = make_env("franka_kin", settings)
+    env.intervention = SecondOfFive(env, None)
+    collector = EpisodeCollector(env, 0, "reach", "everything")
+    while not collector.over:
+        collector.step(np.full((2, 5, env.action_size), 0.1, np.float32))
+    helped, alone = collector.episodes()
+    # The policy's first action, the person's, and nothing until the policy has seen what became of it.
+    assert helped.columns["actions"][:, 0].tolist() == pytest.approx([0.1, 0.5, 0, 0, 0] * 2)
+    assert helped.columns["interventions"].tolist() == [False, True, False, False, False] * 2
+    assert alone.columns["actions"][:, 0].tolist() == pytest.approx([0.1] * 10)
+    assert not alone.columns["interventions"].any()
