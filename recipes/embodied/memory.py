@@ -32,8 +32,9 @@ from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
-from recipes.embodied.off_policy_config import buffer_sizes, is_off_policy
+from recipes.embodied.off_policy_config import BufferSize, buffer_sizes, is_off_policy
 from recipes.embodied.precision import weight_type
+from recipes.embodied.replay.types import TransitionSpec
 from recipes.training.memory import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
 
@@ -153,7 +154,7 @@ def _actor(
     )
     device = frozenset(("weights", "gradients", "optimizer", "activations", "samples"))
     phases = tuple(phase._replace(on_device=device & set(phase.parts)) for phase in phases)
-    return ProcessForecast("actor", count, phases, samples * count, notes)
+    return ProcessForecast("actor", count, phases, samples * count, (*notes, *_spilled(config, spec, count)))
 
 
 def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, int]:
@@ -167,7 +168,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, 
     found = {
         # With gradients, the optimizer's two moments and target networks.
         "critics": 5 * weights,
-        "replay": sum(columns.bound(each.rows, each.image_bytes) for each in sizes.values()),
+        "replay": sum(_in_memory(columns, each) for each in sizes.values()),
     }
     shown = 0
     for path in config.data.train_data_paths:
@@ -175,6 +176,24 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, 
             info = read_info(Path(path))
             shown += info.total_frames + info.total_episodes
     return {**found, **({"demonstrations": columns.bound(shown)} if shown else {})}
+
+
+def _in_memory(columns: TransitionSpec, size: BufferSize) -> int:
+    """Return the bytes of a replay buffer in memory at its largest."""
+    bound = columns.bound(size.rows, size.image_bytes)
+    return bound if size.memory_bytes is None else min(bound, size.memory_bytes)
+
+
+def _spilled(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[str, ...]:
+    """Return a note on the disk that replay buffers take, where they do."""
+    replay, columns = config.algorithm.off_policy.replay, transition_spec(spec)
+    if replay.memory_gib is None or not is_off_policy(config.algorithm.loss_type):
+        return ()
+    sizes = buffer_sizes(replay, count, intervenes=config.env.train.intervention.source != NONE).values()
+    files = count * sum(columns.bound(each.rows) - _in_memory(columns, each) for each in sizes)
+    if not files:
+        return ()
+    return (f"the replay buffers take {files / 2**30:.1f} GiB of disk in {replay.spill_path}",)
 
 
 def _rollout(config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], count: int) -> ProcessForecast:

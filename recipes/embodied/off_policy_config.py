@@ -36,6 +36,13 @@ class ReplayConfig(ConfigModel):
             "remove it, or write `prioritized: true`",
             because=("prioritized",),
         ),
+        NoEffect(
+            ("spill_path",),
+            lambda replay, sizes: replay.memory_gib is None,
+            "all rows are kept in memory: `memory_gib` is not given",
+            "remove it, or write `memory_gib`",
+            because=("memory_gib",),
+        ),
     )
 
     capacity: Count = Field(
@@ -63,6 +70,16 @@ class ReplayConfig(ConfigModel):
         " the oldest rows go, whatever `capacity` says. Demonstrations are compressed, too, and not counted. Default:"
         " images are kept as they are.",
     )
+    memory_gib: PositiveFloat | None = Field(
+        default=None,
+        description="Memory of the replay buffers, in GiB over all actors; observations that do not fit go to files in"
+        " `spill_path`. Demonstrations stay in memory, and are not counted. Default: everything is in memory.",
+    )
+    spill_path: OptionalPath = Field(
+        default=None,
+        description="Folder, on the node of the actors, of the files of `memory_gib`. Their room is taken when the run"
+        " begins, and given back when it ends, however it does.",
+    )
     recording_path: OptionalPath = Field(
         default=None,
         description="Folder, on the node of the actors, in which every step is recorded as it arrives, so that nothing"
@@ -76,10 +93,12 @@ class BufferSize(NamedTuple):
     Attributes:
         rows: the most that are kept.
         image_bytes: the most that its compressed images take; None: they are not compressed.
+        memory_bytes: the most that its columns take in memory; None: all of them are there.
     """
 
     rows: int
     image_bytes: int | None
+    memory_bytes: int | None
 
 
 def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, BufferSize]:
@@ -87,10 +106,14 @@ def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict
     rows = {ONLINE: replay.capacity // actors}
     if intervenes:
         rows[INTERVENTIONS] = min(replay.interventions_capacity, replay.capacity) // actors
-    images = None if replay.image_memory_gib is None else int(replay.image_memory_gib * 2**30) // actors
     total = sum(rows.values())
+
+    def share(gib: float | None, count: int) -> int | None:
+        return None if gib is None else int(gib * 2**30) // actors * count // total
+
     return {
-        name: BufferSize(count, None if images is None else images * count // total) for name, count in rows.items()
+        name: BufferSize(count, share(replay.image_memory_gib, count), share(replay.memory_gib, count))
+        for name, count in rows.items()
     }
 
 

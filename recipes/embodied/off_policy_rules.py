@@ -29,6 +29,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
             f"write at most {settings.critics}",
         )
     _check_shares(config, report)
+    _check_memory(config, report)
     fsdp = config.actor.fsdp_config
     if actors > 1 and fsdp.sharding_strategy != "no_shard":
         report(
@@ -69,6 +70,27 @@ def _check_shares(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` are more than the whole batch",
             "write shares whose sum is at most 1",
+        )
+
+
+def _check_memory(config: EmbodiedConfig, report: Report) -> None:
+    """Require a folder for what does not fit into a bounded memory, and one way alone to bound it."""
+    replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
+    if replay.memory_gib is None:
+        return
+    if replay.spill_path is None:
+        report(
+            (*at, "memory_gib"),
+            "conflicting-settings",
+            f"`memory_gib: {replay.memory_gib:g}` sends what does not fit to a folder, and none is given",
+            "write `spill_path`, a folder on a disk of the actors' node",
+        )
+    if replay.image_memory_gib is not None:
+        report(
+            blame(config, (*at, "image_memory_gib"), (*at, "memory_gib")),
+            "conflicting-settings",
+            "`image_memory_gib` compresses images and forgets the oldest, `memory_gib` keeps all of them in files",
+            "remove one of them",
         )
 
 

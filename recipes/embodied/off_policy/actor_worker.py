@@ -30,7 +30,9 @@ from recipes.embodied.off_policy.tensors import tensors_of
 from recipes.embodied.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
+from recipes.embodied.replay.observations import spilled_in
 from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.trajectory import RolloutChunks, joined
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.updater import SKIPPED, Figures
@@ -84,7 +86,15 @@ class OffPolicyActor(BaseActor):
         columns = transition_spec(spec)
         intervenes = self._config.env.train.intervention.source != NONE
         sizes = buffer_sizes(replay, self._world_size, intervenes=intervenes)
-        buffers = {name: ReplayBuffer(columns, lanes, size.rows, how, size.image_bytes) for name, size in sizes.items()}
+        spills = {
+            name: Spill(size.memory_bytes, Path(replay.spill_path))
+            for name, size in sizes.items()
+            if size.memory_bytes is not None and replay.spill_path is not None
+        }
+        buffers = {
+            name: ReplayBuffer(columns, lanes, size.rows, how, size.image_bytes, spills.get(name))
+            for name, size in sizes.items()
+        }
         online, shares = buffers[ONLINE], dict[str, float]()
         if intervenes:
             shares[INTERVENTIONS] = replay.interventions_share
@@ -136,8 +146,10 @@ class OffPolicyActor(BaseActor):
         found = {f"replay/{name}": float(len(each)) for name, each in self._mixture.buffers.items()}
         if INTERVENTIONS in self._mixture.buffers:
             found["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
+        spilled = sum(each.spilled for each in self._mixture.buffers.values())
         return {
             **found,
+            **({"replay/spilled_gib": spilled / 2**30} if spilled else {}),
             "replay/gib": sum(each.nbytes for each in self._mixture.buffers.values()) / 2**30,
             "env/steps": float(self._arrived),
         }
@@ -196,9 +208,11 @@ class OffPolicyActor(BaseActor):
         self._critics.save(folder)
         path = Path(folder)
         (path / REPLAY).mkdir(exist_ok=True)
-        arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save()
+        files = path / REPLAY / str(self._rank)
+        arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save(files / ONLINE)
         for source in self._further_saved():
-            arrays |= {f"{source}/{name}": each for name, each in self._mixture.buffers[source].save().items()}
+            saved = self._mixture.buffers[source].save(files / source)
+            arrays |= {f"{source}/{name}": each for name, each in saved.items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
             torch.save(self._learner.state(), path / _STATE)
@@ -231,10 +245,11 @@ class OffPolicyActor(BaseActor):
             arrays = {name: file[name] for name in file.files}
         self._seen = int(arrays.pop("seen"))
         parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
-        self._mixture.buffers[ONLINE].load(arrays)
+        spilled = path / REPLAY / str(self._rank)
+        self._mixture.buffers[ONLINE].load(arrays | spilled_in(spilled / ONLINE))
         for source in self._further_saved():
             if parts[source]:  # a run may have begun without
-                self._mixture.buffers[source].load(parts[source])
+                self._mixture.buffers[source].load(parts[source] | spilled_in(spilled / source))
         self._learner.check_weights(folder)
         return self._state.version
 

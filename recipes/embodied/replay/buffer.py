@@ -14,15 +14,16 @@ is ever sampled. What is oldest is overwritten first, so that all rows after a t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.images import CompressedImages
+from recipes.embodied.replay.observations import COMPRESSED, ObservationRows
+from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.replay.sum_tree import SumTree
-from recipes.embodied.replay.types import Arrays, ReplayBatch, Rows, Transitions, TransitionSpec
-from rlinf_core import RLinfError
+from recipes.embodied.replay.types import Arrays, ReplayBatch, ReplayError, Rows, Transitions, TransitionSpec
 
 # Bits of a row's flags: a step was made from here; the task ended with it; the episode did.
 MOVES, TERMINATED, ENDED = 1, 2, 4
@@ -30,12 +31,7 @@ MOVES, TERMINATED, ENDED = 1, 2, 4
 SMALLEST_LANE: Final = 4
 # Added to errors, so that every transition is sampled some time.
 _LEAST_ERROR: Final = 1e-6
-_ACTIONS, _REWARDS, _FLAGS, _OBSERVED = "actions", "rewards", "flags", "observations/"
-_COMPRESSED: Final = "compressed/"
-
-
-class ReplayError(RLinfError):
-    """A replay buffer cannot be made, filled or read."""
+_ACTIONS, _REWARDS, _FLAGS = "actions", "rewards", "flags"
 
 
 class Prioritization:
@@ -60,9 +56,10 @@ class ReplayBuffer:
         prioritized: sample by errors; None: uniformly.
         image_bytes: compress images, and forget the oldest rows where they would take more than this; None: images
             are kept as they are.
+        spill: keep the rest of the observations in files; None: everything is in memory. Not with `image_bytes`.
 
     Raises:
-        ReplayError: there are fewer than 4 rows for each environment, or the memory cannot be had.
+        ReplayError: there are fewer than 4 rows for each environment, or memory or disk have no room.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class ReplayBuffer:
         capacity: int,
         prioritized: Prioritization | None = None,
         image_bytes: int | None = None,
+        spill: Spill | None = None,
     ) -> None:
         self.spec, self.lanes = spec, lanes
         self.rows_of_lane = size = capacity // lanes
@@ -82,22 +80,9 @@ class ReplayBuffer:
             )
         shape = (lanes * size,)
         self._image_bytes = image_bytes
-        self._images = {
-            name: CompressedImages(lanes * size, column.shape)
-            for name, column in spec.observations.items()
-            if image_bytes is not None and column.is_image
-        }
-        least = SMALLEST_LANE * lanes * sum(spec.observations[name].nbytes for name in self._images)
-        if image_bytes is not None and image_bytes < least:
-            raise ReplayError(
-                f"{image_bytes} bytes are too few for the images of {lanes} environments",
-                help=f"it needs {least} or more; raise `replay.image_memory_gib`",
-            )
+        _check_bytes(spec, lanes, size, image_bytes, spill)
         try:
-            self._observations: dict[str, NDArray[Any] | CompressedImages] = {
-                name: self._images[name] if name in self._images else np.zeros((*shape, *column.shape), column.dtype)
-                for name, column in spec.observations.items()
-            }
+            self._observations = ObservationRows(spec, lanes, size, image_bytes, spill)
             self._actions = np.zeros((*shape, *spec.actions.shape), spec.actions.dtype)
             self._rewards = np.zeros(shape, np.float32)
             self._flags = np.zeros(shape, np.uint8)
@@ -117,9 +102,13 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its columns."""
-        columns = (*self._observations.values(), self._actions, self._rewards, self._flags)
-        return sum(each.nbytes for each in columns)
+        """Bytes of its columns in memory."""
+        return self._observations.nbytes + self._actions.nbytes + self._rewards.nbytes + self._flags.nbytes
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of its columns in files."""
+        return self._observations.spilled
 
     def __len__(self) -> int:
         """Return how many transitions can be sampled."""
@@ -145,8 +134,7 @@ class ReplayBuffer:
             return
         self._cut_off(lanes[~self._continues(lanes, steps.observations)])
         rows = self._occupy(lanes)
-        for name, column in self._observations.items():
-            column[rows] = steps.observations[name]
+        self._observations[rows] = steps.observations
         self._actions[rows] = steps.actions
         self._rewards[rows] = steps.rewards
         ended = steps.terminations | steps.truncations
@@ -154,8 +142,7 @@ class ReplayBuffer:
         self._count += len(rows)
         self._advance(lanes)
         present = self._occupy(lanes)
-        for name, column in self._observations.items():
-            column[present] = steps.next_observations[name]
+        self._observations[present] = steps.next_observations
         self._open[lanes] = ~ended
         self._advance(lanes[ended])
         if self._tree is not None:
@@ -164,13 +151,12 @@ class ReplayBuffer:
 
     def _forget(self) -> None:
         """Forget the oldest rows until the images keep to their bytes."""
-        while sum(each.nbytes for each in self._images.values()) > (self._image_bytes or 0):
+        while self._observations.image_bytes > (self._image_bytes or 0):
             self._first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane)
             lane = int(np.argmax(self._advanced - self._first))
             row = self._rows(np.array([lane]), self._first[[lane]] % self.rows_of_lane)
             self._clear(row)
-            for each in self._images.values():
-                each.drop(row)
+            self._observations.drop_images(row)
             self._first[lane] += 1
 
     def cut_off(self) -> None:
@@ -186,12 +172,8 @@ class ReplayBuffer:
 
     def _continues(self, lanes: Rows, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """Return bool [n], whether observations are those that the episodes under way were left with."""
-        found = self._open[lanes].copy()
         rows = self._rows(lanes, self._head[lanes])
-        for name, column in self._observations.items():
-            same = column[rows] == observations[name]
-            found &= same.reshape(len(lanes), -1).all(axis=1)
-        return found
+        return self._open[lanes] & self._observations.equal(rows, observations)
 
     def _rows(self, lanes: Rows, slots: Rows) -> Rows:
         return lanes * self.rows_of_lane + slots
@@ -279,11 +261,11 @@ class ReplayBuffer:
             going &= (flags & ENDED) == 0
         last = self._rows(lanes, at)
         return ReplayBatch(
-            {name: column[rows] for name, column in self._observations.items()},
+            self._observations[rows],
             self._actions[rows],
             rewards.astype(np.float32),
             discounts.astype(np.float32),
-            {name: column[last] for name, column in self._observations.items()},
+            self._observations[last],
             rows,
             weights,
         )
@@ -298,42 +280,52 @@ class ReplayBuffer:
             self._largest = max(self._largest, float(priorities.max()))
             self._tree.set(rows[kept], priorities)
 
-    def save(self) -> Arrays:
-        """Return everything as arrays by name; memory beyond what was ever written is left out."""
+    def save(self, folder: Path | None = None) -> Arrays:
+        """Return everything as arrays by name; memory beyond what was ever written is left out.
+
+        Args:
+            folder: what is in files is written there, for `spilled_in`; None: it is left out.
+
+        Raises:
+            ReplayError: there is no room in the folder.
+        """
         size = int(self._used.max(initial=0))
+        if folder is not None:
+            self._observations.save_spilled(folder, size)
+        return {**self._saved(size), **self._observations.compressed()}
+
+    def _saved(self, size: int) -> Arrays:
+        """Return `size` rows of each lane of the columns that are plain arrays, and what belongs to no row."""
         columns = self._columns()
         if self._tree is not None:
             columns["priorities"] = self._tree.priorities
         shape = (self.lanes, self.rows_of_lane)
         found = {name: column.reshape(*shape, *column.shape[1:])[:, :size].copy() for name, column in columns.items()}
         sizes = {"head": self._head.copy(), "used": self._used.copy(), "open": self._open.copy()}
-        if self._images:
+        if self._observations.images:
             sizes |= {"advanced": self._advanced.copy(), "first": self._first.copy()}
-        for name, column in self._images.items():
-            found |= {f"{_COMPRESSED}{name}/{part}": array for part, array in column.save().items()}
         return {**found, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns that are plain arrays, by name."""
-        plain = {name: each for name, each in self._observations.items() if not isinstance(each, CompressedImages)}
-        own = {_ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
-        return {**{f"{_OBSERVED}{name}": each for name, each in plain.items()}, **own}
+        return {**self._observations.plain(), _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take the state that `save` returned; sampling goes on as it would have.
+        """Take the state that `save` returned, with what `spilled_in` reads; sampling goes on as it would have.
+
+        How much of it is in memory may be another amount now.
 
         Raises:
             ReplayError: it is of a buffer with other sizes, columns or sampling.
         """
-        wanted = self.save()
-        fits = set(state) == set(wanted) and int(state["size"]) == self.rows_of_lane
+        wanted = {**self._saved(0), **self._observations.without_rows()}
+        compressed = {name for name in state if name.startswith(COMPRESSED)}
+        fits = set(state) == set(wanted) | compressed and bool(compressed) == bool(self._observations.images)
+        fits = fits and int(state["size"]) == self.rows_of_lane
         fits = fits and all(
-            name.startswith(_COMPRESSED)
-            or (
-                state[name].dtype == each.dtype
-                and len(np.atleast_1d(state[name])) == len(np.atleast_1d(each))
-                and state[name].shape[2:] == each.shape[2:]
-            )
+            state[name].dtype == each.dtype
+            and len(np.atleast_1d(state[name])) == len(np.atleast_1d(each))
+            and state[name].shape[2:] == each.shape[2:]
             for name, each in wanted.items()
         )
         if not fits:
@@ -349,14 +341,29 @@ class ReplayBuffer:
             whole[:, saved.shape[1] :] = 0
         self._head, self._used = state["head"].copy(), state["used"].copy()
         self._open = state["open"].copy()
-        if self._images:
+        if self._observations.images:
             self._advanced, self._first = state["advanced"].copy(), state["first"].copy()
-        for name, images in self._images.items():
-            prefix = f"{_COMPRESSED}{name}/"
-            images.load({part.removeprefix(prefix): each for part, each in state.items() if part.startswith(prefix)})
+        self._observations.load(state)
         self._count = int((self._flags & MOVES).sum())
         self._largest = float(state["largest"])
         if self._tree is not None:
             priorities = np.zeros((self.lanes, self.rows_of_lane))
             priorities[:, : state["priorities"].shape[1]] = state["priorities"]
             self._tree.set(np.arange(priorities.size), priorities.ravel())
+
+
+def _check_bytes(spec: TransitionSpec, lanes: int, size: int, image_bytes: int | None, spill: Spill | None) -> None:
+    """Refuse bounds that are too low for the least that has to be in memory."""
+    images = sum(each.nbytes for each in spec.observations.values() if each.is_image)
+    least = SMALLEST_LANE * lanes * images
+    if image_bytes is not None and image_bytes < least:
+        raise ReplayError(
+            f"{image_bytes} bytes are too few for the images of {lanes} environments",
+            help=f"it needs {least} or more; raise `replay.image_memory_gib`",
+        )
+    least = spec.least_row_bytes * lanes * size
+    if spill is not None and spill.memory_bytes < least:
+        raise ReplayError(
+            f"{spill.memory_bytes} bytes are too few for the actions and rewards of {lanes * size} rows",
+            help=f"they need {least}; raise `replay.memory_gib`, or lower `replay.capacity`",
+        )

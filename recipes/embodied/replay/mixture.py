@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.buffer import ReplayBuffer, ReplayError
-from recipes.embodied.replay.types import ReplayBatch, joined
+from recipes.embodied.replay.buffer import ReplayBuffer
+from recipes.embodied.replay.types import ReplayBatch, ReplayError, joined
 
 
 class ReplayMixture:

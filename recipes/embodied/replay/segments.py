@@ -13,7 +13,6 @@ segments are read.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -27,7 +26,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.buffer import ReplayError
+from recipes.embodied.replay.disk import take_room
+from recipes.embodied.replay.types import ReplayError
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
@@ -220,7 +220,7 @@ class SegmentWriter:
             self._end()
         stream = self._stream or self._begin()
         try:
-            self._take_room(stream, self._position + len(record))
+            take_room(stream.fileno(), self._position + len(record))
             stream.seek(self._position)
             stream.write(record)
             stream.flush()
@@ -246,7 +246,7 @@ class SegmentWriter:
         file = self._folder / f"segment-{self._number:08d}{SUFFIX}"
         try:
             self._stream = stream = file.open("xb", buffering=0)
-            self._take_room(stream, self._segment_bytes)
+            take_room(stream.fileno(), self._segment_bytes)
             stream.write(MAGIC)
             os.fsync(stream.fileno())
             directory = os.open(self._folder, os.O_RDONLY)
@@ -266,16 +266,6 @@ class SegmentWriter:
                 f" {self._segment_bytes // 2**20} MiB recording will stop; make room, or move old segments away"
             )
         return stream
-
-    def _take_room(self, stream: BinaryIO, size: int) -> None:
-        """Have the disk keep room for a file of `size` bytes, where it can."""
-        if os.fstat(stream.fileno()).st_size >= size:
-            return
-        try:
-            os.posix_fallocate(stream.fileno(), 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                raise
 
     def _end(self) -> None:
         if self._stream is None:

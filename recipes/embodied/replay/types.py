@@ -10,11 +10,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_core import RLinfError
+
 Rows: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
 Flags: TypeAlias = NDArray[np.bool_]
 # Arrays [n, ...] by name.
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+class ReplayError(RLinfError):
+    """A replay buffer cannot be made, filled or read."""
 
 
 class ColumnSpec(NamedTuple):
@@ -60,7 +66,12 @@ class TransitionSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row in memory: an observation, an action, a reward (4) and flags (1)."""
-        return sum(each.nbytes for each in self.observations.values()) + self.actions.nbytes + 5
+        return sum(each.nbytes for each in self.observations.values()) + self.least_row_bytes
+
+    @property
+    def least_row_bytes(self) -> int:
+        """Bytes of a row that are always in memory: all but its observation."""
+        return self.actions.nbytes + 5
 
     def bound(self, rows: int, image_bytes: int | None = None) -> int:
         """Return the most bytes that so many rows ever take; `image_bytes` of them those of images, if compressed."""

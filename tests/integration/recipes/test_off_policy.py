@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from recipes.embodied.replay.segments import read_segments
-from tests.integration.recipes.conftest import Run, Train
+from rlinf_core.runners.events import ACTOR_TRAINING
+from tests.integration.recipes.conftest import Killer, Run, Train
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,6 +48,25 @@ def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_inc
     assert 0 < sum(helped) < 4
     for name, weight in whole.weights().items():
         assert torch.equal(weight, second.weights()[name]), name
+
+
+@pytest.mark.nightly
+def test_an_actor_that_is_killed_goes_on_with_equal_samples_from_its_file(train: Train) -> None:
+    seen = ("env.train.env_type=franka_vision", "env.train.max_steps_per_rollout_epoch=5", "env.train.task=touch")
+    sizes = ("algorithm.off_policy.learning_starts=40", "algorithm.off_policy.replay.capacity=120")
+    whole = train(*SAC, *seen, *sizes)
+    rows = train.folder / "rows"
+    spill = (f"algorithm.off_policy.replay.spill_path={rows}", "algorithm.off_policy.replay.memory_gib=0.0001")
+    killer = Killer("actor", 4, ACTOR_TRAINING)
+    spilled = train(*SAC, *seen, *sizes, *spill, "runner.save_interval=2", during=killer)
+    assert not killer.left
+    # The ring has gone round by then: 160 steps in 120 rows.
+    names = {name for name in learned(whole)[-1] if not name.startswith("replay/")}
+    ours, theirs = ({name: learned(run)[-1][name] for name in names} for run in (spilled, whole))
+    assert ours == theirs
+    assert learned(spilled)[-1]["replay/gib"] <= 0.0001 < learned(whole)[-1]["replay/gib"]
+    assert learned(spilled)[-1]["replay/spilled_gib"] > 0
+    assert not list(rows.iterdir())
 
 
 @pytest.mark.nightly

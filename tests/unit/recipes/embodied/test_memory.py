@@ -131,6 +131,18 @@ def test_compressed_images_take_what_they_are_given() -> None:
     assert parts(forecast(*SEEN, *given)["actor"], "run_training")["replay"] == 10_000 * rest + int(0.01 * 2**30)
 
 
+def test_spilled_buffers_take_the_memory_they_are_given_and_tell_their_disk() -> None:
+    plain = parts(forecast(*SEEN)["actor"], "run_training")["replay"]
+    spilled = forecast(*SEEN, "algorithm.off_policy.replay={memory_gib: 0.01, spill_path: /tmp/rows, capacity: 10000}")
+    assert parts(spilled["actor"], "run_training")["replay"] == int(0.01 * 2**30)
+    assert spilled["actor"].notes == (
+        f"the replay buffers take {(plain - int(0.01 * 2**30)) / 2**30:.1f} GiB of disk in /tmp/rows",
+    )
+    roomy = forecast(*SEEN, "algorithm.off_policy.replay={memory_gib: 1, spill_path: /tmp/rows, capacity: 10000}")
+    assert parts(roomy["actor"], "run_training")["replay"] == plain
+    assert roomy["actor"].notes == ()
+
+
 def test_an_arm_that_is_elsewhere_needs_not_answer() -> None:
     job = load_job("franka_hil", ["data.train_data_paths=null"])
     job.raise_if_bad()

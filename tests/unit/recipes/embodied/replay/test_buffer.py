@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer, ReplayError
-from recipes.embodied.replay.types import ReplayBatch, Transitions, TransitionSpec
+from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.types import ReplayBatch, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec.of(EnvSpec(1, 1, cameras={"main": (2, 2, 3)}, has_instructions=True).observations, (1, "float32"))
 GOES_ON, TERMINATES, CUT_OFF, BREAKS_OFF = range(4)

@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer, ReplayError
+from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.images import compressed, decompressed
-from recipes.embodied.replay.types import Transitions, TransitionSpec
+from recipes.embodied.replay.types import ReplayError, Transitions, TransitionSpec
 
 SHAPE = (8, 8, 3)
 SPEC = TransitionSpec.of({"states": ((1,), "float32"), "images.main": (SHAPE, "uint8")}, (1, "float32"))
@@ -99,7 +99,7 @@ def test_a_saved_buffer_goes_on_as_the_one_it_was_saved_from() -> None:
         add(buffer, range(70, 90))
     assert check(first) == check(other)
     drawn = [each.sample(50, np.random.default_rng(3))[0] for each in (first, other)]
-    assert np.array_equal(*drawn)
+    assert np.array_equal(drawn[0], drawn[1])
 
 
 def test_memory_for_too_few_images_is_refused() -> None:

@@ -1,0 +1,36 @@
+"""The rules of a replay buffer on a memory budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_cli.lint.load import load_with_lint
+
+SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac")
+REPLAY = "algorithm.off_policy.replay"
+
+
+def told(*overrides: str) -> list[tuple[str, str]]:
+    found = load_with_lint("laptop", (*SAC, *overrides), environ={}).diagnostics
+    return [(each.code, each.message) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("replay", "code", "said"),
+    [
+        ("{memory_gib: 2}", "conflicting-settings", "sends what does not fit to a folder, and none is given"),
+        (
+            "{memory_gib: 2, spill_path: rows, image_memory_gib: 1}",
+            "conflicting-settings",
+            "compresses images and forgets the oldest",
+        ),
+        ("{spill_path: rows}", "no-effect", "`memory_gib` is not given"),
+    ],
+)
+def test_a_memory_budget_needs_a_folder_and_nothing_else(replay: str, code: str, said: str) -> None:
+    found = told(f"{REPLAY}={replay}")
+    assert [message for each, message in found if each == code and said in message], found
+
+
+def test_a_memory_budget_with_a_folder_is_right() -> None:
+    assert told(f"{REPLAY}={{memory_gib: 2, spill_path: rows}}") == told()
