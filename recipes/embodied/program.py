@@ -55,7 +55,7 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
             rollout: placement.get_strategy("rollout"),
             env: placement.get_strategy("env"),
         },
-        channels=[f"{config.actor.group_name}-trajectories"],
+        channels=[EmbodiedRunner.channel_name(config.actor.group_name)],
     )
     loop = FilmingRunner if config.env.eval.video_cfg.save_video else EmbodiedRunner
     return loop(config, actor=actor, rollout=rollout, env=env, record=record, trajectories=trajectories)

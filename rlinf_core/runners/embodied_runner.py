@@ -69,11 +69,15 @@ class EmbodiedRunner(RolloutRunner):
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
+    @staticmethod
+    def channel_name(actor: str) -> str:
+        """Return a name for a channel of trajectories to a group, which no attempt before had."""
+        return f"{actor}-trajectories-{next(_numbers)}"
+
     def start_workers(self) -> None:
         """Create environments and models."""
         if self._trajectories is None:
-            name = f"{self.groups['actor'].worker_group_name}-trajectories-{next(_numbers)}"
-            self._trajectories = Channel.create(name)
+            self._trajectories = Channel.create(self.channel_name(self.groups["actor"].worker_group_name))
         sizes = self.world_sizes
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
         spec = self.env.init_worker(layout).wait()[0]
