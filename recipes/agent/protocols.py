@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from recipes.language.loop.prompts import GenerationReport, Prompt
-from recipes.language.loop.protocols import EngineGroup
+from recipes.language.loop.protocols import AnsweringGroup, EngineGroup
 from rlinf_core import WorkerGroupHandle
 
 
@@ -30,3 +30,16 @@ class TurnGroup(EngineGroup, Protocol):
     """Calls on the workers that draw turns."""
 
     def serve(self) -> WorkerGroupHandle[GenerationReport]: ...
+
+
+class AgentView(Protocol):
+    """Calls on some of the workers that run agents."""
+
+    def generate(self, prompts: tuple[Prompt, ...], /) -> WorkerGroupHandle[GenerationReport]: ...
+    def handle(self, method: str, references: list[Any], /) -> WorkerGroupHandle[Any]: ...
+
+
+class AgentGroup(AnsweringGroup, Protocol):
+    """Calls on the workers that run agents."""
+
+    def execute_on(self, *ranks: int) -> AgentView: ...

@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from recipes.agent.messages import engine_key
-from recipes.agent.protocols import TurnGroup
+from recipes.agent.protocols import AgentGroup, TurnGroup
+from recipes.agent.task_calls import TaskCalls
 from recipes.language.loop.generation import PromptService, Turns, wait_for
 from recipes.language.loop.prompts import Prompt, ScoredGroup
-from recipes.language.loop.protocols import AnsweringGroup, Generation, RewardGroup
+from recipes.language.loop.protocols import Generation, RewardGroup
 from recipes.language.loop.runner import ReasoningRunner
 from rlinf_core import Channel, WorkerGroupHandle
 from rlinf_core.worker.handle import wait_together
 
 
 class AgentTurns(Turns):
-    """All tasks that were asked are done by one call on each group; engines serve until the last run is over.
+    """All tasks that were asked are done together; engines serve until the last run is over.
 
     Args:
-        agents, rollout, reward: the groups.
-        engines: how many processes draw turns.
-        channel: to them.
+        calls: on the agent processes.
+        rollout, reward: the groups.
+        sizes: processes of each component.
+        channel: to engines and reward workers.
     """
 
     def __init__(
-        self, agents: AnsweringGroup, rollout: TurnGroup, reward: RewardGroup, engines: int, channel: Channel
+        self, calls: TaskCalls, rollout: TurnGroup, reward: RewardGroup, sizes: Mapping[str, int], channel: Channel
     ) -> None:
         super().__init__(cast("Any", rollout), reward)
-        self._agents = agents
+        self._calls = calls
         self._serving = rollout
-        self._engines = engines
+        self._sizes = sizes
         self._channel = channel
+        # A channel all of whose producers are dead raises that: the driver is one, before the first agent is.
+        self._channel.put((), key=engine_key(0))
 
     def _answered(
         self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
     ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
         """See `Turns`."""
-        serving = self._serving.serve()
+        serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
             # Agents would wait for a failed engine without an end.
             if serving.failed:
                 serving.wait()
 
-        handles: list[WorkerGroupHandle[Any]] = [self._agents.generate(asked), scoring]
-        _, scored = wait_for(handles, check)
-        for rank in range(self._engines):
+        self._calls.begin(asked)
+        _, scored = wait_for([self._calls, scoring], check)
+        for rank in range(self._sizes["rollout"]):
             self._channel.put(None, key=engine_key(rank))
         (generated,) = wait_together(serving)
+        if self._calls.lost > lost:
+            self._drop_repeated()
         return generated, scored
+
+    def _drop_repeated(self) -> None:
+        """Drop groups that came a second time: a later call of `score` would take them for its own."""
+        for rank in range(self._sizes["reward"]):
+            while not self._channel.empty(key=str(rank)):
+                self._channel.get_nowait(key=str(rank))
 
 
 class AgentRunner(ReasoningRunner):
@@ -59,5 +71,13 @@ class AgentRunner(ReasoningRunner):
 
     def _turns(self) -> PromptService:
         """See `ReasoningRunner`."""
-        rollout, channel = cast("TurnGroup", self.rollout), self._channels[0]
-        return AgentTurns(self.answers, rollout, self.reward, self.world_sizes["rollout"], channel)
+        rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
+        self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"])
+        return AgentTurns(self._calls, rollout, self.reward, sizes, channel)
+
+    def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
+        """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then."""
+        metrics = super().generate_rollouts(step)
+        metrics["agent/processes_lost"] = self._calls.lost
+        metrics["agent/tasks_moved"] = self._calls.take_moved()
+        return metrics

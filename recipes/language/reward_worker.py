@@ -47,11 +47,15 @@ class RewardWorker(Worker):
         Args:
             slots: of the groups of all workers.
         """
-        mine = sum(slot % self._layout.rewards == self._rank for slot in slots)
+        missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
         found: list[ScoredGroup] = []
-        while len(found) < mine:
+        while missing:
             groups: list[AnswerGroup] = self._answers.get(key=str(self._rank))
             for group in groups:
+                # A second time where whoever answered died just after that, and another one was asked.
+                if group.prompt.slot not in missing:
+                    continue
+                missing.remove(group.prompt.slot)
                 scored, batch = self._score_group(group)
                 if batch is not None:
                     self._kept[scored.report.slot] = batch

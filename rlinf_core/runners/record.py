@@ -14,6 +14,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
+from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import durable, events
 from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
@@ -303,5 +304,5 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
 def _answers(handle: WorkerGroupHandle[dict[str, Peak]]) -> list[dict[str, Peak]]:
     try:
         return handle.wait(timeout=_BUSY_SECONDS)
-    except CommunicationTimeoutError:
+    except (CommunicationTimeoutError, WorkerGroupError):  # busy, or dead where the run goes on without
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from recipes.language.loop.inbox import Inbox
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
@@ -235,7 +235,19 @@ class Stream(PromptService):
             time.sleep(_LONGEST_NAP)
 
 
-def wait_for(handles: Sequence[WorkerGroupHandle[Any]], meanwhile: Callable[[], object]) -> list[list[Any]]:
+class Awaited(Protocol):
+    """Calls that have been made; `WorkerGroupHandle` is one."""
+
+    def done(self) -> bool:
+        """Return whether `wait` returns or raises at once."""
+        ...
+
+    def wait(self) -> list[Any]:
+        """Return the results."""
+        ...
+
+
+def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> list[list[Any]]:
     """Return the results of calls, doing something else again and again until they are there.
 
     The first of them that fails ends the wait: another may be waiting for its workers.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from recipes.agent.agents import AgentOutcome, AgentTask
 from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.runners import events
 from tests.integration.recipes.conftest import SMALL_MATH, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -46,6 +50,23 @@ async def branching(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Agen
         raise ValueError("a turn of one token")
     length = float(len(second.tokens))
     return AgentOutcome(answer=second.text, reward=length, parts={"length": length})
+
+
+async def dying(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+    """Take two turns; the first process that comes to its sixth run is killed between them."""
+    chat = llm.conversation(task.prompt)
+    await chat.reply(max_new_tokens=4)
+    RUNS.append(task.prompt)
+    marker = Path(task.row["marker"])
+    if len(RUNS) == 6 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    reply = await chat.reply(max_new_tokens=4)
+    return AgentOutcome(answer=reply.text, reward=float(len(reply.tokens)))
+
+
+# Of an agent process.
+RUNS: list[str] = []
 
 
 def gaps(run: Run) -> list[float]:
@@ -92,4 +113,41 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
         assert failed < 24
         assert 1 < metrics["reward/length"] <= 4
         assert 0 < metrics["reward/turns"] <= 0.04
+    assert max(gaps(run)) < 1e-4
+
+
+@pytest.mark.nightly
+def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Train, tmp_path: Path) -> None:
+    marker, data = tmp_path / "killed", tmp_path / "tasks.jsonl"
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1), "marker": str(marker)} for number in range(10, 40)]
+    data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    placed = {"actor,rollout,reward": {"placement": 0}, "agent": {"placement": "0:0-1"}}
+    shown: dict[str, list[int]] = {}
+
+    run = train_agent(
+        f"agent.run={__name__}:dying",
+        # One after the other, so that some tasks of the process that dies are done before.
+        "agent.max_concurrent=1",
+        f"data.train_data_paths={data}",
+        "data.val_data_paths=null",
+        f"cluster.component_placement={json.dumps(placed)}",
+        "runner.sample_interval=1",
+        "runner.max_samples=1000",
+        *CHECKED,
+    )
+
+    assert marker.exists()
+    assert not run.of(events.RunRestarted)
+    assert [each.metrics["agent/processes_lost"] for each in run.metrics] == [1, 1, 1]
+    # Half of six tasks; the first of them had been handed on, and was done a second time for nothing.
+    assert [each.metrics["agent/tasks_moved"] for each in run.metrics] == [3, 0, 0]
+    assert all(each.metrics["agent/turns"] == pytest.approx(2) for each in run.metrics)
+    for path in run.folder.path.glob("samples/*.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        shown[path.name] = sorted((each["slot"], each["sample"]) for each in records)
+    assert len(shown) == 3
+    for each in shown.values():
+        slots = {slot for slot, _ in each}
+        assert len(slots) == 6
+        assert each == [(slot, sample) for slot in sorted(slots) for sample in range(4)]
     assert max(gaps(run)) < 1e-4

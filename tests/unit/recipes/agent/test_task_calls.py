@@ -1,0 +1,162 @@
+"""What becomes of the tasks of agent processes that die, with processes that are values."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from recipes.agent.protocols import AgentGroup
+from recipes.agent.task_calls import TaskCalls
+from recipes.language.loop.prompts import Prompt
+from rlinf_core import WorkerDiedError, WorkerGroupError
+
+NAME = "agents"
+
+
+class Task:
+    """A call on one rank: the tasks that are the rank's own, and how it ended."""
+
+    def __init__(self, rank: int, tasks: tuple[Prompt, ...]) -> None:
+        self.rank = rank
+        self.slots = [each.slot for each in tasks if each.worker == rank]
+        self.over = False
+        self.error: Exception | None = None
+
+
+class Call:
+    """A handle of calls on several ranks."""
+
+    def __init__(self, calls: list[Task]) -> None:
+        self.references = tuple(calls)
+
+    def failures(self) -> dict[int, Exception]:
+        return {each.rank: each.error for each in self.references if each.error is not None}
+
+    def done(self) -> bool:
+        return bool(self.failures()) or all(each.over for each in self.references)
+
+    def wait(self) -> list[None]:
+        if self.failures():
+            raise WorkerGroupError(NAME, "generate", self.failures(), 4)
+        return [None for _ in self.references]
+
+
+class Group:
+    """Agent processes; a dead one fails every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Task] = []
+        self.dead: set[int] = set()
+
+    def execute_on(self, *ranks: int) -> Any:
+        group = self
+
+        class View:
+            def generate(self, tasks: tuple[Prompt, ...]) -> Call:
+                made = [Task(rank, tasks) for rank in ranks]
+                group.calls += made
+                group.kill(*group.dead)
+                return Call(made)
+
+            def handle(self, method: str, references: list[Task]) -> Call:
+                assert [each.rank for each in references] == list(ranks)
+                return Call(references)
+
+        return View()
+
+    def kill(self, *ranks: int) -> None:
+        self.dead.update(ranks)
+        for each in self.calls:
+            if each.rank in ranks and not each.over:
+                each.error = WorkerDiedError(f"{NAME}:{each.rank}")
+
+    def finish(self) -> list[int]:
+        """End all calls that go on, and return the tasks that were done by that."""
+        going = [each for each in self.calls if not each.over and each.error is None]
+        for each in going:
+            each.over = True
+        return sorted(slot for each in going for slot in each.slots)
+
+
+def tasks(count: int, workers: int) -> list[Prompt]:
+    return [Prompt(slot, slot, 1, slot % workers, 4, 1.0) for slot in range(count)]
+
+
+def begun(count: int = 12, workers: int = 4) -> tuple[Group, TaskCalls]:
+    group = Group()
+    calls = TaskCalls(cast("AgentGroup", group), workers)
+    calls.begin(tasks(count, workers))
+    return group, calls
+
+
+def test_tasks_of_a_dead_process_are_given_to_others_and_each_is_done_once() -> None:
+    group, calls = begun()
+
+    group.kill(1, 3)
+    assert not calls.done()
+    done = group.finish()
+
+    assert calls.done()
+    assert done == list(range(12))
+    assert (calls.lost, calls.take_moved(), calls.take_moved()) == (2, 6, 0)
+
+
+def test_a_process_that_was_given_tasks_may_die_too() -> None:
+    group, calls = begun()
+
+    group.kill(1)
+    assert not calls.done()
+    group.kill(0)
+    assert not calls.done()
+    done = group.finish()
+
+    assert calls.done()
+    assert done == list(range(12))
+    assert calls.lost == 2
+
+
+def test_later_tasks_go_to_the_living_alone() -> None:
+    group, calls = begun()
+    group.kill(2)
+    calls.done()
+    group.finish()
+    assert calls.done()
+
+    group.calls.clear()
+    calls.begin(tasks(12, 4))
+
+    assert {each.rank for each in group.calls} == {0, 1, 3}
+    assert group.finish() == list(range(12))
+    assert calls.done()
+    assert calls.lost == 1
+
+
+def test_the_death_of_the_last_process_is_raised() -> None:
+    group, calls = begun(workers=2)
+    group.kill(0, 1)
+
+    with pytest.raises(WorkerGroupError, match="`agents:0` died"):
+        calls.done()
+
+
+def test_a_task_that_ends_every_process_that_does_it_ends_the_run_before_all_are_gone() -> None:
+    group, calls = begun(workers=4 * 3)
+
+    def kill_on() -> None:
+        for _ in range(12):
+            group.kill(next(each.rank for each in reversed(group.calls) if 5 in each.slots))
+            calls.done()
+
+    with pytest.raises(WorkerGroupError, match="died"):
+        kill_on()
+    assert len(group.dead) == 4
+
+
+@pytest.mark.parametrize("error", [ValueError("of an agent"), WorkerDiedError("engines:0")])
+def test_what_is_no_death_of_an_agent_is_raised(error: Exception) -> None:
+    group, calls = begun()
+    group.calls[1].error = error
+
+    with pytest.raises(WorkerGroupError):
+        calls.done()
