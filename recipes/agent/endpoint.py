@@ -6,18 +6,48 @@ import asyncio
 import hmac
 import json
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, cast
 
+from recipes.agent.called_tools import (
+    FunctionCall,
+    call_ids,
+    calls_as_text,
+    find_calls,
+    function_names,
+    with_instructions,
+)
 from recipes.agent.llm import Chat, LanguageModel, LimitReached, ModelReply
-from recipes.agent.messages import ChatMessage
+from recipes.agent.messages import ChatMessage, Role
 
 # Largest request: a header line by asyncio's own limit, and a body.
 _LARGEST_BODY: Final = 16 << 20
-_ROLES: Final = ("system", "user", "assistant", "tool")
+_ROLES: Final = {each: each for each in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _PATHS: Final = ("/v1/chat/completions", "/chat/completions")
+
+
+class ChatRequest(NamedTuple):
+    """A request, as far as it is understood.
+
+    Attributes:
+        messages: with those of the assistant as the model wrote them.
+        functions: names of the functions that may be called.
+        stop: texts that end the turn.
+        most: tokens of the turn; None: as many as a turn may have.
+        model: name that comes back.
+        streams: whether the answer is a stream.
+        usage: whether a stream ends with the tokens that were used.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    functions: tuple[str, ...]
+    stop: tuple[str, ...]
+    most: int | None
+    model: str
+    streams: bool
+    usage: bool
 
 
 class ChatEndpoint(NamedTuple):
@@ -59,13 +89,25 @@ class _Chats:
     def __init__(self, llm: LanguageModel) -> None:
         self._llm = llm
         self._known: dict[tuple[ChatMessage, ...], Chat] = {}
+        # What the model wrote where it called functions, by the id of each call: clients send back the calls alone.
+        self._written: dict[str, str] = {}
 
-    async def reply(self, messages: tuple[ChatMessage, ...], stop: Sequence[str], most: int | None) -> ModelReply:
-        """Return the model's next turn after some messages."""
-        chat = self._continued(messages)
-        reply = await chat.reply(stop, most)
-        self._known[(*messages, ChatMessage("assistant", reply.text))] = chat
-        return reply
+    async def reply(self, request: ChatRequest) -> tuple[ModelReply, str, tuple[FunctionCall, ...]]:
+        """Return the model's next turn, what it says in it, and the functions that it calls."""
+        chat = self._continued(request.messages)
+        reply = await chat.reply(request.stop, request.most)
+        self._known[(*request.messages, ChatMessage("assistant", reply.text))] = chat
+        said, calls = find_calls(reply.text, request.functions)
+        self._written.update((each.call_id, reply.text) for each in calls)
+        return reply, said, calls
+
+    def text(self, message: Mapping[str, Any]) -> str | None:
+        """Return the text of a message, or None where it has none."""
+        known = next((self._written[each] for each in call_ids(message) if each in self._written), None)
+        if known is not None:
+            return known
+        content, calls = _content(message.get("content")), calls_as_text(message)
+        return (content or "") + calls if calls else content
 
     def _continued(self, messages: tuple[ChatMessage, ...]) -> Chat:
         for count in range(len(messages) - 1, 0, -1):
@@ -143,52 +185,99 @@ class _Connections:
             asked: Any = json.loads(body)
         except ValueError:
             raise RequestError(HTTPStatus.BAD_REQUEST, "the body is no JSON") from None
-        messages, stop, most = _read(asked)
+        request = _read(asked, self._chats)
         try:
-            reply = await self._chats.reply(messages, stop, most)
+            reply, said, calls = await self._chats.reply(request)
         except LimitReached as limit:
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"no {limit.limit} are left for this task") from None
-        return _written(reply, asked.get("model") or "policy", streams=bool(asked.get("stream")))
+        return _completion(request, reply, said, calls)
 
 
-def _read(asked: Any) -> tuple[tuple[ChatMessage, ...], tuple[str, ...], int | None]:
-    """Return the messages of a request, the texts that end its turn, and the most tokens of it."""
-    request = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
-    for name in ("tools", "functions", "response_format"):
+def _read(asked: Any, chats: _Chats) -> ChatRequest:
+    """Return a request, as far as it is understood.
+
+    Raises:
+        RequestError: it asks for something that there is not.
+    """
+    request = _mapping(asked)
+    for name in ("functions", "response_format"):
         if request.get(name):
-            message = f"`{name}` is not understood here: say in a message how tools are called"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message)
+            raise _not_understood(f"`{name}` is not understood here: use `tools`, or say in a message what is wanted")
     if request.get("n") not in (None, 1):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "`n` above 1 is not understood here: ask again")
-    given: Any = request.get("messages")
+        raise _not_understood("`n` above 1 is not understood here: ask again")
+    choice: Any = request.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise _not_understood("`tool_choice` is `auto` or `none` here: the model chooses")
+    messages = _messages(request.get("messages"), chats)
+    most: Any = request.get("max_completion_tokens") or request.get("max_tokens")
+    if not messages or not (most is None or (isinstance(most, int) and most > 0)):
+        raise _not_understood("`messages` is a list of messages, `max_tokens` a number from 1")
+    tools: Any = request.get("tools") or ()
+    try:
+        functions = function_names(tools)
+    except (TypeError, ValueError) as error:
+        raise _not_understood(str(error)) from None
+    if functions:
+        messages = with_instructions(messages, tools)
+    stop: Any = request.get("stop") or ()
+    return ChatRequest(
+        messages,
+        () if choice == "none" else tuple(functions),
+        (stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        most,
+        str(request.get("model") or "policy"),
+        bool(request.get("stream")),
+        bool(_mapping(request.get("stream_options")).get("include_usage")),
+    )
+
+
+def _messages(given: Any, chats: _Chats) -> tuple[ChatMessage, ...]:
     messages: list[ChatMessage] = []
     for each in cast("list[Any]", given) if isinstance(given, list) else []:
-        message = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
-        role, text = message.get("role"), message.get("content")
-        if role not in _ROLES or not isinstance(text, str):
-            raise RequestError(HTTPStatus.BAD_REQUEST, "a message has a `role` and a text as its `content`")
-        messages.append(ChatMessage(role, text))
-    most = request.get("max_completion_tokens") or request.get("max_tokens")
-    if not messages or not (most is None or (isinstance(most, int) and most > 0)):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "`messages` is a list of messages, `max_tokens` a number from 1")
-    stop: Any = request.get("stop") or ()
-    texts = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
-    return tuple(messages), texts, most
+        message = _mapping(each)
+        role, text = _ROLES.get(str(message.get("role"))), chats.text(message)
+        if role is None or text is None:
+            raise _not_understood("a message has a `role` and a text as its `content`")
+        messages.append(ChatMessage(cast("Role", role), text))
+    return tuple(messages)
 
 
-def _written(reply: ModelReply, model: str, *, streams: bool) -> tuple[str, str]:
-    """Return a reply as a chat completion, or as a stream of one piece."""
-    said = {"role": "assistant", "content": reply.text}
-    finish = "length" if reply.finish == "length" else "stop"
-    common = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": 0, "model": model}
-    if not streams:
-        usage = {"prompt_tokens": 0, "completion_tokens": len(reply.tokens), "total_tokens": len(reply.tokens)}
-        choice = {"index": 0, "message": said, "finish_reason": finish}
+def _content(given: Any) -> str | None:
+    """Return the text of a message's content, which is a text or a list of parts; None where a part is no text."""
+    if isinstance(given, str):
+        return given
+    parts = [_mapping(each).get("text") for each in cast("list[Any]", given)] if isinstance(given, list) else [None]
+    texts = [each for each in parts if isinstance(each, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
+
+
+def _completion(request: ChatRequest, reply: ModelReply, said: str, calls: Sequence[FunctionCall]) -> tuple[str, str]:
+    """Return the kind and the text of a chat completion, or of a stream of one piece."""
+    message: dict[str, Any] = {"role": "assistant", "content": said or None if calls else said}
+    if calls:
+        message["tool_calls"] = [each.entry() for each in calls]
+    finish = "tool_calls" if calls else "length" if reply.finish == "length" else "stop"
+    common = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": 0, "model": request.model}
+    usage = {"prompt_tokens": 0, "completion_tokens": len(reply.tokens), "total_tokens": len(reply.tokens)}
+    if not request.streams:
+        choice = {"index": 0, "message": message, "finish_reason": finish}
         return "application/json", json.dumps(
             {**common, "object": "chat.completion", "choices": [choice], "usage": usage}
         )
+    if calls:
+        message["tool_calls"] = [{"index": number, **each.entry()} for number, each in enumerate(calls)]
     nothing: dict[str, str] = {}
-    parts: tuple[dict[str, Any], ...]
-    parts = ({"delta": said, "finish_reason": None}, {"delta": nothing, "finish_reason": finish})
-    lines = [{**common, "object": "chat.completion.chunk", "choices": [{"index": 0, **part}]} for part in parts]
+    parts = ({"delta": message, "finish_reason": None}, {"delta": nothing, "finish_reason": finish})
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, **part}]} for part in parts]
+    if request.usage:
+        chunks.append({"choices": [], "usage": usage})
+    lines = [{**common, "object": "chat.completion.chunk", **each} for each in chunks]
     return "text/event-stream", "".join(f"data: {json.dumps(each)}\n\n" for each in lines) + "data: [DONE]\n\n"
+
+
+def _not_understood(message: str) -> RequestError:
+    return RequestError(HTTPStatus.BAD_REQUEST, message)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

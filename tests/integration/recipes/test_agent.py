@@ -128,6 +128,7 @@ def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Tra
         f"agent.run={__name__}:dying",
         # One after the other, so that some tasks of the process that dies are done before.
         "agent.max_concurrent=1",
+        "data.type=jsonl",
         f"data.train_data_paths={data}",
         "data.val_data_paths=null",
         f"cluster.component_placement={json.dumps(placed)}",

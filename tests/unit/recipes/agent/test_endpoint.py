@@ -92,7 +92,14 @@ def test_a_token_of_another_task_gets_nothing() -> None:
         ({"messages": [{"role": "user"}]}, "`content`"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "`role`"),
         ({"messages": messages("x"), "max_tokens": 0.5}, "`max_tokens`"),
-        ({"messages": messages("x"), "tools": [{}]}, "`tools` is not understood"),
+        ({"messages": messages("x"), "tools": [{}]}, "an entry of `tools`"),
+        ({"messages": messages("x"), "tools": 5}, "not iterable"),
+        ({"messages": messages("x"), "tool_choice": "required"}, "`tool_choice`"),
+        (
+            {"messages": messages("x"), "response_format": {"type": "json_object"}},
+            "`response_format` is not understood",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "`content`"),
         ({"messages": messages("x"), "n": 2}, "`n` above 1"),
     ],
 )
@@ -102,6 +109,64 @@ def test_what_cannot_be_answered_is_told(body: Any, why: str) -> None:
     assert status == 400
     assert why in json.loads(text)["error"]["message"]
     assert model.turns == 0
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_calls_of_a_clients_functions_come_back_as_the_model_wrote_them(streams: bool) -> None:
+    # The second call is of no function that there is, and is text.
+    written = f"I see. {CALL} <tool_call>{{}}</tool_call>"
+    model = LanguageModel(Script(written, "3"), SETTINGS._replace(max_tokens=900))
+    first = {"messages": messages("x"), "tools": [ADD], "stream": streams}
+
+    async def run() -> tuple[dict[str, Any], str]:
+        async with serve(model) as endpoint:
+            status, text = await asyncio.to_thread(ask, endpoint, first)
+            assert status == 200
+            if streams:
+                choice = json.loads(text.partition("\n")[0].removeprefix("data: "))["choices"][0]["delta"]
+            else:
+                choice = json.loads(text)["choices"][0]["message"]
+            (call,) = choice["tool_calls"]
+            # A client sends back what matters to it.
+            said = {"role": "assistant", "content": None, "tool_calls": [call]}
+            seen = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+            second = {"messages": [*first["messages"], said, seen], "tools": [ADD]}
+            return choice, (await asyncio.to_thread(ask, endpoint, second))[1]
+
+    choice, answer = asyncio.run(run())
+
+    assert choice["content"] == "I see."
+    assert choice["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"of": [1, 2]}'}
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "3"
+    (segment,) = model.segments()
+    # One conversation, and nothing of it was written anew.
+    assert segment.tokens == (*tokens(written), 0, *tokens("3"), *tokens("3"), 0)
+    assert segment.trained == (True,) * (len(written) + 1) + (False,) + (True,) * 2
+    assert '"name": "add"' in "".join(map(chr, segment.prompt))
+
+
+def test_calls_that_the_model_did_not_write_are_told_to_it() -> None:
+    model = LanguageModel(Script("a"), SETTINGS._replace(max_tokens=900))
+    call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{"of": [1, 2]}'}}
+    given = [*messages("x"), {"role": "assistant", "content": "so", "tool_calls": [call]}]
+
+    ((status, _),) = asked(model, {"messages": given})
+
+    assert status == 200
+    (segment,) = model.segments()
+    assert segment.prompt == tokens(f"xso{CALL}")
+
+
+def test_parts_of_text_and_developers_are_understood() -> None:
+    model = LanguageModel(Script("a"), SETTINGS)
+    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
+    ((status, _),) = asked(model, {"messages": [{"role": "developer", "content": parts}]})
+    assert status == 200
+    assert model.segments()[0].prompt == tokens("xy")
 
 
 def test_paths_and_limits_are_told() -> None:
