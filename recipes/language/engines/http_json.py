@@ -137,6 +137,10 @@ class JsonServer:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
             answer = connection.getresponse()
             text = answer.read(_MOST_BYTES + 1)
+            # A server may still answer what was given up, and vLLM's does, with nothing.
+            call.check()
+            if answer.length and len(text) <= _MOST_BYTES:
+                raise http.client.IncompleteRead(text, answer.length)
             after = answer.getheader("Retry-After") or ""
             return answer.status, text, float(after) if after.isdigit() else 0.0
         finally:

@@ -25,6 +25,7 @@ class FakeServer:
         token: which it wants, if any.
         faults: answers that are given instead, one a request to `/v1/completions`.
         change: changes the answers to completion requests.
+        cut: bytes after which answers break off, one an answer.
         seen: paths and bodies of requests.
     """
 
@@ -33,6 +34,7 @@ class FakeServer:
         self.token = ""
         self.faults: list[Answer] = []
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: answer
+        self.cut: list[int] = []
         self.seen: list[tuple[str, Any]] = []
         self.hold = threading.Event()
         self.hold.set()
@@ -112,7 +114,7 @@ def fake_server() -> Iterator[FakeServer]:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
-                self.wfile.write(text)
+                self.wfile.write(text[: fake.cut.pop(0)] if fake.cut else text)
             except OSError:
                 pass  # the client has gone
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from recipes.language.engines.base import Engine
+from recipes.language.engines.http_json import Call, CancelledError, JsonServer
 from recipes.language.engines.server_engine import ServerEngine
 from recipes.language.rollout_config import ServerSettings
 from recipes.language.sequences import Request, SamplingParams, Sequence
@@ -180,6 +181,30 @@ def test_aborting_does_not_wait_for_the_server(server: FakeServer, engine: Engin
     assert time.monotonic() - began < 25
     assert [each.finish_reason for each in found] == ["aborted"] * 3
     assert engine.unfinished == 0
+
+
+def test_what_a_server_answers_to_a_cancelled_request_does_not_count(server: FakeServer) -> None:
+    call = Call()
+
+    def cancel(_: object) -> None:
+        call.release()  # as if its bytes had been on their way when the connection was closed
+        call.cancel()
+
+    server.change = cancel
+    body = {"model": "tiny", "prompt": [5], "n": 1, "temperature": 0, "top_p": 1, "top_k": -1, "max_tokens": 1}
+    with pytest.raises(CancelledError):
+        JsonServer(server.url, timeout=30, retries=0).post(
+            "/v1/completions", {**body, "stop_token_ids": [], "seed": 0}, call
+        )
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(server: FakeServer, folder: str) -> None:
+    engine = ServerEngine(settings(server, retries=1), folder, stop_token_ids=(END,))
+    whole, asked = ask(engine), len(server.seen)
+    server.cut = [5]
+    assert ask(engine).tokens == whole.tokens
+    assert len(server.seen) == asked + 2
+    engine.stop()
 
 
 def test_what_a_server_cannot_do_is_said(server: FakeServer, engine: Engine, folder: str) -> None:
