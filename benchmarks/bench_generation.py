@@ -252,7 +252,8 @@ class Receiver(Worker):
 
     def take(self) -> float:
         begun = time.perf_counter()
-        incoming = IncomingWeights(lambda: self.broadcast(None, [("receivers", [0])], ("senders", 0), async_op=True))
+        groups, sender = [("receivers", [0])], ("senders", 0)
+        incoming = IncomingWeights(lambda: self.broadcast(None, groups, sender, async_op=True), may_keep=True)
         incoming.wait().apply(self.engine)
         return time.perf_counter() - begun
 

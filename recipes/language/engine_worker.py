@@ -58,9 +58,10 @@ class EngineWorker(Worker):
     def _receive(self) -> IncomingWeights:
         """Begin to receive the weights that the actor sends."""
         layout, source = self._layout, self._rank % self._layout.actors
-        groups = [(self._config.rollout.group_name, receivers_of(source, layout.actors, layout.rollouts))]
+        ranks = receivers_of(source, layout.actors, layout.rollouts)
+        groups = [(self._config.rollout.group_name, ranks)]
         actor = (self._config.actor.group_name, source)
-        return IncomingWeights(lambda: self.broadcast(None, groups, actor, async_op=True))
+        return IncomingWeights(lambda: self.broadcast(None, groups, actor, async_op=True), may_keep=len(ranks) == 1)
 
     def rest(self, weights_follow: bool) -> None:
         """Give up memory of the accelerator until the next call: all, where new weights come before the next answers.

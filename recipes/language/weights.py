@@ -1,7 +1,8 @@
 """Weights on their way from actors to engines: a header, pieces of some megabytes, and a fingerprint.
 
 A receiver loads a piece while the next ones are on their way, and either side reads the numbers of a piece while they
-are in its processor's cache, so that a transfer takes little longer than copying the weights twice.
+are in its processor's cache. A receiver without others beside it keeps the memory that they came in: the weights are
+copied once, by their sender.
 """
 
 from __future__ import annotations
@@ -100,13 +101,17 @@ class WeightUpdate:
         header: of the update.
         pieces: wait for the tensors of the pieces, in their order; each is asked once.
         fingerprint: waits for that of the sender.
+        may_keep: see `ArrivingTensors`.
     """
 
-    def __init__(self, header: WeightHeader, pieces: Iterator[Tensor], fingerprint: Callable[[], str]) -> None:
+    def __init__(
+        self, header: WeightHeader, pieces: Iterator[Tensor], fingerprint: Callable[[], str], *, may_keep: bool = False
+    ) -> None:
         self.version = header.version
         self._header = header
         self._pieces = pieces
         self._fingerprint = fingerprint
+        self._may_keep = may_keep
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor by name as it arrives, once; they share memory with the pieces."""
@@ -124,7 +129,7 @@ class WeightUpdate:
             RLinfError: the engine's fingerprint is another one.
         """
         header = self._header
-        arriving = ArrivingTensors(header.shapes, self.tensors())
+        arriving = ArrivingTensors(header.shapes, self.tensors(), may_keep=self._may_keep)
         found = engine.load_weights(arriving, self.version, adapter_only=header.adapter_only)
         sent = self._fingerprint()
         if found != sent:
@@ -140,10 +145,13 @@ class IncomingWeights:
 
     Args:
         receive: begins to receive the next message of the actor.
+        may_keep: whether nobody else receives these messages, so that an engine may go on with their memory. Where
+            several do, what one of them keeps stays taken in the sender's shared memory.
     """
 
-    def __init__(self, receive: Callable[[], Work[object]]) -> None:
+    def __init__(self, receive: Callable[[], Work[object]], *, may_keep: bool = False) -> None:
         self._receive = receive
+        self._may_keep = may_keep
         self._first = receive()
         self._begun: tuple[WeightHeader, list[Work[object]]] | None = None
 
@@ -154,7 +162,7 @@ class IncomingWeights:
     def wait(self) -> WeightUpdate:
         """Return the update when it begins to arrive."""
         header, (*pieces, last) = self._begin()
-        return WeightUpdate(header, _arrived(pieces), lambda: str(last.wait()))
+        return WeightUpdate(header, _arrived(pieces), lambda: str(last.wait()), may_keep=self._may_keep)
 
     def _begin(self) -> tuple[WeightHeader, list[Work[object]]]:
         """Return the header, and what follows it; waits for the header."""

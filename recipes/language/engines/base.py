@@ -47,10 +47,18 @@ class ArrivingTensors(Iterable[tuple[str, Tensor]]):
     Args:
         shapes: of all tensors, by name.
         tensors: names and values, once.
+        may_keep: whether their memory is the engine's from now on: nobody else changes it.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        tensors: Iterator[tuple[str, Tensor]],
+        *,
+        may_keep: bool = False,
+    ) -> None:
         self.shapes = shapes
+        self.may_keep = may_keep
         self._tensors = tensors
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

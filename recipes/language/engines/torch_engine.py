@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING, ClassVar
@@ -261,17 +262,24 @@ class TorchEngine(Engine):
         return digest
 
     def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
-        own: dict[str, Tensor] = self._model.state_dict()
+        own: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         if not isinstance(tensors, ArrivingTensors):
             given = dict(tensors)
             tensors = ArrivingTensors({name: tuple(each.shape) for name, each in given.items()}, iter(given.items()))
         # All is looked at before anything is changed.
         self._check_shapes(tensors.shapes, own)
         found = Fingerprint()
+        places = Counter(weight.data_ptr() for weight in {id(each): each for each in own.values()}.values())
         for name, value in tensors:
-            own[name].copy_(value)
+            weight = own[name]
+            # Weights that share memory without being one parameter would part.
+            alone = places[weight.data_ptr()] < 2
+            if tensors.may_keep and alone and (weight.dtype, weight.device) == (value.dtype, value.device):
+                weight.data = value
+            else:
+                weight.copy_(value)
             # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
-            found.add(name, own[name].to(value.dtype))
+            found.add(name, weight.to(value.dtype))
         self._adapter.forget()
         return found.text()
 

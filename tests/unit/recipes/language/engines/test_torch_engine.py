@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.engines.base import ArrivingTensors
 from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.sequences import Request, SamplingParams, Sequence
 from tests.unit.recipes.language.tiny import END, VOCABULARY, tiny_model
@@ -373,3 +374,39 @@ def test_weights_of_another_precision_have_the_fingerprint_of_the_trainer() -> N
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"`{list(wrong)[-1]}`"):
         SamplingParams(**wrong)
+
+
+def arriving(tensors: dict[str, torch.Tensor], *, may_keep: bool) -> ArrivingTensors:
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    return ArrivingTensors(shapes, iter(tensors.items()), may_keep=may_keep)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("may_keep", [True, False])
+def test_memory_of_weights_is_kept_where_that_is_allowed_and_fits(may_keep: bool, kind: torch.dtype) -> None:
+    model, new = tiny_model(seed=1), {name: each.to(kind) for name, each in tiny_model(seed=2).state_dict().items()}
+    engine, twin = TorchEngine(model), TorchEngine(tiny_model(seed=3))
+    came = {name: each.clone() for name, each in new.items()}
+
+    digest = engine.load_weights(arriving(came, may_keep=may_keep), 1)
+
+    assert digest == twin.load_weights(new.items(), 1)
+    own = model.state_dict()
+    kept = {name for name, each in came.items() if own[name].data_ptr() == each.data_ptr()}
+    assert bool(kept) == (may_keep and kind == torch.float32)
+    assert all(torch.equal(own[name], each.float()) for name, each in new.items())
+    prompts = [Request(request_id="a", prompt=(5, 6, 7), params=SamplingParams(temperature=0, max_new_tokens=6))]
+    answers = [[each.tokens for each in run(one, prompts).values()] for one in (engine, twin)]
+    assert answers[0] == answers[1]
+
+
+def test_weights_that_share_memory_do_not_part() -> None:
+    model = tiny_model(seed=1)
+    layers = model.model.layers
+    layers[1].input_layernorm.weight = torch.nn.Parameter(layers[0].input_layernorm.weight.data)
+    came = {name: torch.full_like(each, 0.5) for name, each in model.state_dict().items()}
+    del came["model.layers.1.input_layernorm.weight"]
+
+    TorchEngine(model).load_weights(arriving(came, may_keep=True), 1)
+
+    assert torch.equal(layers[1].input_layernorm.weight, layers[0].input_layernorm.weight)
