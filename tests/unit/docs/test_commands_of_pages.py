@@ -1,0 +1,80 @@
+"""Every `rlinf` command that a page shows: its names, options and number of words are those of the command line.
+
+Most pages' commands want machines, runs or hours, so they are parsed here and not carried out.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from rlinf_cli.main import app
+
+REPOSITORY = Path(__file__).parents[3]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+# Usage lines made from the code, and what benchmarks print.
+MADE = {"commands.md", "reference.md", "diagnostics.md", "benchmarks.md"}
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(rlinf [^`\n]+)`")
+LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?(rlinf [a-z].*)$")
+# Placeholders in the place of more options, or of a part of a command: nothing to parse.
+ELLIPSIS = re.compile(r"\.\.\.|…|\[")
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Yield the commands that a page shows, from code blocks and within lines."""
+    for block in FENCE.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = LINE.match(line)
+            if found is not None:
+                yield re.split(r"\s+(?:#|\||&&|>|;)", found[1])[0].strip()
+    yield from INLINE.findall(FENCE.sub("", text))
+
+
+def parse(command: str) -> None:
+    """Parse a command as the command line would, without carrying it out; raises click's error where it would."""
+    level: Any = typer.main.get_command(app)
+    words = shlex.split(command)[1:]
+    context: Any = level.context_class(level, info_name="rlinf")
+    while hasattr(level, "get_command") and words and not words[0].startswith("-"):
+        under = level.get_command(context, words[0])
+        if under is None:
+            if not getattr(level, "invoke_without_command", False):
+                raise LookupError(f"no command `{words[0]}`")
+            break
+        level, words = under, words[1:]
+        context = level.context_class(level, info_name=level.name, parent=context)
+    # Without the callbacks of options, which would show help or ask for files.
+    level.make_parser(context).parse_args(args=list(words))
+
+
+SHOWN = sorted(
+    {
+        (page.name, command)
+        for page in PAGES
+        if page.name not in MADE
+        for command in commands_of(page.read_text(encoding="utf-8"))
+        if not ELLIPSIS.search(command)
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_a_command_of_a_page_exists(page: str, command: str) -> None:
+    parse(command)
+
+
+def test_there_are_commands() -> None:
+    assert len(SHOWN) > 100
+
+
+@pytest.mark.parametrize("command", ["rlinf trian", "rlinf train --resume-from-here", "rlinf inspect memori laptop"])
+def test_a_command_that_is_none_is_seen(command: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no (such )?(command|option)"):
+        parse(command)
