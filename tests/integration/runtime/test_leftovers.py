@@ -36,6 +36,7 @@ assert group.ring(b"x" * 5_000_000).wait() == [5_000_000] * 2
 how = sys.argv[1]
 if how != "block":
     print("ready", flush=True)
+    sys.stdin.read()  # until the test has read that: what it read beyond would be lost
 if how == "block":
     try:
         print("ready", flush=True)
@@ -83,15 +84,19 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
     script.write_text(DRIVER)
     process = subprocess.Popen(
         [sys.executable, str(script), how],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},
         start_new_session=True,
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line == "ready\n", process.communicate(timeout=60)
+    process.stdin.close()
+    process.stdin = None  # `communicate` would flush it
     return process
 
 
