@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rlinf_cli.outfile import write_whole
+from rlinf_cli.own_commands import COMMAND, reason
 from rlinf_core.errors import RunError
 
 NAME: Final = "memory_forecast.json"
@@ -28,16 +28,14 @@ def keep_forecast(folder: Path, record: Mapping[str, Any]) -> None:
 
 def make_forecast(folder: Path) -> str | None:
     """Forecast the memory of a run and keep that, by a process of its own; return why there is none, in one line."""
-    # -P: what lies in the working folder is not imported.
-    command = [sys.executable, "-P", "-m", "rlinf_cli", "inspect", "memory", str(folder.absolute()), "--quiet"]
+    command = [*COMMAND, "inspect", "memory", str(folder.absolute()), "--quiet"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"it took longer than {_PATIENCE_SECONDS:.0f} s"
     if (folder / NAME).exists():
         return None
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return lines[0].removeprefix("error: ")
+    return reason(done.stderr, done.returncode)
 
 
 def read_forecast(folder: Path) -> dict[tuple[str, str], int]:

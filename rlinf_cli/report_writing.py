@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rlinf_cli.own_commands import COMMAND, reason
 from rlinf_core import env_vars
 from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.requirements import install_command, missing_modules
@@ -19,8 +19,6 @@ MODULES: Final = ("jinja2", "altair", "vl_convert")
 # The first report of an installation prepares the chart library's code, for several seconds.
 PATIENCE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05
-# -P: what lies in the working folder is not imported.
-_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "rlinf_cli")
 
 
 def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Callable[[], bool]) -> Path | None:
@@ -43,7 +41,7 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
         return None
     try:
         process = subprocess.Popen(
-            [*_COMMAND, "report", str(folder), "--no-forecast", "--quiet"],
+            [*COMMAND, "report", str(folder), "--no-forecast", "--quiet"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -57,8 +55,8 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
     path = folder / NAME
     if why is None and process.returncode == 0 and path.exists():
         return path
-    lines = told.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
-    warn(f"no report: {why or lines[0].removeprefix('error: ')}; `rlinf report {folder}` tries again")
+    why = why or reason(told.decode(errors="replace"), process.returncode)
+    warn(f"no report: {why}; `rlinf report {folder}` tries again")
     return None
 
 

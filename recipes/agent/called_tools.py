@@ -45,9 +45,9 @@ def function_names(tools: Sequence[Any]) -> list[str]:
     """
     names: list[str] = []
     for each in tools:
-        function = _mapping(_mapping(each).get("function"))
+        function = as_mapping(as_mapping(each).get("function"))
         name = function.get("name")
-        if _mapping(each).get("type") != "function" or not isinstance(name, str) or not name:
+        if as_mapping(each).get("type") != "function" or not isinstance(name, str) or not name:
             raise ValueError("an entry of `tools` is `type: function` with a `function` that has a `name`")
         names.append(name)
     return names
@@ -71,7 +71,7 @@ def find_calls(text: str, names: Sequence[str]) -> tuple[str, tuple[FunctionCall
     begins: int | None = None
     for each in _CALL.finditer(text):
         try:
-            call = _mapping(json.loads(each.group(1)))
+            call = as_mapping(json.loads(each.group(1)))
         except ValueError:
             continue
         name, arguments = call.get("name"), call.get("arguments", {})
@@ -91,16 +91,17 @@ def calls_as_text(message: Any) -> str:
     """Return the calls in a message of the assistant as a model would have written them."""
     lines: list[str] = []
     for each in _entries(message):
-        function = _mapping(each.get("function"))
+        function = as_mapping(each.get("function"))
         name = json.dumps(function.get("name"))
         lines.append(f'<tool_call>{{"name": {name}, "arguments": {function.get("arguments")}}}</tool_call>')
     return "".join(lines)
 
 
 def _entries(message: Any) -> list[dict[str, Any]]:
-    entries: Any = _mapping(message).get("tool_calls")
-    return [_mapping(each) for each in cast("list[Any]", entries)] if isinstance(entries, list) else []
+    entries: Any = as_mapping(message).get("tool_calls")
+    return [as_mapping(each) for each in cast("list[Any]", entries)] if isinstance(entries, list) else []
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
+    """Return a JSON object, an empty one in the place of anything else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

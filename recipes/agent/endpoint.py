@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.called_tools import (
     FunctionCall,
+    as_mapping,
     call_ids,
     calls_as_text,
     find_calls,
@@ -199,7 +200,7 @@ def _read(asked: Any, chats: _Chats) -> ChatRequest:
     Raises:
         RequestError: it asks for something that there is not.
     """
-    request = _mapping(asked)
+    request = as_mapping(asked)
     for name in ("functions", "response_format"):
         if request.get(name):
             raise _not_understood(f"`{name}` is not understood here: use `tools`, or say in a message what is wanted")
@@ -227,14 +228,14 @@ def _read(asked: Any, chats: _Chats) -> ChatRequest:
         most,
         str(request.get("model") or "policy"),
         bool(request.get("stream")),
-        bool(_mapping(request.get("stream_options")).get("include_usage")),
+        bool(as_mapping(request.get("stream_options")).get("include_usage")),
     )
 
 
 def _messages(given: Any, chats: _Chats) -> tuple[ChatMessage, ...]:
     messages: list[ChatMessage] = []
     for each in cast("list[Any]", given) if isinstance(given, list) else []:
-        message = _mapping(each)
+        message = as_mapping(each)
         role, text = _ROLES.get(str(message.get("role"))), chats.text(message)
         if role is None or text is None:
             raise _not_understood("a message has a `role` and a text as its `content`")
@@ -246,7 +247,7 @@ def _content(given: Any) -> str | None:
     """Return the text of a message's content, which is a text or a list of parts; None where a part is no text."""
     if isinstance(given, str):
         return given
-    parts = [_mapping(each).get("text") for each in cast("list[Any]", given)] if isinstance(given, list) else [None]
+    parts = [as_mapping(each).get("text") for each in cast("list[Any]", given)] if isinstance(given, list) else [None]
     texts = [each for each in parts if isinstance(each, str)]
     return "".join(texts) if len(texts) == len(parts) else None
 
@@ -277,7 +278,3 @@ def _completion(request: ChatRequest, reply: ModelReply, said: str, calls: Seque
 
 def _not_understood(message: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_REQUEST, message)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

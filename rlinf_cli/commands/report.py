@@ -55,7 +55,8 @@ def report(
     require_modules("no report was written")
     folder = find_run(run, log_path)
     path = (out or folder.path / NAME).absolute()
-    if forecast and not live:
+    # A run that goes on needs its machine for itself.
+    if forecast and not folder.state.alive:
         _forecast(folder)
     _write(folder, path, live=live and folder.state.alive)
     if output is Output.JSON:

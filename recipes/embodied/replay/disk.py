@@ -1,9 +1,12 @@
-"""Room on a disk, taken before it is needed: a disk that is full is so told before anything is lost."""
+"""Room on a disk, taken before it is needed: a disk that is full is so told before anything is lost; and its errors."""
 
 from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
+
+from recipes.embodied.replay.types import ReplayError
 
 
 def take_room(file: int, size: int) -> None:
@@ -19,3 +22,8 @@ def take_room(file: int, size: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             raise
+
+
+def disk_error(message: str, folder: Path, error: OSError, help: str) -> ReplayError:
+    """Return the error of a folder that cannot be written."""
+    return ReplayError(message, where=str(folder), why=error.strerror or str(error), help=help)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.disk import take_room
+from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.types import ReplayError
 
 MAGIC: Final = b"RLRSEG\x00\x01"
@@ -296,12 +296,8 @@ class SegmentWriter:
             file.unlink()
 
     def _failed(self, what: str, error: OSError) -> ReplayError:
-        return ReplayError(
-            f"the recording {what}",
-            where=str(self._folder),
-            why=error.strerror or str(error),
-            help="what is recorded so far is kept; make room on that disk, or name another folder",
-        )
+        kept = "what is recorded so far is kept; make room on that disk, or name another folder"
+        return disk_error(f"the recording {what}", self._folder, error, kept)
 
 
 def _is_zero(file: Path, offset: int) -> bool:

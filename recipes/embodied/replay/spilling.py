@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.disk import take_room
+from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.types import ColumnSpec, ReplayError, Rows
 
 # Rows that are copied at a time when a column is saved or loaded.
@@ -70,7 +70,7 @@ class SpilledRows:
     def __init__(self, rows: int, column: ColumnSpec, held: int, folder: Path) -> None:
         self.shape, self.dtype = column.shape, np.dtype(column.dtype)
         self._held = np.zeros((held, *column.shape), column.dtype)
-        self._row, self._folder = column.nbytes, folder
+        self._row = column.nbytes
         self.nbytes, self.spilled = self._held.nbytes, (rows - held) * column.nbytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,8 @@ class SpilledRows:
             # Rows are drawn at random: what lies beside one is not read along with it.
             mapping.madvise(mmap.MADV_RANDOM)
         except OSError as error:
-            raise self._failed("cannot be made", error) from error
+            advice = "look at that disk, or name another `replay.spill_path`"
+            raise disk_error("the replay buffer's file cannot be made", folder, error, advice) from error
         self._mapped = np.frombuffer(mapping, self.dtype).reshape(-1, *self.shape)
         # Reads to come that are announced to the disk.
         self._advised = 0
@@ -145,7 +146,8 @@ class SpilledRows:
                 for rows in _blocks(lanes, size, self._lane(lanes)):
                     stream.write(self[rows].data)
         except OSError as error:
-            raise self._failed("cannot be saved", error) from error
+            advice = "look at the disk of the checkpoints"
+            raise disk_error("the replay buffer cannot be saved", file.parent, error, advice) from error
 
     def load(self, saved: NDArray[Any]) -> None:
         """Take what `save` wrote, or any array [lanes, size, ...]."""
@@ -158,14 +160,6 @@ class SpilledRows:
 
     def _lane(self, lanes: int) -> int:
         return (len(self._held) + self.spilled // self._row) // lanes
-
-    def _failed(self, what: str, error: OSError) -> ReplayError:
-        return ReplayError(
-            f"the replay buffer's file {what}",
-            where=str(self._folder),
-            why=error.strerror or str(error),
-            help="look at that disk, or name another `replay.spill_path`",
-        )
 
 
 def _page_faults() -> int:

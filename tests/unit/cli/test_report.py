@@ -94,6 +94,10 @@ def test_memory_stands_beside_its_forecast(cli: Cli, monkeypatch: pytest.MonkeyP
     assert cli("report", str(run.path)).err.count("no forecast today") == 1
     assert cli("report", str(run.path), "--no-forecast").err == ""
     assert made == [run.path]
+    going_on = full_run("runs", status=RunStatus.RUNNING)
+    (going_on.path / memory_forecast.NAME).unlink()
+    assert cli("report", str(going_on.path)).code == 0
+    assert made == [run.path], "a run that goes on needs its machine for itself"
     page = written(run.path / "report.html")
     assert "<td>300 MiB</td>" in page
     assert "290 MiB" not in page
@@ -189,7 +193,7 @@ class TestAtTheEndOfARun:
     def test_it_is_written_by_another_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = empty_run("runs")
         monkeypatch.setenv("RLINF_REPORT", "1")
-        monkeypatch.setattr(report_writing, "_COMMAND", (sys.executable, "-c", _WRITER))
+        monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", _WRITER))
         told: list[str] = []
         path = report_writing.write_report_at_end(run.path, told.append, lambda: False)
         assert (path, told) == (run.path / "report.html", [])
@@ -199,9 +203,9 @@ class TestAtTheEndOfARun:
         monkeypatch.setenv("RLINF_REPORT", "1")
         told: list[str] = []
         failing = (sys.executable, "-c", "import sys; print('error: the disk is full', file=sys.stderr); sys.exit(1)")
-        monkeypatch.setattr(report_writing, "_COMMAND", failing)
+        monkeypatch.setattr(report_writing, "COMMAND", failing)
         assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None
-        monkeypatch.setattr(report_writing, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+        monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
         assert report_writing.write_report_at_end(run.path, told.append, lambda: True) is None
         monkeypatch.setattr(report_writing, "missing_modules", lambda _: ["jinja2"])
         assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None

@@ -1,4 +1,4 @@
-"""Every `rlinf` command that a page shows: its names, options and number of words are those of the command line.
+"""Every `rlinf` command that a page shows: the command line knows its names and options, and takes all of its words.
 
 Most pages' commands want machines, runs or hours, so they are parsed here and not carried out.
 """
@@ -37,8 +37,13 @@ def commands_of(text: str) -> Iterator[str]:
     yield from INLINE.findall(FENCE.sub("", text))
 
 
-def parse(command: str) -> None:
-    """Parse a command as the command line would, without carrying it out; raises click's error where it would."""
+def unread(command: str) -> list[str]:
+    """Return the words of a command that nothing takes, parsed as the command line does but not carried out.
+
+    Raises:
+        LookupError: there is no command of the name.
+        Exception: click's own, for an option that there is not, or one without its value.
+    """
     level: Any = typer.main.get_command(app)
     words = shlex.split(command)[1:]
     context: Any = level.context_class(level, info_name="rlinf")
@@ -50,8 +55,9 @@ def parse(command: str) -> None:
             break
         level, words = under, words[1:]
         context = level.context_class(level, info_name=level.name, parent=context)
-    # Without the callbacks of options, which would show help or ask for files.
-    level.make_parser(context).parse_args(args=list(words))
+    # Not by `main`: callbacks of options would show help or ask for files.
+    _, left, _ = level.make_parser(context).parse_args(args=list(words))
+    return left
 
 
 SHOWN = sorted(
@@ -67,7 +73,7 @@ SHOWN = sorted(
 
 @pytest.mark.parametrize(("page", "command"), SHOWN)
 def test_a_command_of_a_page_exists(page: str, command: str) -> None:
-    parse(command)
+    assert unread(command) == []
 
 
 def test_there_are_commands() -> None:
@@ -77,4 +83,8 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("command", ["rlinf trian", "rlinf train --resume-from-here", "rlinf inspect memori laptop"])
 def test_a_command_that_is_none_is_seen(command: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no (such )?(command|option)"):
-        parse(command)
+        unread(command)
+
+
+def test_words_too_many_are_seen() -> None:
+    assert unread("rlinf down cluster.yaml other.yaml") == ["other.yaml"]

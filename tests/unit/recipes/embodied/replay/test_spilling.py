@@ -246,3 +246,12 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == -9
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_cannot_be_written_names_its_own_folder(tmp_path: Path) -> None:
+    buffer = filled(Spill(MEMORY, tmp_path / "rows"))
+    (tmp_path / "saved").write_text("no folder")
+    with pytest.raises(ReplayError, match="cannot be saved") as caught:
+        buffer.save(tmp_path / "saved")
+    assert str(caught.value.where).startswith(str(tmp_path / "saved"))
+    assert "checkpoints" in str(caught.value.help)
