@@ -101,7 +101,7 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     released = False
     earlier: dict[signal.Signals, Any] = {}
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
     def release() -> None:
@@ -113,7 +113,7 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # What is ignored, as under nohup, stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            earlier[number] = signal.signal(number, hold)
+            earlier[number] = signal.signal(number, remember)
     try:
         yield release
     finally:

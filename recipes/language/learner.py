@@ -74,7 +74,7 @@ class TokenTargets:
     behaviour_logprobs: Tensor | None = None
     comparable: Tensor | None = None
 
-    def named(self) -> dict[str, Tensor]:
+    def as_dict(self) -> dict[str, Tensor]:
         """Return those that are there, by name."""
         names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -236,7 +236,7 @@ class LanguageLearner(AnswerLearner):
             NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
         """
         self.differences = torch.empty(0)
-        return self._learn(batch, targets.named(), seed, step)
+        return self._learn(batch, targets.as_dict(), seed, step)
 
     def evaluate(self, batch: RolloutBatch) -> Tensor:
         """Return the log-probabilities of a batch's answer tokens, float32 [A], on the CPU. All ranks call it."""

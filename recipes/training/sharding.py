@@ -70,14 +70,14 @@ class ParallelStrategy(ABC):
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
     @abstractmethod
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return a whole weight. Collective: all ranks ask for the same weights in the same order."""
 
 
 class SingleProcess(ParallelStrategy):
     """A single rank, without communication."""
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
         return tensor.detach()
 
@@ -132,7 +132,7 @@ class Sharded(ParallelStrategy):
         """See `ParallelStrategy`: gradients are summed over ranks once for a batch."""
         self.module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue] - an FSDPModule
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
         tensor = tensor.detach()
         return tensor.full_tensor() if is_shard(tensor) else tensor

@@ -84,14 +84,14 @@ class TrainingState:
             with self.awake():
                 state: dict[str, Tensor] = self.policy.state_dict()
                 for name, view in self._weights.views.items():
-                    view.copy_(self.strategy.whole(state[name]))
+                    view.copy_(self.strategy.full_tensor(state[name]))
         return self._weights
 
     def whole_state(self) -> dict[str, Tensor]:
         """Return copies of all weights by name, whole, in their own types. All ranks call it together."""
         with self.awake():
             state: dict[str, Tensor] = self.policy.state_dict()
-            return {name: self.strategy.whole(value) for name, value in state.items()}
+            return {name: self.strategy.full_tensor(value) for name, value in state.items()}
 
     def apply_settings(self, step: int, last_step: int | None) -> float:
         """Give the optimizer the settings of the file for a training step, and return the learning rate."""

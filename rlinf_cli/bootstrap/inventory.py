@@ -113,7 +113,7 @@ class NodeTarget:
             "rank": self.rank,
             "groups": list(self.groups),
             "interpreter": self.interpreter,
-            "ports": self.ports.whole,
+            "ports": self.ports.full_range,
         }
 
 

@@ -40,14 +40,14 @@ class Own(NamedTuple):
     spec: Mapping[str, Any]
 
 
-class Decision(NamedTuple):
+class NodeActions(NamedTuple):
     """The actions on the nodes that can be used, and the failures of the others."""
 
     actions: dict[int, Action]
     failures: list[NodeFailure]
 
 
-def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> Decision:
+def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> NodeActions:
     """Return what is to be done.
 
     Args:
@@ -77,7 +77,7 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
                 actions[node.rank] = action
         if failure is not None:
             failures.append(failure)
-    return Decision(actions, failures)
+    return NodeActions(actions, failures)
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:

@@ -80,7 +80,7 @@ class StatusReport(NamedTuple):
     authenticated: bool | None = None
 
     @property
-    def whole(self) -> bool:
+    def all_up(self) -> bool:
         return all(node.state is State.UP for node in self.nodes)
 
 

@@ -19,7 +19,7 @@ from rlinf_cli.bootstrap import node_probe, state
 from rlinf_cli.bootstrap.agent import AgentReply, ask
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
-from rlinf_cli.bootstrap.plan import Action, Decision, Own, decide, refuse_other_nodes, spec_of
+from rlinf_cli.bootstrap.plan import Action, NodeActions, Own, decide, refuse_other_nodes, spec_of
 from rlinf_cli.bootstrap.transport import CommandOutcome, Transport
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
@@ -206,7 +206,7 @@ class _Run:
             "code": self.request.archive is not None,
         }
 
-    async def _sync(self, node: NodeTarget, decision: Decision) -> None:
+    async def _sync(self, node: NodeTarget, decision: NodeActions) -> None:
         """Ship the code; a node that does not take it is not started."""
         self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
         request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
@@ -219,7 +219,7 @@ class _Run:
             decision.actions.pop(node.rank)
             self._fail(self._failure(node, Phase.SYNC, answer))
 
-    async def _start_all(self, decision: Decision, own: Own) -> None:
+    async def _start_all(self, decision: NodeActions, own: Own) -> None:
         """Start the head, then all others; those of a head that is not up are not tried."""
         actions = dict(decision.actions)
         head = next((node for node in self._nodes if node.is_head), None)

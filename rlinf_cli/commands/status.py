@@ -35,7 +35,7 @@ def status(
         console.result_json(status_record(report))
     else:
         console.result(status_text(report))
-    if not report.whole:
+    if not report.all_up:
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 

@@ -84,7 +84,7 @@ def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
 
 
-def spelled(figures: list[tuple[str, str]]) -> str:
+def figures_text(figures: list[tuple[str, str]]) -> str:
     """Return `success 0.92, return 17.2`."""
     return ", ".join(f"{word} {text}" for word, text in figures)
 

@@ -27,11 +27,11 @@ def summary_text(
     """Return the summary of a run that is finished; `unread` are the keys of its file that changed nothing."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
-        found = labels.spelled(labels.headlines(progress.evaluation.metrics, "eval"))
+        found = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
         rows.append(("evaluation", f"{found} (step {progress.evaluation.step})"))
     training = labels.headlines(progress.metrics, "env", "rollout")
     if training:
-        rows.append(("training", labels.spelled(training)))
+        rows.append(("training", labels.figures_text(training)))
     if progress.restart is not None:
         rows.append(("restarts", f"{progress.restart.restart}, the last because {progress.restart.reason}"))
     if progress.checkpoint is not None:

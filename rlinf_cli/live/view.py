@@ -61,7 +61,7 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
         case StepFinished():
             return step_line(progress)
         case Evaluated():
-            return f"evaluated at step {event.step}: {labels.spelled(labels.headlines(event.metrics, 'eval'))}"
+            return f"evaluated at step {event.step}: {labels.figures_text(labels.headlines(event.metrics, 'eval'))}"
         case CheckpointSaved():
             return f"saved {event.path.name}"
         case RunRestarted():
@@ -77,7 +77,7 @@ def step_line(progress: RunProgress) -> str:
     parts = [f"step {progress.step}{total}"]
     headlines = labels.headlines(progress.metrics, "env", "rollout")
     if headlines:
-        parts.append(labels.spelled(headlines))
+        parts.append(labels.figures_text(headlines))
     if progress.steps_per_second is not None:
         parts.append(labels.speed(progress.steps_per_second))
     parts.append(times(progress))

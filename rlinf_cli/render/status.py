@@ -66,7 +66,7 @@ def status_record(report: StatusReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "cluster": report.name,
-        "whole": report.whole,
+        "whole": report.all_up,
         "file": report.file,
         "address": report.address or None,
         "authenticated": report.authenticated,

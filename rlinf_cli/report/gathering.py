@@ -171,11 +171,11 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
-        found = labels.spelled(labels.headlines(metrics, "eval"))
+        found = labels.figures_text(labels.headlines(metrics, "eval"))
         rows.append(("last evaluation", f"{found} (step {step})"))
     training = labels.headlines(newest, "env", "rollout")
     if training:
-        rows.append(("last training step", labels.spelled(training)))
+        rows.append(("last training step", labels.figures_text(training)))
     rows.append(("steps", str(state.step)))
     if state.ended is not None:
         rows.append(("from beginning to end", labels.clock(state.ended - state.created)))

@@ -67,7 +67,7 @@ class NodePorts(NamedTuple):
         )
 
     @property
-    def whole(self) -> str:
+    def full_range(self) -> str:
         """The range as a file writes it, `first-last`."""
         return f"{self.gcs}-{self.last_data}"
 

@@ -81,11 +81,11 @@ def _ports(each: Seen) -> Finding:
     ephemeral = each.facts["ephemeral"]
     if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_data >= ephemeral[0]:
         what = (
-            f"{wanted.whole} are partly among those that the system gives to any connection,"
+            f"{wanted.full_range} are partly among those that the system gives to any connection,"
             f" {ephemeral[0]}-{ephemeral[1]}"
         )
         return each.finding("ports", CheckVerdict.WARNING, what, "choose `cluster.ports` below them")
-    return each.ok("ports", f"{wanted.whole}: those of Ray are free")
+    return each.ok("ports", f"{wanted.full_range}: those of Ray are free")
 
 
 def clocks(seen: Sequence[Seen]) -> list[Finding]:

@@ -13,7 +13,7 @@ def test_ports_lie_in_the_range_and_apart() -> None:
     fixed = ports.fixed(head=True)
     assert len(set(fixed.values())) == len(fixed) == 9
     assert max(fixed.values()) < ports.first_worker < ports.last_worker < ports.first_data < ports.last_data == 20999
-    assert (ports.whole, ports.data) == ("20000-20999", "20672-20999")
+    assert (ports.full_range, ports.data) == ("20000-20999", "20672-20999")
     assert set(fixed) - set(ports.fixed(head=False)) == {"gcs", "dashboard", "client_server"}
 
 

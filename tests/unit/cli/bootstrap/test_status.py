@@ -84,7 +84,7 @@ def states(report: status.StatusReport) -> list[State]:
 
 def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
     report = ask(cluster)
-    assert report.whole
+    assert report.all_up
     text = status_text(report)
     assert "cluster lab: 3 of 3 nodes are up, head 10.0.0.0:20000" in text
     assert "python train.py" in text
@@ -110,7 +110,7 @@ def test_a_node_that_is_missing_is_told_with_the_remedy(
     if "kind" in change:
         machines.kinds[2] = change["kind"]
     report = ask(cluster)
-    assert not report.whole
+    assert not report.all_up
     assert states(report) == [State.UP, State.UP, state]
     assert detail in report.nodes[2].detail
     assert help in report.nodes[2].help
@@ -119,9 +119,9 @@ def test_a_node_that_is_missing_is_told_with_the_remedy(
 
 def test_the_dead_raylet_of_a_repaired_node_does_not_count(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
     machines.listed_besides = [(2, False)]
-    assert ask(cluster).whole
+    assert ask(cluster).all_up
     machines.listed[2], machines.listed_besides = False, [(2, True)]
-    assert ask(cluster).whole
+    assert ask(cluster).all_up
 
 
 def test_without_the_head_nobody_knows_who_has_joined(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
@@ -148,7 +148,7 @@ def test_nodes_that_were_started_by_themselves_are_known_by_the_head(
 def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
     node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
     report = status.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
-    assert report.whole
+    assert report.all_up
     assert status_text(report).startswith("a cluster that `rlinf up` did not bring up: 1 node, head 10.0.0.1:6379\n")
     data = status_record(report)
     assert (data["cluster"], data["file"], data["authenticated"]) == (None, None, None)

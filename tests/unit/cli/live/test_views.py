@@ -80,7 +80,7 @@ def test_a_slow_run_is_told_by_the_seconds_of_a_step() -> None:
 
 
 def test_success_at_the_end_is_what_success_means() -> None:
-    assert labels.spelled(labels.headlines(METRICS, "env")) == "success 0.723, return 12.3, length 41.2"
+    assert labels.figures_text(labels.headlines(METRICS, "env")) == "success 0.723, return 12.3, length 41.2"
     assert labels.headlines(METRICS, "eval") == []
 
 
@@ -266,9 +266,9 @@ def test_figures_of_language_models_are_told_where_they_say_something() -> None:
         "train/actor/tokens_per_second": 900.0,
     }
     speeds = "tokens/s 1200, trained tokens/s 900"
-    spelled = labels.spelled(labels.headlines(plain, "env", "rollout"))
+    spelled = labels.figures_text(labels.headlines(plain, "env", "rollout"))
     assert spelled == f"reward 0.5, length 12, truncated 0.1, {speeds}"
 
     stale = {**plain, "rollout/groups_kept": 0.75, "rollout/staleness_mean": 1.2}
-    spelled = labels.spelled(labels.headlines(stale, "env", "rollout"))
+    spelled = labels.figures_text(labels.headlines(stale, "env", "rollout"))
     assert spelled == f"reward 0.5, length 12, truncated 0.1, kept 0.75, staleness 1.2, {speeds}"

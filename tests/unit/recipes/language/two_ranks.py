@@ -112,7 +112,7 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
     return {
         "metrics": figures.means(),
         "tokens": dict(zip(rows, tokens.split(batch.answer_lengths.tolist()), strict=True)),
-        "weights": {name: strategy.whole(value).clone() for name, value in weights.items()},
+        "weights": {name: strategy.full_tensor(value).clone() for name, value in weights.items()},
     }
 
 
