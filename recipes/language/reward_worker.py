@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from recipes.language.answer_group import AnswerGroup, Course
 from recipes.language.batch import RolloutBatch
@@ -38,6 +39,8 @@ class RewardWorker(Worker):
         )
         # Answers that actors are to learn from, by slot, until it is known which of them learns.
         self._kept: dict[int, RolloutBatch] = {}
+        # Kinds of failures that were told in the log; the metrics count them all.
+        self._told: set[str] = set()
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
 
@@ -113,7 +116,9 @@ class RewardWorker(Worker):
             for text, answers, course in zip(group.texts, trajectories, courses, strict=True)
             if course.reward is None
         ]
-        judged = iter(self._scorer.score_all(items) if items else [])
+        scores = self._scorer.score_all(items) if items else []
+        self._warn(scores)
+        judged = iter(scores)
         found: list[Score] = []
         for answers, course in zip(trajectories, courses, strict=True):
             if course.reward is None:
@@ -126,6 +131,18 @@ class RewardWorker(Worker):
                 score = Score(score.reward + credit, score.reason, parts, score.failure)
             found.append(self._without_overlong(score, sum(answer.drawn for answer in answers)))
         return found
+
+    def _warn(self, scores: Sequence[Score]) -> None:
+        """Log the first failure of each kind: a reward function that always raises looks like a model that fails."""
+        for score in scores:
+            if score.failure and score.failure not in self._told:
+                self._told.add(score.failure)
+                self.log_warning(
+                    "an answer could not be scored and gets %g: %s; further ones are counted as reward/failed_%s",
+                    score.reward,
+                    score.reason,
+                    score.failure,
+                )
 
     def _without_overlong(self, score: Score, length: int) -> Score:
         """Return a score less the punishment of an answer near its limit."""
