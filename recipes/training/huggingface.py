@@ -9,6 +9,7 @@ Shared by recipes of language models and of policies that contain one.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
@@ -158,7 +159,10 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
     )
     try:
-        return cast("PeftModel", get_peft_model(model, settings))
+        with warnings.catch_warnings():
+            # peft asks for an attribute that transformers has renamed; nobody who reads of it can change that.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            return cast("PeftModel", get_peft_model(model, settings))
     except ValueError as error:
         raise ConfigError(
             f"LoRA cannot be added to `{type(model).__name__}`",

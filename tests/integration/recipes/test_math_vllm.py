@@ -47,7 +47,7 @@ rollout:
 reward: {{reward_type: exact}}
 data: {{type: sums, rollout_batch_size: 32, max_prompt_length: 24, val_size: 50}}
 algorithm: {{group_size: 8}}
-actor: {{optim: {{lr: 3.0e-4, total_training_steps: 4}}}}
+actor: {{optim: {{lr: 3.0e-4}}}}
 runner: {{seq_length: 32, max_steps: 4, save_interval: 1, val_check_interval: 4, max_restarts: 2}}
 """
 
