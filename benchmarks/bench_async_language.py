@@ -26,10 +26,11 @@ from torch import Tensor
 
 from benchmarks.bench_math import AS_BASELINES
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.rollout_worker import LanguageRolloutWorker
 from recipes.language.sequences import Request, Sequence
 from recipes.math import program
-from rlinf_core import Cluster
+from rlinf_core import Cluster, WorkerReference
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
@@ -161,7 +162,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     given = parser.parse_args()
-    program.LanguageRolloutWorker = SlowRollout  # type: ignore[misc]
+    program.ROLLOUT = WorkerReference[ReasoningRollout](
+        "benchmarks.bench_async_language:SlowRollout", ReasoningRollout, "rollout"
+    )
     times: dict[int, list[float]] = {0: [], 2: []}
     final: dict[int, list[float]] = {0: [], 2: []}
     print(f"{'seed':>4}  {'mode':<12}  {'s/step':>7}  {'first reward':>12}  {'last reward':>11}  {'staleness':>9}")
