@@ -1,10 +1,11 @@
 """Steps per CPU second of each simulator through our adapter, in this process and in another, beside the bare one.
 
-    RLINF_METAWORLD_PYTHON=/opt/venv/metaworld/bin/python python benchmarks/bench_simulators.py [ENV_TYPE ...]
+    RLINF_METAWORLD_PYTHON=/opt/venv/metaworld/bin/python python benchmarks/bench_simulators.py [ENV_TYPE ...] [--few]
 
 `RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
 interpreters, which `rlinf env setup` makes; simulators without one are left out. The three take turns on the same
-copies of the task, with the same actions and without images; CPU seconds are those of both processes. The
+copies of the task, with the same actions and without images; CPU seconds are those of both processes. A chunk is what a
+policy answers an observation with. `--few` leaves out all but four environments and one action at a time. The
 goal is 0.9 of the bare simulator.
 """
 
@@ -24,8 +25,9 @@ TASKS = {
     "robosuite": "Lift",
     "libero": "libero_spatial/0",
 }
-# Environments of a batch: few, and as many as the shipped configurations of Meta-World have.
-SIZES, ROUNDS, CPU_SECONDS, GOAL = (4, 16), 12, 0.5, 0.9
+# Environments of a batch, and actions of a chunk: few, and about what the shipped configurations of Meta-World have.
+SIZES = ((4, 1), (16, 1), (16, 5))
+ROUNDS, CPU_SECONDS, GOAL = 12, 0.5, 0.9
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -40,7 +42,7 @@ def bare_step(simulation: Any) -> Callable[[Any], Any]:
     return plain.env.unwrapped.step if plain is not None else simulation._env.step
 
 
-def measure(env_type: str, num_envs: int) -> None:
+def measure(env_type: str, num_envs: int, chunk: int) -> None:
     """Print the figures of one simulator, in whose interpreter this is."""
     import numpy as np
 
@@ -63,11 +65,12 @@ def measure(env_type: str, num_envs: int) -> None:
     here, apart = made(0), made(1)
     pids = [child._process.pid for child in apart._simulators._children]
     steps = [bare_step(simulation) for simulation in here._simulators.simulations]
-    actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, 1, here.spec.action_size)).astype(np.float32)
+    actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, chunk, here.spec.action_size)).astype(np.float32)
 
     def bare() -> None:
-        for step, action in zip(steps, here._simulators.simulations[0].native(actions[:, 0]), strict=True):
-            step(action)
+        for index in range(chunk):
+            for step, action in zip(steps, here._simulators.simulations[0].native(actions[:, index]), strict=True):
+                step(action)
 
     ways: dict[str, Callable[[], Any]] = {
         "bare": bare,
@@ -87,7 +90,7 @@ def measure(env_type: str, num_envs: int) -> None:
             count, begun, now = 0, cpu_seconds(pids), 0.0
             while now < CPU_SECONDS:
                 step()
-                count, now = count + num_envs, cpu_seconds(pids) - begun
+                count, now = count + num_envs * chunk, cpu_seconds(pids) - begun
             rates[name].append(count / now)
     apart.close()
     here.close()
@@ -96,7 +99,7 @@ def measure(env_type: str, num_envs: int) -> None:
         name: statistics.median(each / bare for each, bare in zip(found, rates["bare"], strict=True))
         for name, found in rates.items()
     }
-    line = f"{env_type:<20} {TASKS[env_type]:<20} {num_envs:4} {statistics.median(rates['bare']):9,.0f}"
+    line = f"{env_type:<20} {TASKS[env_type]:<20} {num_envs:4} {chunk:5} {statistics.median(rates['bare']):9,.0f}"
     for name in ("in the worker", "in its process"):
         line += f" {statistics.median(rates[name]):10,.0f} {ratios[name]:5.2f}"
     print(line, flush=True)
@@ -105,16 +108,18 @@ def measure(env_type: str, num_envs: int) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
-        measure(sys.argv[2], int(sys.argv[3]))
-    print(f"{'env_type':<20} {'task':<20} envs {'bare':>9} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)")
+        measure(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    heads = f"{'bare':>9} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)"
+    print(f"{'env_type':<20} {'task':<20} envs chunk {heads}")
     missed = 0
-    for env_type in sys.argv[1:] or TASKS:
+    named = [word for word in sys.argv[1:] if word != "--few"]
+    for env_type in named or TASKS:
         python = os.environ.get(f"RLINF_{env_type.upper()}_PYTHON")
         if not python:
             print(f"{env_type:<20} {TASKS[env_type]:<20} no interpreter is named")
             continue
-        for num_envs in SIZES:
-            command = [python, __file__, "--inside", env_type, str(num_envs)]
+        for size in SIZES[:1] if "--few" in sys.argv else SIZES:
+            command = [python, __file__, "--inside", env_type, *map(str, size)]
             ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             lines = [line for line in ended.stdout.splitlines() if line.startswith(env_type)]
             print(*lines or [f"{env_type}: failed"], sep="\n", flush=True)

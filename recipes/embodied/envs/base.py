@@ -110,6 +110,9 @@ class VectorEnv(ABC):
     def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
         """Continue the episodes of which `_save` returned `state`; the rows are those of this batch."""
 
+    def _foresee(self, actions: NDArray[Any]) -> None:  # noqa: B027 - most gain nothing by it
+        """Learn the actions [B, C, A] that `_advance` will be given, each as long as its episode goes on."""
+
     def expert(self) -> FloatArray | None:
         """Return actions of a scripted expert in the present states, float32 [B, A].
 
@@ -277,6 +280,8 @@ class VectorEnv(ABC):
         # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
         some_rest = bool(resting.any())
         executed = ExecutedActions(actions, self.intervention) if self.reports_actions else None
+        if executed is None and self.judge is None and self.watcher is None:
+            self._foresee(actions)
         for index in range(chunk):
             active = ~resting
             rows = np.flatnonzero(active) if some_rest else None

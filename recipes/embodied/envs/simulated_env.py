@@ -102,6 +102,15 @@ class SimulatedEnv(VectorEnv):
             self._actions[row].clear()
         self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
 
+    def _foresee(self, actions: NDArray[Any]) -> None:
+        chunk, limit = actions.shape[1], self.max_episode_steps
+        # Where numbers that are not finite end an episode, only the next step tells whether there is another.
+        if chunk == 1 or self.settings.on_nonfinite == "skip":
+            return
+        steps = np.full(self.num_envs, chunk) if limit is None else np.minimum(limit - self._episodes.steps, chunk)
+        steps[self._episodes.resting] = 0
+        self._simulators.foresee(actions, steps, ends=not self.settings.ignore_terminations)
+
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         stepped: list[int] | None = None if rows is None else rows.tolist()
         if self.settings.resumable:

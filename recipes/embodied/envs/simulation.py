@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from recipes.embodied.envs.types import BoolArray, EnvSpec, FloatArray, Observation
+from recipes.embodied.envs.types import BoolArray, EnvSpec, FloatArray, IntArray, Observation
 from rlinf_core import ConfigError
 from rlinf_core.registry import Registry
 
@@ -190,6 +190,16 @@ class Simulators(Protocol):
         """
         ...
 
+    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+        """Take the actions of the next calls of `step` beforehand.
+
+        Args:
+            actions: [B, C, A]; `step` is given `actions[:, 0]` next, for those environments that have not ended.
+            steps: int64 [B], how many of them an environment is stepped with at most; 0: it rests.
+            ends: an environment that terminates is not stepped any further; one that is truncated never is.
+        """
+        ...
+
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
         ...
@@ -325,6 +335,31 @@ class SimulationBatch:
             outcomes.write(row, self.simulations[row].step(native[row]))
             self._stale[row] = True
         return outcomes
+
+    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+        """Do nothing: here a step costs no message."""
+
+    def step_chunk(
+        self, actions: NDArray[Any], steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool
+    ) -> None:
+        """Carry out a chunk of actions, one environment after the other; see `Simulators.foresee`.
+
+        Args:
+            actions: [C, B, A].
+            steps: how many of them each environment carries out at most.
+            outcomes: where the results of each action are written.
+            ends: whether an environment that terminates is done.
+        """
+        for row, count in enumerate(steps):
+            simulation = self.simulations[row]
+            for action, written in zip(simulation.native(actions[:count, row]), outcomes, strict=False):
+                if self._alive is not None:
+                    self._alive(row, "stepping")
+                outcome = simulation.step(action)
+                written.write(row, outcome)
+                self._stale[row] = True
+                if outcome.truncated or (ends and outcome.terminated):
+                    break
 
     def refresh(self) -> list[int]:
         """Look again at the environments that have changed; return which."""

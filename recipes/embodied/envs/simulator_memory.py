@@ -44,18 +44,19 @@ class Pulse:
         return count, row, OPERATIONS[operation]
 
 
-def _table(spec: EnvSpec, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and type of every array, by name."""
+def _table(spec: EnvSpec, count: int, chunk: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and type of every array, by name; observations stay where they are when chunks become longer."""
     action = np.float32 if spec.num_choices is None else np.int64
     table: dict[str, tuple[tuple[int, ...], Any]] = {
-        "rewards": ((count,), np.float32),
-        "flags": ((4, count), np.bool_),
-        "actions": ((count, spec.action_size), action),
+        f"seen {name}": ((count, *shape), np.dtype(kind))
+        for name, (shape, kind) in spec.observations.items()
+        if name != INSTRUCTIONS  # texts come with the answers
     }
-    for name, (shape, kind) in spec.observations.items():
-        if name != INSTRUCTIONS:  # texts come with the answers
-            table[f"seen {name}"] = ((count, *shape), np.dtype(kind))
-    return table
+    return table | {
+        "rewards": ((chunk, count), np.float32),
+        "flags": ((chunk, 4, count), np.bool_),
+        "actions": ((chunk, count, spec.action_size), action),
+    }
 
 
 def _bytes(shape: tuple[int, ...], kind: Any) -> int:
@@ -63,9 +64,9 @@ def _bytes(shape: tuple[int, ...], kind: Any) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def memory_bytes(spec: EnvSpec, count: int) -> int:
-    """Return the size of the memory for `count` environments."""
-    return HEAD_BYTES + sum(_bytes(*each) for each in _table(spec, count).values())
+def memory_bytes(spec: EnvSpec, count: int, chunk: int) -> int:
+    """Return the size of the memory for `count` environments and `chunk` actions of each."""
+    return HEAD_BYTES + sum(_bytes(*each) for each in _table(spec, count, chunk).values())
 
 
 class SharedArrays:
@@ -75,16 +76,17 @@ class SharedArrays:
         memory: of `memory_bytes`.
         spec: of the environments.
         count: how many there are, B.
+        chunk: actions of each that there is room for, C.
 
     Attributes:
-        actions: [B, A].
+        actions: [C, B, A].
         observations: by name, without texts.
     """
 
-    def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int) -> None:
+    def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int, chunk: int) -> None:
         found: dict[str, NDArray[Any]] = {}
         offset = HEAD_BYTES
-        for name, (shape, kind) in _table(spec, count).items():
+        for name, (shape, kind) in _table(spec, count, chunk).items():
             found[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
             offset += _bytes(shape, kind)
         self._rewards, self._flags = found["rewards"], found["flags"]
@@ -93,13 +95,15 @@ class SharedArrays:
             name.removeprefix("seen "): array for name, array in found.items() if name.startswith("seen ")
         }
 
-    def outcomes_of(self, rows: slice) -> Outcomes:
-        """Return the results of some environments, where they are written."""
-        return Outcomes(self._rewards[rows], *self._flags[:, rows])
+    def outcomes_of(self, rows: slice) -> list[Outcomes]:
+        """Return the results of some environments for each action, where they are written."""
+        return [
+            Outcomes(rewards[rows], *flags[:, rows]) for rewards, flags in zip(self._rewards, self._flags, strict=True)
+        ]
 
-    def copied_outcomes(self) -> Outcomes:
-        """Return a copy of the results of the last step."""
-        return Outcomes(self._rewards.copy(), *self._flags.copy())
+    def copied_outcomes(self, index: int = 0) -> Outcomes:
+        """Return a copy of the results of an action."""
+        return Outcomes(self._rewards[index].copy(), *self._flags[index].copy())
 
     def clear_outcomes(self) -> None:
         """Set the results of all environments to 0, before a step of some of them."""

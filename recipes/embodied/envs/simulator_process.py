@@ -80,10 +80,10 @@ class SimulatorProcess:
             "control_hz": facts.control_hz,
         }
 
-    def _map(self, size: int, count: int) -> None:
-        arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count)
+    def _map(self, size: int, count: int, chunk: int) -> None:
+        arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count, chunk)
         own = slice(self._first, self._first + len(self.batch.simulations))
-        self._actions = arrays.actions[own]
+        self._actions = arrays.actions[:, own]
         self._outcomes = arrays.outcomes_of(own)
         self._observations = {name: array[own] for name, array in arrays.observations.items()}
 
@@ -93,8 +93,13 @@ class SimulatorProcess:
 
     def _step(self, rows: list[int] | None, observed: bool) -> dict[int, str]:
         own = None if rows is None else [row - self._first for row in rows]
-        self.batch.step(own, self._actions, outcomes=self._outcomes)
+        self.batch.step(own, self._actions[0], outcomes=self._outcomes[0])
         return self._observe() if observed else {}
+
+    def _chunk(self, steps: list[int], ends: bool) -> dict[int, str]:
+        """Carry out so many actions of each environment, fewer where its episode ends, and look at all of them."""
+        self.batch.step_chunk(self._actions, steps, self._outcomes, ends=ends)
+        return self._observe()
 
     def _observe(self) -> dict[int, str]:
         """Write the observations that have changed; return the texts among them that have, by row."""
@@ -111,7 +116,7 @@ class SimulatorProcess:
         """Write the actions of the experts in the place of those that are carried out; return whether there are any."""
         found = self.batch.expert()
         if found is not None:
-            self._actions[:] = found
+            self._actions[0] = found
         return found is not None
 
     def _alive(self, row: int, operation: str) -> None:

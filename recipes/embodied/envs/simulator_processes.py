@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -29,7 +30,7 @@ from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.simulation import BatchFacts, BatchRequest, Outcomes, Start
 from recipes.embodied.envs.simulator_lines import Lines
 from recipes.embodied.envs.simulator_memory import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
-from recipes.embodied.envs.types import EnvSpec, Observation
+from recipes.embodied.envs.types import EnvSpec, IntArray, Observation
 from rlinf_core import ConfigError, RuntimeFailure, WorkerDiedError
 
 _MODULE: Final = "recipes.embodied.envs.simulator_process"
@@ -47,6 +48,12 @@ _EXPERT: Final[_Command] = ("expert", {})
 _STEP: Final[Mapping[bool, _Command]] = {
     observed: ("step", {"rows": None, "observed": observed}) for observed in (False, True)
 }
+
+
+@lru_cache(maxsize=64)
+def _chunk(steps: tuple[int, ...], ends: bool) -> _Command:
+    """Return the command to carry out a chunk: most are equal to the one before, and an equal object is sent as is."""
+    return ("chunk", {"steps": steps, "ends": ends})
 
 
 class SimulatorDiedError(WorkerDiedError):
@@ -103,16 +110,24 @@ class SimulatorProcesses:
         limits = [each["max_episode_steps"] for each in made if each["max_episode_steps"] is not None]
         tasks = [task for each in made for task in each["tasks"]]
         self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"], made[0]["control_hz"])
-        size = memory_bytes(spec, count)
-        os.ftruncate(self._memory, size)
-        self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count)
         self._texts = np.array([""] * count)
         # Processes whose environments have changed since they were last looked at.
         self._unseen = set(range(len(self._children)))
-        self._all([("map", {"size": size, "count": count})] * len(self._children))
+        # Results of actions that were carried out before `step` asks for them.
+        self._ahead: deque[Outcomes] = deque()
+        self._make_room(1)
+
+    def _make_room(self, chunk: int) -> None:
+        """Map memory for so many actions of each environment."""
+        spec, count = self.facts.spec, len(self.facts.tasks)
+        size = memory_bytes(spec, count, chunk)
+        os.ftruncate(self._memory, size)
+        self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count, chunk)
+        self._all([("map", {"size": size, "count": count, "chunk": chunk})] * len(self._children))
 
     def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
         """Begin episodes."""
+        self._ahead.clear()
         by_row = dict(zip(rows, starts, strict=True))
         dealt = self._dealt(rows)
         self._look(
@@ -121,7 +136,9 @@ class SimulatorProcesses:
 
     def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
         """Carry out actions; see `Simulators`."""
-        self._arrays.actions[:] = actions
+        if self._ahead:
+            return self._ahead.popleft()
+        self._arrays.actions[0] = actions
         if rows is None:
             commands: list[_Command | None] = [_STEP[observed]] * len(self._children)
         else:
@@ -133,6 +150,17 @@ class SimulatorProcesses:
             self._unseen.update(number for number, command in enumerate(commands) if command)
             self._all(commands)
         return self._arrays.copied_outcomes()
+
+    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+        """Carry out a chunk now, by one message to each process instead of one for each action."""
+        chunk = actions.shape[1]
+        if len(self._arrays.actions) < chunk:
+            self._make_room(chunk)
+        self._arrays.actions[:chunk] = actions.swapaxes(0, 1)
+        self._arrays.clear_outcomes()
+        each: list[int] = steps.tolist()
+        self._look([_chunk(tuple(each[child.rows.start : child.rows.stop]), ends) for child in self._children])
+        self._ahead = deque(self._arrays.copied_outcomes(index) for index in range(chunk))
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
@@ -146,7 +174,7 @@ class SimulatorProcesses:
     def expert(self) -> NDArray[Any] | None:
         """Return the actions of the experts; see `Simulators`."""
         found = self._all([_EXPERT] * len(self._children))
-        return self._arrays.actions.copy() if all(found) else None
+        return self._arrays.actions[0].copy() if all(found) else None
 
     def pictures(self, rows: Sequence[int]) -> None:
         """Return nothing: of simulators in processes of their own only cameras are seen."""

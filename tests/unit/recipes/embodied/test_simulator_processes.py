@@ -72,22 +72,43 @@ def test_processes_do_as_one_process_does(closed: Any) -> None:
     assert envs[0].knows_success
 
 
-def test_a_chunk_and_what_is_seen_after_it_take_a_message_for_each_action(closed: Any) -> None:
-    env = closed(made(1))
-    env.reset()
+def told(env: FakeEnv) -> list[str]:
+    """Return a list of the commands that the first simulator process will be sent."""
     child = env._simulators._children[0]
     sent: list[str] = []
     send = child.send
     child.send = lambda command: (sent.append(command[0]), send(command))
-    env.step(np.zeros((3, 2, 2), np.float32))
-    assert sent == ["step", "step"]
+    return sent
+
+
+def test_a_chunk_and_what_is_seen_after_it_take_one_message(closed: Any) -> None:
+    env = closed(made(1))
+    env.reset()
+    sent = told(env)
+    env.step(np.zeros((3, 1, 2), np.float32))
+    assert sent == ["step"]
+    env.step(np.zeros((3, 1, 2), np.float32))
     sent.clear()
-    # The limit of 5 steps comes before the end of the chunk: what was seen last is asked for, then all begin again.
+    # The limit of 5 steps comes before the end of the chunk; all begin again.
     result = env.step(np.zeros((3, 4, 2), np.float32))
-    assert sent == ["step", "step", "step", "observe", "reset"]
+    assert sent == ["map", "chunk", "reset"]
+    sent.clear()
+    env.step(np.zeros((3, 4, 2), np.float32))
+    assert sent == ["chunk"]
     assert result.final_observations is not None
     assert result.final_observations["states"][:, 1].tolist() == [5, 5, 5]
     assert result.observations["states"][:, 1].tolist() == [0, 0, 0]
+
+
+def test_a_chunk_is_told_action_by_action_to_whoever_looks_at_each(closed: Any) -> None:
+    env = closed(made(1))
+    env.reset()
+    seen: list[int] = []
+    env.watcher = lambda *_: seen.append(int(env.look(np.arange(1))["images.main"].max()))
+    sent = told(env)
+    env.step(np.zeros((3, 2, 2), np.float32))
+    assert seen == [1, 2]
+    assert "chunk" not in sent
 
 
 def test_what_only_some_environments_do_is_seen(closed: Any) -> None:
