@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.no_effect import AGENT
+from recipes.agent.tool_config import HttpToolConfig
 from recipes.language.config import (
     SYMBOLS,
     LanguageActorConfig,
@@ -33,7 +34,7 @@ from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 AGENTS: Final = ("tool_agent",)
-TOOLS: Final = ("calculator", "search", "python")
+TOOLS: Final = ("calculator", "search", "python", "http")
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
 _MARKS: Final = ("calculator", "search", "result")
@@ -104,6 +105,13 @@ class AgentWorkerConfig(ConfigModel):
             because=("tools",),
         ),
         NoEffect(
+            ("http",),
+            lambda agent, sizes: "http" not in agent.tools,
+            "`tools` has no `http`",
+            "remove it, or write `tools: [http]`",
+            because=("tools",),
+        ),
+        NoEffect(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools,
             "there are no `tools`",
@@ -119,8 +127,8 @@ class AgentWorkerConfig(ConfigModel):
     )
     tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
         default=("calculator",),
-        description="Tools: calculator, search, python (in a sandbox), or `package.module:function`, from text to text,"
-        " async or not.",
+        description="Tools: calculator, search, python (in a sandbox), http (to listed hosts), or"
+        " `package.module:function`, from text to text, async or not.",
     )
     tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
     timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
@@ -133,6 +141,9 @@ class AgentWorkerConfig(ConfigModel):
     search_results: Count = Field(default=1, description="Documents that `search` shows.")
     python_memory_mib: Annotated[int, Field(ge=64)] = Field(
         default=256, description="Memory that each process of a program of `python` may have, in MiB."
+    )
+    http: HttpToolConfig = Field(
+        default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
     )
 
 
@@ -206,8 +217,19 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
     for number, tool in enumerate(agent.tools):
         if ":" in tool:
             check_import(config, ("agent", "tools", number), tool, "agent", report)
-    if "search" not in agent.tools:
-        return
+    if "http" in agent.tools and not agent.http.allow:
+        report(
+            blame(config, ("agent", "http", "allow"), ("agent", "tools")),
+            "conflicting-settings",
+            "`http` may ask the hosts of `agent.http.allow` alone, and that lists none",
+            "write `agent.http.allow: [HOST, ...]`",
+        )
+    if "search" in agent.tools:
+        _check_search(config, report)
+
+
+def _check_search(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
     if agent.corpus_path is None and config.data.source != "lookups":
         report(
             blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),

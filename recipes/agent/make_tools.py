@@ -39,6 +39,11 @@ def _tool(name: str, config: AgentConfig) -> Tool:
         path = config.agent.corpus_path
         documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
         return Search(documents, config.agent.search_results)
+    if name == "http":
+        # For the processes that reach out: its libraries take memory that others have a use for.
+        from recipes.agent.tools.http import Http
+
+        return Http(config.agent.http.allow, config.agent.tool_timeout, config.agent.http.max_bytes)
     found = import_target(name, "tool")
     if not callable(found):
         raise ConfigError(f"tool `{name}` is no function", help="name a function from text to text")

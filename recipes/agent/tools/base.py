@@ -50,10 +50,10 @@ class FunctionTool(Tool):
         """See `Tool`."""
         if inspect.iscoroutinefunction(self._function):
             return str(await cast("Awaitable[str]", self._function(argument)))
-        return str(await _in_thread(cast("Callable[[str], str]", self._function), argument))
+        return str(await in_thread(cast("Callable[[str], str]", self._function), argument))
 
 
-async def _in_thread(function: Callable[[str], str], argument: str) -> str:
+async def in_thread(function: Callable[[str], str], argument: str) -> str:
     """Return what a function returns in a daemon thread; pools would fill up with functions that hang."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[str] = loop.create_future()

@@ -1,0 +1,35 @@
+"""Sections of tools that reach out of the job: servers over HTTP, and MCP servers that are started."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+from recipes.agent.tools.allow_list import parse_allowed
+from rlinf_core import ConfigModel
+from rlinf_core.config.sections.values import Count
+from rlinf_core.scalars import Text, problem
+
+_HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"
+
+
+def _allowed(text: str) -> str:
+    """Return an entry of the list of hosts as it is written."""
+    try:
+        parse_allowed(text)
+    except ValueError as error:
+        raise problem("bad-value", f"`{text}` is no host: {error}", help=_HOSTS) from None
+    return text.strip()
+
+
+class HttpToolConfig(ConfigModel):
+    """The tool `http`."""
+
+    allow: tuple[Annotated[Text, AfterValidator(_allowed)], ...] = Field(
+        default=(),
+        description="The only hosts that may be asked: `HOST`, `*.HOST` for all below it, an address or a network, with"
+        " `https://` before it for that alone, and `:PORT` behind it for another port than 80 and 443. Private"
+        " addresses are reached only where they are listed themselves.",
+    )
+    max_bytes: Count = Field(default=65536, description="Bytes of an answer that are read.")

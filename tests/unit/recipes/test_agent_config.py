@@ -1,0 +1,33 @@
+"""The agent recipe's file: what does not fit together is found before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+FILE = (
+    "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
+    "    actor,rollout,reward,agent: {node_group: node, placement: 0}\n"
+)
+HTTP = FILE + "agent:\n  tools: [http]\n  http:\n    allow: "
+
+
+def test_a_cluster_is_enough(findings: Any) -> None:
+    assert findings(FILE) == []
+
+
+def test_http_needs_hosts(findings: Any) -> None:
+    found = findings(FILE + "agent:\n  tools: [http]\n", messages=True)
+    assert [(each[0], each[3]) for each in found] == [
+        ("conflicting-settings", "write `agent.http.allow: [HOST, ...]`"),
+    ]
+    assert [each[0] for each in findings(HTTP + "[]")] == ["conflicting-settings"]
+    assert findings(HTTP + "[api.example.org, https://*.example.org, '10.0.0.0/8']") == []
+
+
+@pytest.mark.parametrize("host", ["ftp://example.org", "https://example.org/path", "example.org:99999", "'*'"])
+def test_hosts_that_are_none(findings: Any, host: str) -> None:
+    found = findings(HTTP + f"[example.org, {host}]", messages=True)
+    assert [each[:2] for each in found] == [("bad-value", host)]
+    assert "is no host" in found[0][2]
