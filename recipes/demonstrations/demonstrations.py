@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.demonstrations.statistics import PictureStatistics, Statistics, of_numbers
 
 Rows = NDArray[np.int64]
@@ -92,6 +93,18 @@ class Demonstrations:
         """E."""
         return len(self.bounds) - 1
 
+    @property
+    def shape(self) -> DatasetShape:
+        """Sizes of the rows."""
+        return DatasetShape(
+            self.where,
+            self.fps,
+            self.actions.shape[1],
+            self.actions.dtype.kind in "iu",
+            0 if self.states is None else self.states.shape[1],
+            {name: camera.shape for name, camera in self.cameras.items()},
+        )
+
     def rows_of(self, episode: int) -> Rows:
         """Return the rows of an episode."""
         return np.arange(int(self.bounds[episode]), int(self.bounds[episode + 1]))
@@ -158,7 +171,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
     if len(parts) == 1:
         return first
     for other in parts[1:]:
-        _check_alike(first, other)
+        check_alike(first.shape, other.shape)
     offsets = np.cumsum([0, *(len(each) for each in parts)])
     tasks = tuple(dict.fromkeys(task for each in parts for task in each.tasks))
     task_of = [np.array([tasks.index(task) for task in each.tasks])[each.task_of] for each in parts]
@@ -191,23 +204,6 @@ def _interventions(parts: Sequence[Demonstrations]) -> NDArray[np.bool_] | None:
         return None
     found = [np.ones(len(each), np.bool_) if each.interventions is None else each.interventions for each in parts]
     return np.concatenate(found)
-
-
-def _check_alike(first: Demonstrations, other: Demonstrations) -> None:
-    state_sizes = [None if each.states is None else each.states.shape[1] for each in (first, other)]
-    shapes = [{name: camera.shape for name, camera in each.cameras.items()} for each in (first, other)]
-    for what, one, two in (
-        ("rows in a second (fps)", first.fps, other.fps),
-        ("numbers in an action", first.actions.shape[1], other.actions.shape[1]),
-        ("numbers in a state", *state_sizes),
-        ("cameras", *shapes),
-    ):
-        if one != two:
-            raise DatasetError(
-                f"the data sets have other {what}: {two}, and `{first.where}` has {one}",
-                where=other.where,
-                help="learn from data sets of one kind at a time",
-            )
 
 
 class _OneBehindTheOther(Camera):

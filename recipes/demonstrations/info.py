@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.shape import DatasetShape
 
 VERSION: Final = "v3.0"
 INFO: Final = "meta/info.json"
 STATISTICS: Final = "meta/stats.json"
 TASKS: Final = "meta/tasks.parquet"
 EPISODES: Final = "meta/episodes"
+EPISODES_FILES: Final = f"{EPISODES}/*/*.parquet"
+DATA_FILES: Final = "data/*/*.parquet"
 DATA_PATH: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH: Final = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -84,6 +88,28 @@ class DatasetInfo:
     def cameras(self) -> dict[str, Feature]:
         """Features whose rows are pictures, by name."""
         return {name: each for name, each in self.features.items() if each.is_camera}
+
+    def shape(self, where: str, state_keys: Sequence[str] = ()) -> DatasetShape:
+        """Return the sizes of the rows, with states that are made up of some features.
+
+        Raises:
+            DatasetError: there is no such feature, or no `action`.
+        """
+        keys = state_keys or [key for key in (STATE,) if key in self.features]
+        missing = [key for key in (ACTION, *keys) if key not in self.features]
+        if missing:
+            known = ", ".join(f"`{each}`" for each in self.features)
+            raise DatasetError(f"the data set has no `{missing[0]}`", where=where, help=f"it has {known}")
+        action = self.features[ACTION]
+        seen = {name: each.shape for name, each in self.cameras.items() if name.startswith(IMAGES)}
+        return DatasetShape(
+            where,
+            self.fps,
+            prod(action.shape),
+            action.dtype.startswith(("int", "uint")),
+            sum(prod(self.features[key].shape) for key in keys),
+            {name.removeprefix(IMAGES): cast("tuple[int, int, int]", shape) for name, shape in seen.items()},
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the file."""

@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.errors import DatasetError, needed
+from recipes.demonstrations.files import WHOLE
 from recipes.demonstrations.info import (
     ACTION,
+    DATA_FILES,
+    EPISODES,
+    EPISODES_FILES,
     IMAGES,
     INTERVENTION,
     REWARD,
@@ -26,8 +30,6 @@ from recipes.demonstrations.info import (
 )
 from recipes.demonstrations.pictures import decoded, read_video
 from recipes.demonstrations.statistics import Statistics
-
-_WHOLE = "copy the data set again, whole"
 
 
 def read_lerobot(folder: Path, state_keys: Sequence[str] = (STATE,)) -> Demonstrations:
@@ -49,7 +51,7 @@ def read_lerobot(folder: Path, state_keys: Sequence[str] = (STATE,)) -> Demonstr
             f"the data set says that it has {info.total_frames} rows of {info.total_episodes} episodes, and"
             f" {len(table)} rows of {len(episodes)} are there",
             where=str(folder),
-            help=_WHOLE,
+            help=WHOLE,
         )
     _check_times(folder, info, table)
     actions = _numbers(folder, table, info, ACTION)
@@ -109,7 +111,7 @@ def _read(path: Path) -> Any:
     """Return a Parquet file as a table of Arrow, or raise by its name."""
     parquet = needed("pyarrow.parquet", "a LeRobotDataset")
     if not path.is_file():
-        raise DatasetError("a file of the data set is missing", where=str(path), help=_WHOLE)
+        raise DatasetError("a file of the data set is missing", where=str(path), help=WHOLE)
     try:
         return parquet.read_table(str(path), partitioning=None)
     except Exception as error:  # pyarrow has no common base of its errors
@@ -117,14 +119,14 @@ def _read(path: Path) -> Any:
             "a file of the data set cannot be read",
             where=str(path),
             why=f"{type(error).__name__}: {error}".splitlines()[0],
-            help=_WHOLE,
+            help=WHOLE,
         ) from error
 
 
 def _episodes(folder: Path, info: DatasetInfo) -> list[dict[str, Any]]:
-    files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
+    files = sorted(folder.glob(EPISODES_FILES))
     if not files:
-        raise DatasetError("the list of episodes is missing", where=str(folder / "meta" / "episodes"), help=_WHOLE)
+        raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
     rows: list[dict[str, Any]] = []
     for file in files:
         table = _read(file)
@@ -136,19 +138,19 @@ def _episodes(folder: Path, info: DatasetInfo) -> list[dict[str, Any]]:
             raise DatasetError(
                 f"the file with the rows of episode {row['episode_index']} is missing",
                 where=str(folder / path),
-                help=_WHOLE,
+                help=WHOLE,
             )
     return rows
 
 
 def _table(folder: Path, info: DatasetInfo) -> Any:
     arrow = needed("pyarrow", "a LeRobotDataset")
-    tables = [_read(file) for file in sorted((folder / "data").glob("*/*.parquet"))]
+    tables = [_read(file) for file in sorted(folder.glob(DATA_FILES))]
     names = [name for name, each in info.features.items() if each.dtype != "video"]
     for table in tables:
         missing = [name for name in (*names, "index", "task_index", "timestamp") if name not in table.column_names]
         if missing:
-            raise DatasetError(f"the rows have no column `{missing[0]}`", where=str(folder), help=_WHOLE)
+            raise DatasetError(f"the rows have no column `{missing[0]}`", where=str(folder), help=WHOLE)
     return arrow.concat_tables(tables).sort_by("index")
 
 
@@ -217,7 +219,7 @@ def _camera(
             raise DatasetError(
                 f"the video of episode {row['episode_index']}, camera `{name.removeprefix(IMAGES)}`, is missing",
                 where=str(files[-1][0]),
-                help=_WHOLE,
+                help=WHOLE,
             )
     return _VideoCamera(shape, name, files, bounds, info.fps)
 
@@ -241,7 +243,7 @@ class _EncodedCamera(Camera):
                     f"the picture in row {row}, `{self._name}`, cannot be decoded",
                     where=self._where,
                     why=str(error),
-                    help=_WHOLE,
+                    help=WHOLE,
                 ) from error
             found[place] = _of_shape(picture, self.shape, self._where, self._name)
         return found
@@ -283,7 +285,7 @@ class _VideoCamera(Camera):
                 )
             pictures.append(_of_shape(picture, self.shape, str(file), self._name))
         if len(pictures) < last - first + 1:
-            raise DatasetError(f"the video ends before frame {last} of episode {episode}", where=str(file), help=_WHOLE)
+            raise DatasetError(f"the video ends before frame {last} of episode {episode}", where=str(file), help=WHOLE)
         found[places] = np.stack(pictures)[frames - first]
 
 

@@ -1,6 +1,7 @@
 """Facts about environments before a run: their observations and limits, and whether they can be made at all.
 
-Environments of Gymnasium are made once, in this process. Classes of a user's own are only looked for, not imported.
+Environments of our own and of Gymnasium are made once, in this process. Classes of a user's own are only looked for,
+not imported.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.types import EnvSpec
 
 
 class EnvFacts(NamedTuple):
@@ -20,6 +24,8 @@ class EnvFacts(NamedTuple):
         max_episode_steps: its own limit; None: not known, or it has none.
         problem: why it cannot be made, if it cannot.
         help: what to do about that.
+        spec: of its observations and actions; None: not known, sizes that are not known: 0.
+        control_hz: actions in a second; None: not known.
     """
 
     has_states: bool | None = None
@@ -27,10 +33,12 @@ class EnvFacts(NamedTuple):
     max_episode_steps: int | None = None
     problem: str | None = None
     help: str | None = None
+    spec: EnvSpec | None = None
+    control_hz: float | None = None
 
 
 def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
-    """Make an environment of Gymnasium or panda-gym, and return what it says of itself."""
+    """Make an environment that takes a moment to make, and return what it says of itself."""
     return _made(env_type, task, json.dumps(dict(options), sort_keys=True, default=str))
 
 
@@ -48,6 +56,7 @@ def _made(env_type: str, task: str, options: str) -> EnvFacts:
         return EnvFacts(problem=f"`{task}` cannot be made: {type(error).__name__}: {error}")
     try:
         spec = env.spec
-        return EnvFacts(spec.state_size > 0, bool(spec.cameras), env.max_episode_steps)
+        limit, rate = env.max_episode_steps, env.control_hz
+        return EnvFacts(spec.state_size > 0, bool(spec.cameras), limit, spec=spec, control_hz=rate)
     finally:
         env.close()

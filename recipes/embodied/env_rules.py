@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts
-from recipes.embodied.env_types import DRIVEN, ENV_TYPES, has_ids, how_to_install, is_robot, is_simulator
+from recipes.embodied.env_types import DRIVEN, ENV_TYPES, EnvType, has_ids, how_to_install, is_robot, is_simulator
 from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.embodied.intervention_rules import check_judge
@@ -42,6 +42,32 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
         return EnvFacts() if isinstance(options, ValidationError) else EnvFacts(True, bool(options.cameras))
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
+
+
+def sizes_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+    """Return what data and weights have to fit, `spec` and `control_hz`, as far as it can be known here.
+
+    An environment that takes no package of its own is made.
+    """
+    kind = environments.env_type
+    known = ENV_TYPES.get(kind)
+    if known is None or known.robot is not None:
+        return EnvFacts()
+    if is_simulator(kind):
+        options = _options(environments)
+        return EnvFacts() if isinstance(options, ValidationError) else _sizes_of_simulator(known, options)
+    task = environments.task or next(iter(known.tasks), None)
+    if task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
+        return EnvFacts()
+    return env_facts(kind, task, environments.options)
+
+
+def _sizes_of_simulator(known: EnvType, options: SimulatorOptions) -> EnvFacts:
+    from recipes.embodied.envs.types import EnvSpec
+
+    cameras = {str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras}
+    rate: float | None = getattr(options, "control_freq", known.control_hz)
+    return EnvFacts(spec=EnvSpec(0, known.action_size, cameras=cameras), control_hz=rate)
 
 
 def check_environments(

@@ -27,6 +27,8 @@ class EnvType(NamedTuple):
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
             worker's own process.
         install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
+        action_size, control_hz: of one that is not made to be asked, where all of its tasks have the same: numbers in
+            an action, and actions in a second; else 0 and None.
     """
 
     target: str
@@ -39,6 +41,8 @@ class EnvType(NamedTuple):
     task: str | None = None
     install: str | None = None
     processes: int | None = None
+    action_size: int = 0
+    control_hz: float | None = None
 
 
 def _simulator(
@@ -49,6 +53,8 @@ def _simulator(
     package: str | None = None,
     install: str | None = None,
     processes: int | None = 1,
+    action_size: int = 0,
+    control_hz: float | None = None,
 ) -> EnvType:
     """Return the entry of a simulator; `package` is its module where that is not called like our adapter."""
     options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
@@ -62,6 +68,8 @@ def _simulator(
         task=task,
         install=install,
         processes=processes,
+        action_size=action_size,
+        control_hz=control_hz,
     )
 
 
@@ -79,8 +87,8 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     "gymnasium_vector": EnvType(
         f"{_FOLDER}.gymnasium_vector:GymnasiumVectorEnv", module="gymnasium", observes=None, max_episode_steps=None
     ),
-    "libero": _simulator("libero", "LiberoEnv", "libero_spatial"),
-    "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3"),
+    "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0),
+    "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
     "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),
     "maniskill": _simulator(

@@ -20,7 +20,7 @@ from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import options_of_simulator
 from recipes.embodied.env_types import is_simulator
 from recipes.embodied.filming import Footage
-from recipes.embodied.models.normalization import FILE_NAME
+from recipes.embodied.model_folders import STATISTICS
 from recipes.embodied.videos import few_of_each, nothing_to_see, write_videos
 from recipes.training.checkpoint import ACTOR
 from recipes.training.statistics import mean, wilson_interval
@@ -84,7 +84,7 @@ def evaluate(
         "checkpoint": {
             "step": open_checkpoint(checkpoint).step,
             "sha256": digest(sorted((checkpoint / ACTOR).rglob("*")), checkpoint),
-            "statistics_sha256": digest([checkpoint / FILE_NAME], checkpoint),
+            "statistics_sha256": digest([checkpoint / STATISTICS], checkpoint),
         },
         "environment": {
             "env_type": environments.env_type,

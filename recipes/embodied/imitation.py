@@ -10,16 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.demonstrations.demonstrations import Camera, Demonstrations
+from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.load import load_demonstrations
+from recipes.embodied.data_fit import check_fits
 from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.models.normalization import Normalization, Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from recipes.embodied.data_config import DemonstrationsConfig
     from recipes.embodied.models.base import BasePolicy
 
@@ -52,7 +51,7 @@ class ImitationData:
         self.spec = spec or spec_of(data)
         self._chunk = chunk
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
-        named = check_fits(data, self.spec, config.cameras)
+        named = check_fits(data.shape, self.spec, config.cameras)
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
         self._imitated = (
             balanced_rows(self.demonstrations)
@@ -171,49 +170,3 @@ def spec_of(data: Demonstrations) -> EnvSpec:
         cameras={name: camera.shape for name, camera in data.cameras.items()},
         has_instructions=True,
     )
-
-
-def check_fits(data: Demonstrations, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the data set's camera for each of the environment's.
-
-    Raises:
-        DatasetError: actions, states or pictures are others than the environment's.
-    """
-    states = 0 if data.states is None else data.states.shape[1]
-    for what, found, needed in (
-        ("numbers in an action", data.actions.shape[1], spec.action_size),
-        ("numbers in a state", states, spec.state_size or states),
-    ):
-        if found != needed:
-            raise DatasetError(
-                f"the data set has {found} {what}, and the environment {needed}",
-                where=data.where,
-                help="it is of another environment, or of another way to control the robot; `data.state_keys` chooses"
-                " what the states are",
-            )
-    if (data.actions.dtype.kind in "iu") != (spec.num_choices is not None):
-        raise DatasetError("the data set's actions are of another kind than the environment's", where=data.where)
-    return {camera: _camera(data, camera, shape, named, spec) for camera, shape in spec.cameras.items()}
-
-
-def _camera(
-    data: Demonstrations, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
-) -> str:
-    only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
-    found = named.get(camera) or (camera if camera in data.cameras else only)
-    if found is None or found not in data.cameras:
-        known = ", ".join(f"`{each}`" for each in data.cameras) or "none"
-        raise DatasetError(
-            f"the data set has no camera `{found or camera}`",
-            where=data.where,
-            help=f"it has {known}; `data.cameras` says which one is the environment's `{camera}`",
-        )
-    theirs: Camera = data.cameras[found]
-    if theirs.shape != shape:
-        raise DatasetError(
-            f"pictures of `{found}` are {theirs.shape[0]} x {theirs.shape[1]}, and the environment's"
-            f" {shape[0]} x {shape[1]}",
-            where=data.where,
-            help="give the environment's cameras the size of the data set's",
-        )
-    return found

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from recipes.embodied.no_effect import SMALL_MODELS
 from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, FolderFault, fault_of_model, read_object, require_folder
+from recipes.sections.model_folders import (
+    SETTINGS,
+    FolderFault,
+    fault_of_model,
+    fault_of_weights,
+    read_object,
+    require_folder,
+)
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 # Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
 DESCRIPTION: Final = "policy.json"
 WEIGHTS: Final = "model.safetensors"
+STATISTICS: Final = "normalization.json"
 SHARDS: Final = "actor"
 # What config.json may call a folder's architecture, as `model_type` in transformers' words or `type` in lerobot's.
 # `vlm_policy` takes those with one picture to one row of `pixel_values`, and a causal language model behind a
@@ -115,4 +123,15 @@ def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderF
         return FolderFault(
             f"the policy folder `{folder}` has no weights: it lacks `{WEIGHTS}`", "copy the whole folder"
         )
-    return None
+    return fault_of_weights(folder / WEIGHTS) or fault_of_statistics(folder)
+
+
+def fault_of_statistics(folder: FilePath) -> FolderFault | None:
+    """Return that the statistics of a policy are missing, where it was trained with some; None: they are not."""
+    if read_object(folder / DESCRIPTION).get("statistics") is None or os.path.isfile(folder / STATISTICS):
+        return None
+    return FolderFault(
+        f"the policy's statistics are missing: `{folder}` has no `{STATISTICS}`, and it was trained on normalized"
+        " states and actions",
+        "copy the folder again, whole, from where the policy was trained",
+    )

@@ -56,7 +56,8 @@ def record(
         device_options: of it, besides those of `env.train.intervention` where that names the same source.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
-        fps: rows in a second; None: `env.train.video_cfg.fps`.
+        fps: rows in a second; None: the actions in a second of the environment, where these are known, else
+            `env.train.video_cfg.fps`.
         tell: is told how it goes.
 
     Returns:
@@ -70,7 +71,6 @@ def record(
     check_new(folder)
     config = cast("EmbodiedConfig", job.config)
     environments = config.env.train
-    rate = fps or environments.video_cfg.fps
     tried = kept = frames = successes = 0
     knows_success = False
     starts: list[dict[str, int]] = []
@@ -78,6 +78,7 @@ def record(
     intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         features = features_of(collection.spec, video=video, interventions=device is not None)
+        rate = fps or round(collection.facts["control_hz"] or environments.video_cfg.fps)
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
+from recipes.embodied.checkpoint_rules import check_load_path
 from recipes.embodied.config import (
     COMPONENTS,
     EmbodiedConfig,
@@ -12,7 +13,7 @@ from recipes.embodied.config import (
     resets_each_pass,
     uses_values,
 )
-from recipes.embodied.data_config import check_data
+from recipes.embodied.data_rules import check_data
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, declares, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
@@ -38,9 +39,6 @@ from recipes.sections.imports import check_import
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
-# Folder of the actor's weights in a checkpoint.
-ACTOR = "actor"
-
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report what does not fit together in a file of this recipe."""
@@ -53,7 +51,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_robots_used(config, report)
     check_options(config, report)
     check_folders(config.runner, report)
-    check_load_path(config.actor.checkpoint_load_path, report)
+    check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
@@ -78,19 +76,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
             _check_observations(config, section, environments, report)
 
 
-def check_load_path(path: str | None, report: Report) -> None:
-    """Report a checkpoint to start from that is not there."""
-    from os.path import isdir, join
-
-    if path is not None and not isdir(join(path, ACTOR)):
-        report(
-            ("actor", "checkpoint_load_path"),
-            "unusable-path",
-            f"`{path}` is no checkpoint of this recipe: it has no folder `{ACTOR}`",
-            "name a `global_step_N` folder in the `checkpoints` of a run",
-        )
-
-
 def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
     """Require demonstrations where their loss has a weight."""
     if config.algorithm.bc_weight and not config.data.train_data_paths:
@@ -101,7 +86,7 @@ def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
             "write `data.train_data_paths`; `rlinf record` makes some",
             about=[("data", "train_data_paths")],
         )
-    check_data(config.data, report)
+    check_data(config, config.env.train, report)
 
 
 def _evaluates(config: EmbodiedConfig) -> bool:

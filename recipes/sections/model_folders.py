@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
 
 SETTINGS = "config.json"
+# Bytes that safetensors itself allows.
+_MOST_HEADER: Final = 100_000_000
 
 
 class FolderFault(NamedTuple):
@@ -34,11 +36,36 @@ def fault_of_model(folder: Path) -> FolderFault | None:
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return FolderFault(f"`{folder}` lacks `{missing[0]}`{others}", "copy all files of the weights there")
-    if not any(folder.glob("*.safetensors")):
+    files = sorted(folder / each for each in shards) or sorted(folder.glob("*.safetensors"))
+    if not files:
         return FolderFault(
             f"the model folder `{folder}` has no weights: there is no *.safetensors file in it",
             "copy the weights there; files that have to be unpickled (*.bin) are not read",
         )
+    return next((fault for fault in map(fault_of_weights, files) if fault is not None), None)
+
+
+def fault_of_weights(file: Path) -> FolderFault | None:
+    """Return why a file cannot be whole weights, by the header of safetensors; no tensor is read."""
+    copy = "copy the file again"
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, 2)
+            opened.seek(0)
+            length = int.from_bytes(opened.read(8), "little")
+            begin = opened.read(length) if length <= min(size, _MOST_HEADER) else b""
+    except OSError as error:
+        return FolderFault(f"the weights `{file}` cannot be read: {error.strerror}", copy)
+    if not size:
+        return FolderFault(f"the weights `{file}` are an empty file", copy)
+    try:
+        header: Any = json.loads(begin)
+        ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return FolderFault(f"`{file}` is no safetensors file, or only the beginning of one", copy)
+    whole = 8 + length + max(ends, default=0)
+    if whole != size:
+        return FolderFault(f"the weights `{file}` have {size} bytes, and {whole} by their header", copy)
     return None
 
 

@@ -7,12 +7,13 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.embodied.check_options import check_options
+from recipes.embodied.checkpoint_rules import check_load_path
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
-from recipes.embodied.data_config import DemonstrationsConfig, check_data
+from recipes.embodied.data_config import DemonstrationsConfig
+from recipes.embodied.data_rules import check_data
 from recipes.embodied.env_rules import check_environments
 from recipes.embodied.model_folders import check_model_folder
 from recipes.embodied.no_effect import SFT
-from recipes.embodied.rules import check_load_path
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -105,7 +106,9 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_loggers(config.runner, report)
     check_folders(config.runner, report)
     check_options(config, report)
-    check_load_path(config.actor.checkpoint_load_path, report)
+    acts = evaluates(config) and config.data.target == "actions"
+    environments = config.env.eval if acts else None
+    check_load_path(config, environments, report)
     check_model_folder(config, report)
     if not config.data.train_data_paths:
         report(
@@ -114,7 +117,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
             "recipe `sft` learns from demonstrations, and none are named",
             "name LeRobotDataset folders or HDF5 files; `rlinf record` makes some",
         )
-    check_data(config.data, report)
+    check_data(config, environments, report)
     _check_batches(config, world_sizes.get("actor") or 1, report)
     if ":" in config.actor.model.model_type:
         check_import(config, ("actor", "model", "model_type"), config.actor.model.model_type, "actor", report)

@@ -58,7 +58,7 @@ def record(
             "--fps",
             metavar="N",
             min=1,
-            help="Rows in a second; by default `env.train.video_cfg.fps`.",
+            help="Rows in a second; by default as many as the environment takes actions, where it tells.",
             show_default=False,
         ),
     ] = None,

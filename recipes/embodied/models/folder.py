@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.model_folders import DESCRIPTION, SHARDS, WEIGHTS
-from recipes.embodied.models.normalization import FILE_NAME, Normalization
+from recipes.embodied.model_folders import DESCRIPTION, SHARDS, STATISTICS, WEIGHTS
+from recipes.embodied.models.normalization import Normalization
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _check_statistics(folder: Path, found: Normalization) -> None:
     is_missing = found == Normalization()
     raise ConfigError(
         "the policy's statistics are missing" if is_missing else "the statistics are not those of the policy",
-        where=str(folder / FILE_NAME),
+        where=str(folder / STATISTICS),
         why="it was trained on normalized states and actions, and would act on others without them",
         help="copy the folder again, whole, from where the policy was trained",
     )

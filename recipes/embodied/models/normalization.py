@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recipes.embodied.model_folders import STATISTICS
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     pass
 
-FILE_NAME: Final = "normalization.json"
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
 SCHEMES: Final = ("mean_std", "quantile")
 # A number that hardly varies is shifted, and not blown up.
@@ -141,7 +141,7 @@ class Normalization:
 
     def save(self, folder: Path) -> None:
         """Write `normalization.json` into a folder."""
-        (folder / FILE_NAME).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        (folder / STATISTICS).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Normalization | None:
@@ -150,7 +150,7 @@ class Normalization:
         Raises:
             ConfigError: the file is not one of `save`.
         """
-        path = folder / FILE_NAME
+        path = folder / STATISTICS
         if not path.is_file():
             return None
         try:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.load import load_demonstrations
+from recipes.embodied.data_fit import check_fits
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec, Observation
-from recipes.embodied.imitation import check_fits
 from recipes.embodied.messages import INTERVENTIONS
 from recipes.embodied.off_policy.rollout_worker import NEXT
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
@@ -135,7 +135,7 @@ def demonstrations_buffer(
     """
     whole = load_demonstrations(config.train_data_paths, config.state_keys)
     data = whole.chosen(config.episodes) if config.episodes else whole
-    named = check_fits(whole, spec, config.cameras)
+    named = check_fits(whole.shape, spec, config.cameras)
     if data.rewards is None or data.successes is None:
         raise DatasetError(
             "the demonstrations have no rewards: `next.reward` and `next.success` are missing",

@@ -13,15 +13,18 @@ from recipes.embodied.model_folders import require_model_folder
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
 
-PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": None}
-SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": None}
+# A header of safetensors and one number.
+_HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(4)
+PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": WEIGHTS}
+SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": WEIGHTS}
 
 
 def written(folder: Path, files: dict[str, Any]) -> Path:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("" if content is None else json.dumps(content))
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
 
 
@@ -54,11 +57,26 @@ def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: di
         ("vlm_policy", PI0, "`vlm_policy` cannot use the `pi0`"),
         ("smolvla", PI0, "`smolvla` cannot use the `pi0`"),
         ("pi0", {"config.json": {"model_type": "pi0"}}, "has no weights"),
-        ("pi0", {"model.safetensors": None}, "has no config.json"),
+        ("pi0", {"model.safetensors": WEIGHTS}, "has no config.json"),
         ("pi0", SAVED, "is a `mlp_policy`, and `model_type` is `pi0`"),
         ("mlp_policy", {"policy.json": {"model": {"model_type": "mlp_policy"}}}, "it lacks `model.safetensors`"),
         ("mlp_policy", PI0, "holds no policy"),
-        ("mlp_policy", {**SAVED, "actor/weights": None}, "is a checkpoint of a run"),
+        *(
+            (model_type, {**files, "model.safetensors": content}, words)
+            for model_type, files in (("pi0", PI0), ("mlp_policy", SAVED))
+            for content, words in (
+                (b"", "are an empty file"),
+                (WEIGHTS[:-1], f"have {len(WEIGHTS) - 1} bytes, and {len(WEIGHTS)} by their header"),
+                (WEIGHTS[:20], "is no safetensors file"),
+                (b"version https://git-lfs.github.com/spec/v1", "is no safetensors file"),
+            )
+        ),
+        (
+            "mlp_policy",
+            {**SAVED, "policy.json": {**SAVED["policy.json"], "statistics": "abc"}},
+            "statistics are missing",
+        ),
+        ("mlp_policy", {**SAVED, "actor/weights": b""}, "is a checkpoint of a run"),
     ],
 )
 @pytest.mark.parametrize("config", ["franka_vision_ppo", "franka_vision_sft"])

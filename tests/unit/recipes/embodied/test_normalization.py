@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.embodied.models.normalization import FILE_NAME, Normalization, Scheme, Statistics
+from recipes.embodied.model_folders import STATISTICS
+from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
 from rlinf_core.errors import ConfigError
 
 ROWS = np.random.default_rng(0).normal([1.0, -2.0, 5.0], [0.5, 3.0, 0.0], size=(2000, 3))
@@ -64,7 +65,7 @@ def test_statistics_of_another_environment_are_refused() -> None:
 )
 def test_a_broken_file_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     normalization().save(tmp_path)
-    path = tmp_path / FILE_NAME
+    path = tmp_path / STATISTICS
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ConfigError, match=r"normalization\.json` holds no statistics"):
         Normalization.load(tmp_path)
@@ -72,7 +73,7 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path, change: dict[str, Any]
 
 def test_a_row_short_of_a_number_is_refused(tmp_path: Path) -> None:
     normalization().save(tmp_path)
-    path = tmp_path / FILE_NAME
+    path = tmp_path / STATISTICS
     data = json.loads(path.read_text())
     data["states"]["std"].pop()
     path.write_text(json.dumps(data))

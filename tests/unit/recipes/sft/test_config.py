@@ -1,4 +1,4 @@
-"""The file of recipe `sft`."""
+"""The file of recipe `sft`, `recipes.sft.config`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlinf_cli.lint.load import load_with_lint
 
 @pytest.fixture
 def codes(tmp_path: Path) -> Any:
-    features = {"observation.state": Feature("float32", (2,)), "action": Feature("float32", (1,))}
-    with DatasetWriter(tmp_path / "set", 10, features) as writer:
+    features = {"observation.state": Feature("float32", (21,)), "action": Feature("float32", (8,))}
+    with DatasetWriter(tmp_path / "set", 20, features) as writer:
         writer.add({name: np.zeros((3, *each.shape), np.float32) for name, each in features.items()}, "do it")
 
     def found(*overrides: str) -> list[str]:

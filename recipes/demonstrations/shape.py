@@ -1,0 +1,48 @@
+"""Sizes of a data set: what those that are learned from together agree in, and what an environment has to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from recipes.demonstrations.errors import DatasetError
+
+
+class DatasetShape(NamedTuple):
+    """Sizes of a data set's rows.
+
+    Attributes:
+        where: the file or folder.
+        fps: rows in a second; None: it does not say.
+        action_size: numbers in an action.
+        choices: whether an action is a choice, a whole number.
+        state_size: numbers in a state; 0 without states.
+        cameras: (H, W, 3) by name.
+    """
+
+    where: str
+    fps: int | None
+    action_size: int
+    choices: bool
+    state_size: int
+    cameras: Mapping[str, tuple[int, int, int]]
+
+
+def check_alike(first: DatasetShape, other: DatasetShape) -> None:
+    """Check that two data sets can be learned from together.
+
+    Raises:
+        DatasetError: they differ in their rate, their cameras, or the size of actions or states.
+    """
+    for what, one, two in (
+        ("rows in a second (fps)", first.fps, other.fps),
+        ("numbers in an action", first.action_size, other.action_size),
+        ("numbers in a state", first.state_size, other.state_size),
+        ("cameras", dict(first.cameras), dict(other.cameras)),
+    ):
+        if one != two:
+            raise DatasetError(
+                f"the data sets have other {what}: {two}, and `{first.where}` has {one}",
+                where=other.where,
+                help="learn from data sets of one kind at a time",
+            )

@@ -1,0 +1,110 @@
+"""Rules about `actor.checkpoint_load_path`, `recipes.embodied.checkpoint_rules`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.lint.load import load_with_lint
+
+MODEL = {"model_type": "mlp_policy", "num_action_chunks": 1, "hidden_dim": 128}
+# Of `franka_kin`, task `pick`.
+SIZES = {"state_size": 21, "action_size": 8}
+AT = ("actor", "checkpoint_load_path")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "global_step_5"
+    (folder / "actor").mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / "actor" / name).write_text("weights")
+    describe(folder)
+    files = {f"actor/{each.name}": 7 for each in (folder / "actor").iterdir()}
+    (folder / "manifest.json").write_text(json.dumps({"schema": "rlinf.checkpoint/1", "files": files}))
+    return folder
+
+
+def describe(folder: Path, *, statistics: str | None = None, sizes: dict[str, Any] | None = None, **model: Any) -> None:
+    said = {"model": MODEL | model, "observations_and_actions": SIZES | (sizes or {}), "statistics": statistics}
+    (folder / "policy.json").write_text(json.dumps(said))
+
+
+def told(folder: Path, *overrides: str, config: str = "laptop") -> list[tuple[str, str]]:
+    named = f"actor.checkpoint_load_path={folder}"
+    job = load_with_lint(config, [named, *overrides], environ={})
+    return [(each.code, each.message) for each in job.diagnostics if each.path == AT]
+
+
+@pytest.mark.parametrize("config", ["laptop", "sft_laptop"])
+def test_a_checkpoint_that_fits_is_well(checkpoint: Path, config: str) -> None:
+    assert told(checkpoint, config=config) == []
+    # One of an earlier version, or copied in part, may not say what it is.
+    (checkpoint / "policy.json").unlink()
+    (checkpoint / "manifest.json").unlink()
+    assert told(checkpoint, config=config) == []
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("content", [None, "", "half"])
+def test_weights_that_are_not_whole_are_named(checkpoint: Path, name: str, content: str | None) -> None:
+    file = checkpoint / "actor" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    ((code, message),) = told(checkpoint)
+    assert code == "unusable-path"
+    assert "is not whole" in message
+    assert f"actor/{name}" in message
+
+
+def test_an_empty_folder_of_weights_is_no_checkpoint(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+    for each in (checkpoint / "actor").iterdir():
+        each.unlink()
+    ((code, message),) = told(checkpoint)
+    assert (code, "lacks `actor/.metadata`" in message) == ("unusable-path", True)
+    (checkpoint / "actor").rmdir()
+    ((code, message),) = told(checkpoint)
+    assert (code, "is no checkpoint of this recipe" in message) == ("unusable-path", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"model_type": "flow_policy"}, "has `model_type: flow_policy`, and `actor.model.model_type` is mlp_policy"),
+        ({"hidden_dim": 64}, "has `hidden_dim: 64`, and `actor.model.hidden_dim` is 128"),
+        ({"num_action_chunks": 5}, "has `num_action_chunks: 5`, and `actor.model.num_action_chunks` is 1"),
+    ],
+)
+def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict[str, Any], words: str) -> None:
+    describe(checkpoint, **model)
+    ((code, message),) = told(checkpoint)
+    assert code == "conflicting-settings"
+    assert words in message
+    assert str(checkpoint) in message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"action_size": 4}, "has 4 numbers in an action, and `env_type: franka_kin` has 8"),
+        ({"state_size": 39}, "has 39 numbers in a state, and `env_type: franka_kin` has 21"),
+    ],
+)
+def test_a_checkpoint_of_another_environment_is_refused(checkpoint: Path, sizes: dict[str, Any], words: str) -> None:
+    describe(checkpoint, sizes=sizes)
+    ((code, message),) = told(checkpoint)
+    assert (code, words in message) == ("conflicting-settings", True)
+
+
+def test_statistics_that_the_policy_was_trained_with_are_missed(checkpoint: Path) -> None:
+    describe(checkpoint, statistics="abc")
+    ((code, message),) = told(checkpoint)
+    assert (code, "statistics are missing" in message) == ("unusable-path", True)
+    (checkpoint / "normalization.json").write_text("{}")
+    assert told(checkpoint) == []

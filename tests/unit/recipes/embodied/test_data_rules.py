@@ -1,0 +1,147 @@
+"""Rules of `data`, `recipes.embodied.data_rules`: what `rlinf validate` tells of demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.demonstrations.info import Feature
+from recipes.demonstrations.writer import DatasetWriter
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_core.config.diagnostics import Diagnostic
+
+# Of `franka_kin`, task `pick`.
+STATES, ACTIONS, RATE = 21, 8, 20
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(
+        name: str = "set", *, states: int = STATES, actions: int = ACTIONS, fps: int = RATE, **more: Any
+    ) -> str:
+        features = {
+            "observation.state": Feature("float32", (states,)),
+            "action": Feature(more.get("action_type", "float32"), (actions,)),
+            **{
+                f"observation.images.{camera}": Feature("image", shape)
+                for camera, shape in more.get("cameras", {}).items()
+            },
+        }
+        with DatasetWriter(tmp_path / name, fps, features) as writer:
+            kinds = {name: np.uint8 if each.is_camera else each.dtype for name, each in features.items()}
+            writer.add({name: np.zeros((3, *each.shape), kinds[name]) for name, each in features.items()}, "do it")
+        return str(tmp_path / name)
+
+    return written
+
+
+def found(paths: str, *overrides: str, config: str = "sft_laptop") -> list[Diagnostic]:
+    job = load_with_lint(config, [f"data.train_data_paths={paths}", *overrides], environ={})
+    return [each for each in job.diagnostics if each.code != "no-effect"]
+
+
+def told(found: list[Diagnostic]) -> tuple[str, str, str]:
+    assert len(found) == 1, found
+    return found[0].severity.name, found[0].code, found[0].message
+
+
+def test_data_of_the_environment_are_well(write: Write) -> None:
+    assert found(write()) == []
+    assert found(f"[{write('one')},{write('two')}]") == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"actions": 4}, "the data set has 4 numbers in an action, and the environment 8"),
+        ({"actions": 9}, "the data set has 9 numbers in an action, and the environment 8"),
+        ({"states": 20}, "the data set has 20 numbers in a state, and the environment 21"),
+        ({"action_type": "int64"}, "actions are of another kind"),
+    ],
+)
+@pytest.mark.parametrize("config", ["sft_laptop", "laptop"])
+def test_data_of_another_environment_are_an_error(write: Write, sizes: dict[str, Any], words: str, config: str) -> None:
+    path = write(**sizes)
+    severity, code, message = told(
+        found(path, *(["algorithm.bc_weight=0.1"] if config == "laptop" else []), config=config)
+    )
+    assert (severity, code) == ("ERROR", "dataset-mismatch")
+    assert words in message
+    assert path in message
+    assert "`env_type: franka_kin`" in message
+
+
+def test_pictures_of_another_size_are_an_error(write: Write) -> None:
+    seen = ("env.train.env_type=franka_vision", "env.train.task=touch", "actor.model.model_type=cnn_policy")
+    path = write(states=10, actions=3, cameras={"main": (48, 48, 3)})
+    assert "48 x 48, and the environment's 32 x 32" in told(found(path, *seen))[2]
+    assert found(path, *seen, "env.train.options={image_size: 48}") == []
+
+
+def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> None:
+    severity, code, message = told(found(write(fps=10)))
+    assert (severity, code) == ("WARNING", "dataset-mismatch")
+    assert "10 rows in a second" in message
+    assert "20 actions in a second" in message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"actions": 8, "fps": 80}, "has 8 numbers in an action, and the environment 4"),
+        ({"actions": 4, "fps": 20}, "takes 80 actions in a second"),
+        ({"actions": 4, "fps": 80}, None),
+    ],
+)
+def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[str, Any], words: str | None) -> None:
+    press = ("env.train={env_type: metaworld, task: reach-v3}", "env.eval={}")
+    messages = [each.message for each in found(write(states=39, **sizes), *press) if each.code == "dataset-mismatch"]
+    assert (messages == []) if words is None else (words in messages[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"fps": 30}, "other rows in a second (fps): 30"),
+        ({"actions": 7}, "other numbers in an action: 7"),
+        ({"states": 16}, "other numbers in a state: 16"),
+        ({"cameras": {"main": (32, 32, 3)}}, "other cameras"),
+    ],
+)
+def test_data_sets_that_differ_are_an_error(write: Write, other: dict[str, Any], words: str) -> None:
+    first, second = write("one"), write("two", **other)
+    diagnostics = found(f"[{first},{second}]")
+    severity, code, message = told(diagnostics)
+    assert (severity, code) == ("ERROR", "dataset-mismatch")
+    assert words in message
+    assert first in message
+    assert second in message
+    assert diagnostics[0].path == ("data", "train_data_paths", 1)
+
+
+def test_without_environments_data_are_what_they_are(write: Write) -> None:
+    place = "cluster.component_placement"
+    alone = (f"~{place}.'actor,rollout,env'", f"{place}.actor={{node_group: node, placement: 0}}")
+    assert found(write(actions=4, fps=50), *alone) == []
+
+
+def test_damaged_files_are_an_error_with_their_name(write: Write, tmp_path: Path) -> None:
+    path = write()
+    rows = tmp_path / "set" / "data" / "chunk-000" / "file-000.parquet"
+    rows.write_bytes(rows.read_bytes()[:-20])
+    severity, code, message = told(found(path))
+    assert (severity, code) == ("ERROR", "unusable-path")
+    assert str(rows) in message
+    rows.unlink()
+    assert "there is no Parquet file in it" in told(found(path))[2]
+    (tmp_path / "demo.hdf5").write_bytes(b"no such thing")
+    assert "no HDF5 file" in told(found(str(tmp_path / "demo.hdf5")))[2]
+
+
+def test_a_feature_that_is_not_there_is_named(write: Write) -> None:
+    assert "has no `observation.joints`" in told(found(write(), "data.state_keys=[observation.joints]"))[2]
