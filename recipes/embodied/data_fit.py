@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.shape import DatasetShape
-from recipes.embodied.envs.types import EnvSpec
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.types import EnvSpec
 
 
 def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:

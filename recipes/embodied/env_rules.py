@@ -51,21 +51,22 @@ def sizes_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
     """
     kind = environments.env_type
     known = ENV_TYPES.get(kind)
-    if known is None or known.robot is not None:
+    if known is None:
         return EnvFacts()
-    if is_simulator(kind):
-        options = _options(environments)
-        return EnvFacts() if isinstance(options, ValidationError) else _sizes_of_simulator(known, options)
+    if is_simulator(kind) or known.robot is not None:
+        options = _options(environments) if is_simulator(kind) else None
+        return EnvFacts() if isinstance(options, ValidationError) else _sizes_unmade(known, options)
     task = environments.task or next(iter(known.tasks), None)
     if task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
         return EnvFacts()
     return env_facts(kind, task, environments.options)
 
 
-def _sizes_of_simulator(known: EnvType, options: SimulatorOptions) -> EnvFacts:
+def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
     from recipes.embodied.envs.types import EnvSpec
 
-    cameras = {str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras}
+    size, seen = (options.image_size, options.cameras) if options is not None else (0, ())
+    cameras = {str(camera): (size, size, 3) for camera in seen}
     rate: float | None = getattr(options, "control_freq", known.control_hz)
     return EnvFacts(spec=EnvSpec(0, known.action_size, cameras=cameras), control_hz=rate)
 

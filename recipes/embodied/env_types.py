@@ -79,7 +79,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     "franka_vision": EnvType(
         f"{_FOLDER}.franka_vision:FrankaVisionEnv", ("touch",), observes=("states", "images.main", "instructions")
     ),
-    "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka"),
+    "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", action_size=7),
     "robot": EnvType(f"{_FOLDER}.driven_robot:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
     "gymnasium": EnvType(
         f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None, processes=0

@@ -35,6 +35,7 @@ def save(
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
+    _complete(optimizer)
     model, state = get_state_dict(policy, optimizer, options=_options())
     with _explained(
         "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
@@ -92,6 +93,20 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
             raise ValueError(f"it has no weight `{missing[0]}`")
         state_dict_loader.load({"model": kept}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
         policy.load_state_dict(kept, strict=False)
+
+
+def _complete(optimizer: torch.optim.Optimizer) -> None:
+    """Give weights that no loss has reached yet, as values in imitation, the state that their first step begins with.
+
+    Who reads the checkpoint has a state of every weight, and looks for each.
+    """
+    known = next(iter(optimizer.state.values()), None)
+    for weight in [each for group in optimizer.param_groups for each in group["params"]] if known else ():
+        if not optimizer.state[weight]:
+            # Steps are counted by a number, the rest is of the weight's shape.
+            optimizer.state[weight] = {
+                name: torch.zeros_like(weight if value.dim() else value) for name, value in known.items()
+            }
 
 
 def _options() -> StateDictOptions:

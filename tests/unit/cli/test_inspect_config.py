@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from recipes.demonstrations.info import Feature
 from recipes.demonstrations.writer import DatasetWriter
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_rules import sizes_of
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.recording import features_of
 from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.job.load import load_job
 
 Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
@@ -51,10 +55,14 @@ def test_null_and_empty_defaults_are_shown_on_demand(cli: Cli, mixed: Path) -> N
     assert origin(cli("inspect", "config", mixed, "--all").out, "head_address") == "default"
 
 
-def _record(folder: Path) -> None:
-    features = {"observation.state": Feature("float32", (2,)), "action": Feature("float32", (1,))}
-    with DatasetWriter(folder, 10, features) as writer:
-        writer.add({name: np.zeros((3, *each.shape), np.float32) for name, each in features.items()}, "do it")
+def _record(folder: Path, name: str) -> None:
+    """Write demonstrations of the environment of a file."""
+    config = cast("EmbodiedConfig", load_job(name, environ={}).config)
+    facts = sizes_of(config, config.env.eval)
+    features = features_of(facts.spec or EnvSpec(2, 1))
+    with DatasetWriter(folder, round(facts.control_hz or 20), features) as writer:
+        kinds = {name: np.uint8 if each.is_camera else each.dtype for name, each in features.items()}
+        writer.add({name: np.zeros((3, *each.shape), kinds[name]) for name, each in features.items()}, "do it")
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
@@ -67,7 +75,7 @@ def test_the_text_is_yaml_of_the_same_job(
     monkeypatch.chdir(tmp_path)
     named = YAML(typ="safe", pure=True).load(shipped_configs()[name]).get("data", {}).get("train_data_paths")
     if str(named).startswith("demonstrations/"):
-        _record(Path(named))
+        _record(Path(named), name)
     first = cli("inspect", "config", name, *form)
     if first.code:
         pytest.fail(first.err)

@@ -13,6 +13,7 @@ from recipes.language.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import ConfigError
+from tests.unit.recipes.weights_file import WEIGHTS
 
 NODE = "{node_group: node, placement: 0}"
 LAPTOP = f"recipe: math\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,reward: {NODE}\n"
@@ -255,11 +256,11 @@ def test_packages_that_this_python_lacks(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return the folder of a model with all that is looked at before a run; its weights are none."""
+    """Return the folder of a model with all that is looked at before a run; its weights are one number."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"vocab_size": 3}')
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}')
     return folder
 

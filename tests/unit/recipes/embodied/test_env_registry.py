@@ -9,6 +9,7 @@ import pytest
 
 from recipes.embodied.env_types import ENV_TYPES, how_to_install
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
@@ -65,3 +66,7 @@ def test_environments_need_neither_torch_nor_ray(kind: str) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'gymnasium')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_table_says_how_large_the_actions_of_an_arm_are() -> None:
+    assert ENV_TYPES["franka_robot"].action_size == SPEC.action_size

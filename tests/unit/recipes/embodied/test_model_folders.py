@@ -12,10 +12,8 @@ import pytest
 from recipes.embodied.model_folders import require_model_folder
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
+from tests.unit.recipes.weights_file import WEIGHTS
 
-# A header of safetensors and one number.
-_HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(4)
 PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": WEIGHTS}
 SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": WEIGHTS}
 

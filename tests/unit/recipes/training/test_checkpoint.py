@@ -32,6 +32,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert state.state_dict()["state"][0]["step"] == 4
 
 
+def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> None:
+    policy, optimizer = trained(3)
+    idle = torch.nn.Linear(3, 1)
+    both = torch.nn.ModuleList((policy, idle))
+    optimizer.add_param_group({"params": list(idle.parameters())})
+    checkpoint.save(tmp_path, both, optimizer, version=1)
+    other = torch.nn.ModuleList((torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)))
+    state = torch.optim.Adam(other[0].parameters())
+    state.add_param_group({"params": list(other[1].parameters())})
+    checkpoint.load(tmp_path, other, state)
+    steps = [float(each["step"]) for each in state.state_dict()["state"].values()]
+    assert steps == [1, 1, 0, 0]
+
+
 def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
     (tmp_path / checkpoint.ACTOR).write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written") as caught:

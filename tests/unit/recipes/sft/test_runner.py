@@ -1,0 +1,154 @@
+"""The loop of recipe `sft`, `recipes.sft.runner`: what it asks of which workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.sft import runner as module
+from recipes.sft.config import SftConfig
+from recipes.sft.runner import SftRunner
+from rlinf_core import Channel, RunFolder, RunRecord
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from tests.unit.recipes.sft.conftest import ALONE
+
+SPEC = EnvSpec(21, 8)
+
+
+class Done:
+    """A call that is answered."""
+
+    def __init__(self, *by_rank: Any) -> None:
+        self._by_rank = list(by_rank)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        return self._by_rank
+
+
+class Group:
+    """A worker group that notes what it is asked for."""
+
+    def __init__(self, name: str, calls: list[tuple[Any, ...]], answers: dict[str, tuple[Any, ...]]) -> None:
+        self.worker_group_name, self.world_size = name, len(answers.get("ranks", (0,)))
+        self._calls, self._answers = calls, answers
+
+    def __getattr__(self, method: str) -> Callable[..., Done]:
+        def call(*given: Any) -> Done:
+            self._calls.append((self.worker_group_name, method, *given))
+            return Done(*self._answers.get(method, (None,)))
+
+        return call
+
+    def memory_peaks(self) -> Done:
+        return Done()
+
+    def shutdown(self) -> None:
+        self._calls.append((self.worker_group_name, "shutdown"))
+
+
+class Loop:
+    """A loop over such groups, and what was asked of them."""
+
+    def __init__(self, config: SftConfig, folder: RunFolder, record: RunRecord, *, evaluates: bool) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        two = ({"actor/bc_loss": 1.0}, {"actor/bc_loss": 3.0})
+        groups: dict[str, Any] = {
+            "actor": Group("actor", self.calls, {"ranks": (0, 1), "learn": two, "load_checkpoint": (7, 7)})
+        }
+        if evaluates:
+            groups["rollout"] = Group("rollout", self.calls, {})
+            groups["env"] = Group("env", self.calls, {"init_worker": (SPEC,), "evaluate": ({"return": (6.0, 3)},)})
+        self.folder = folder
+        self.runner = SftRunner(config, groups, record)
+
+    def asked(self, method: str) -> list[tuple[Any, ...]]:
+        return [each for each in self.calls if each[1] == method]
+
+
+@pytest.fixture
+def loop(
+    config_of: Callable[..., SftConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Loop]]:
+    create = Channel.create
+    monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
+    for each in ("recipes.sft.runner", "rlinf_core.runners.runner"):
+        monkeypatch.setattr(f"{each}.wait_together", lambda *calls: [call.wait() for call in calls])
+    records: list[RunRecord] = []
+
+    def made(*overrides: str, evaluates: bool = True) -> Loop:
+        config = config_of(f"runner.logger.log_path={tmp_path / 'runs'}", *overrides, *(() if evaluates else ALONE))
+        folder = RunFolder.create(config.runner, "sft")
+        records.append(RunRecord(folder, MetricsWriter(folder.metrics_file), lambda event: None))
+        return Loop(config, folder, records[-1].__enter__(), evaluates=evaluates)
+
+    yield made
+    for record in records:
+        record.__exit__(None, None, None)
+
+
+def test_environments_say_what_the_policy_is_made_for(loop: Callable[..., Loop]) -> None:
+    made = loop()
+    made.runner.init_workers()
+    ((*_, layout, spec),) = made.asked("init_actor")
+    assert spec == SPEC
+    assert (layout.actors, layout.rollouts, layout.envs) == (2, 1, 1)
+    assert ("rollout", "init_worker", layout, SPEC) in made.calls
+
+
+def test_without_environments_the_data_say_it(loop: Callable[..., Loop]) -> None:
+    made = loop(evaluates=False)
+    made.runner.init_workers()
+    ((*_, spec),) = made.asked("init_actor")
+    assert spec is None
+    assert made.runner.evaluate_policy(1) is None
+
+
+def test_a_run_learns_and_evaluates_in_turn(loop: Callable[..., Loop]) -> None:
+    made = loop(
+        "runner.val_check_interval=2", "runner.max_steps=4", "runner.save_interval=-1", "runner.val_before_train=false"
+    )
+    made.runner.init_workers()
+    made.runner.run()
+    order = [(method, *rest) for group, method, *rest in made.calls if method in ("learn", "sync_model_to_rollout")]
+    assert order == [
+        ("learn", 1),
+        ("learn", 2),
+        ("sync_model_to_rollout",),
+        ("learn", 3),
+        ("learn", 4),
+        ("sync_model_to_rollout",),
+    ]
+    metrics = read_metrics(made.folder.metrics_file)
+    # The mean over the ranks of the actor.
+    assert {each.metrics["actor/bc_loss"] for each in metrics if "actor/bc_loss" in each.metrics} == {2.0}
+    assert made.runner.weight_version == 4
+
+
+def test_weights_are_sent_once_for_each_version(loop: Callable[..., Loop]) -> None:
+    made = loop()
+    made.runner.init_workers()
+    for _ in range(2):
+        made.runner.evaluate_policy(0)
+    assert len(made.asked("sync_model_from_actor")) == 1
+    made.runner.train_step(1)
+    made.runner.evaluate_policy(1)
+    assert len(made.asked("sync_model_from_actor")) == 2
+
+
+def test_a_checkpoint_is_the_actors(loop: Callable[..., Loop], tmp_path: Path) -> None:
+    made = loop()
+    made.runner.write_checkpoint(tmp_path)
+    made.runner.read_checkpoint(tmp_path)
+    assert made.calls == [("actor", "save_checkpoint", str(tmp_path)), ("actor", "load_checkpoint", str(tmp_path))]
+    assert made.runner.weight_version == 7
+
+
+def test_the_end_of_a_run_ends_its_workers(loop: Callable[..., Loop]) -> None:
+    made = loop()
+    made.runner.init_workers()
+    made.runner.shutdown()
+    assert sorted(cast("str", group) for group, *_ in made.asked("shutdown")) == ["actor", "env", "rollout"]
