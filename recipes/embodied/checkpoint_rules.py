@@ -37,9 +37,9 @@ def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | No
         report(at, "unusable-path", *fault)
         return
     saved = read_object(folder / DESCRIPTION)
-    _check_settings(config, saved.get("model"), at, report)
+    _check_settings(config, _part(saved, "model"), at, report)
     if environments is not None and saved:
-        _check_sizes(config, environments, saved.get("observations_and_actions"), at, report)
+        _check_sizes(config, environments, _part(saved, "observations_and_actions"), at, report)
 
 
 def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
@@ -62,9 +62,13 @@ def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
     return None
 
 
-def _check_settings(config: EmbodiedConfig, saved: object, at: Path, report: Report) -> None:
+def _part(saved: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = saved.get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _check_settings(config: EmbodiedConfig, theirs: Mapping[str, Any], at: Path, report: Report) -> None:
     """Report settings of `actor.model` that the checkpoint's weights have others of."""
-    theirs = cast("Mapping[str, Any]", saved) if isinstance(saved, dict) else {}
     model = config.actor.model
     # The width of a model that is loaded is its folder's.
     names = ("model_type", "num_action_chunks", *(("hidden_dim",) if model.model_path is None else ()))
@@ -83,10 +87,9 @@ def _check_settings(config: EmbodiedConfig, saved: object, at: Path, report: Rep
 
 
 def _check_sizes(
-    config: EmbodiedConfig, environments: EnvironmentConfig, saved: object, at: Path, report: Report
+    config: EmbodiedConfig, environments: EnvironmentConfig, theirs: Mapping[str, Any], at: Path, report: Report
 ) -> None:
     """Report sizes of observations and actions that the checkpoint's policy was trained with others of."""
-    theirs = cast("Mapping[str, Any]", saved) if isinstance(saved, dict) else {}
     spec = sizes_of(config, environments).spec
     for name, what in (("action_size", "numbers in an action"), ("state_size", "numbers in a state")):
         found, needed = theirs.get(name), getattr(spec, name, 0)
