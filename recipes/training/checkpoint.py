@@ -100,12 +100,12 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
 
     Who reads the checkpoint has a state of every weight, and looks for each.
     """
-    known: dict[str, torch.Tensor] = next(iter(optimizer.state.values()), {})
-    for weight in [each for group in optimizer.param_groups for each in group["params"]]:
-        if known and not optimizer.state[weight]:
+    known: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
+    for weight in [each for group in optimizer.param_groups for each in group["params"]] if known else ():
+        if not optimizer.state[weight]:
             # Steps are counted by a number, the rest is of the weight's shape.
             optimizer.state[weight] = {
-                name: torch.zeros_like(weight if value.dim() else value) for name, value in known.items()
+                name: torch.zeros_like(weight if value.dim() else value) for name, value in known[0].items()
             }
 
 
