@@ -16,6 +16,7 @@ _REQUIREMENTS: Final = {
     "h5py": "h5py>=3.11,<4",
     "jinja2": "jinja2>=3.1",
     "math_verify": "math-verify>=0.8,<1",
+    "mcp": "mcp>=2,<3",
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",
     "peft": "peft>=0.17,<1",

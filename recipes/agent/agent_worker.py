@@ -10,17 +10,20 @@ from recipes.agent import agents
 from recipes.agent.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.config import AgentConfig
 from recipes.agent.engine_client import EngineClient, EngineRoute
+from recipes.agent.index_client import IndexGroup, IndexSearch
+from recipes.agent.index_worker import IndexWorker
 from recipes.agent.llm import DrawSettings, LanguageModel, LimitReached
-from recipes.agent.make_tools import make_tools
+from recipes.agent.make_tools import make_tools, start_servers
 from recipes.agent.task_messages import first_messages
 from recipes.agent.tasks import load_tasks
+from recipes.agent.tools.base import Tool
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.language.answer_group import AnswerGroup, Course, TurnRecord, put_groups
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.layout import LanguageLayout
 from recipes.language.loop.prompts import GenerationReport, Prompt
 from recipes.language.sequences import Sequence as Answer
-from rlinf_core import RuntimeFailure, Worker
+from rlinf_core import RuntimeFailure, Worker, WorkerGroup
 from rlinf_core.registry import import_target
 
 # Failures of agents that are told in the log, of all that are counted.
@@ -57,13 +60,21 @@ class AgentWorker(Worker):
         config = self._config
         self._layout = layout
         self._tasks = {True: load_tasks(config.data, evaluation=False), False: load_tasks(config.data, evaluation=True)}
-        self._tools = make_tools(config)
+        self._tools = make_tools(config, self._index_search(), start_servers(config))
         name = config.agent.run
         self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
         self._channel = self.connect_channel(layout.answers)
         self._client = EngineClient(self._channel, self._rank, layout.rollouts)
         # Groups that became whole and were not handed on yet.
         self._whole: list[AnswerGroup] = []
+
+    def _index_search(self) -> Tool | None:
+        """Return the search by workers that hold the index, where there are some."""
+        if not self._config.has_index:
+            return None
+        group = WorkerGroup.from_group_name(IndexWorker, self._config.index.group_name)
+        view = group.execute_on(self._rank % group.world_size)
+        return IndexSearch(cast("IndexGroup", view), self.log_warning)
 
     def problem_counts(self) -> tuple[int, int]:
         """Return how many tasks there are for training and for evaluation."""

@@ -6,14 +6,16 @@ let it find out by GRPO that the calculator pays.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from recipes.agent.no_effect import AGENT
-from recipes.agent.tool_config import HttpToolConfig
+from recipes.agent.tool_config import HttpToolConfig, McpServerConfig
 from recipes.language.config import (
+    OPTIONAL_COMPONENTS,
     SYMBOLS,
     LanguageActorConfig,
     LanguageConfig,
@@ -30,9 +32,12 @@ from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
+from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
+# Placed where agents need not hold the index of `search` themselves.
+INDEX: Final = "index"
 AGENTS: Final = ("tool_agent",)
 TOOLS: Final = ("calculator", "search", "python", "http")
 # Tasks that are made on the spot, and know which calls lead to their answers.
@@ -113,7 +118,7 @@ class AgentWorkerConfig(ConfigModel):
         ),
         NoEffect(
             ("tool_timeout",),
-            lambda agent, sizes: not agent.tools,
+            lambda agent, sizes: not agent.tools and not agent.mcp,
             "there are no `tools`",
             because=("tools",),
         ),
@@ -145,6 +150,17 @@ class AgentWorkerConfig(ConfigModel):
     http: HttpToolConfig = Field(
         default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
     )
+    mcp: dict[Text, McpServerConfig] = Field(
+        default_factory=dict[str, McpServerConfig],
+        description="MCP servers by names of yours: each agent process starts them, and offers their tools besides"
+        " `tools`.",
+    )
+
+
+class IndexConfig(ConfigModel):
+    """The workers that hold the index of `search`."""
+
+    group_name: Text = Field(default="IndexGroup", description="Name of the worker group; others address it by this.")
 
 
 class AgentConfig(LanguageConfig):
@@ -166,6 +182,17 @@ class AgentConfig(LanguageConfig):
         default_factory=AgentWorkerConfig, description="The agents: what runs, with which tools, within which limits."
     )
 
+    index: IndexConfig = Field(
+        default_factory=IndexConfig,
+        description="The index of `search`, where `cluster.component_placement` has a place for it: workers then hold"
+        " it once for all agent processes.",
+    )
+
+    @property
+    def has_index(self) -> bool:
+        """Whether workers of their own hold the index of `search`."""
+        return INDEX in self.cluster.component_placement and "search" in self.agent.tools
+
     @property
     def longest_answer(self) -> int:
         """See `LanguageConfig`: the turns of a conversation are one answer."""
@@ -174,7 +201,7 @@ class AgentConfig(LanguageConfig):
 
 def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report what does not fit together in a file of this recipe."""
-    check_job(config, COMPONENTS, world_sizes, report)
+    check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
     _check_limits(config, report)
     _check_agent(config, report)
 
@@ -224,8 +251,27 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             "`http` may ask the hosts of `agent.http.allow` alone, and that lists none",
             "write `agent.http.allow: [HOST, ...]`",
         )
+    if agent.mcp and runs_in_this_interpreter(config, "agent"):
+        _check_servers(agent, report)
     if "search" in agent.tools:
         _check_search(config, report)
+    elif INDEX in config.cluster.component_placement:
+        report(
+            ("cluster", "component_placement", INDEX),
+            "unused-component",
+            "nothing is searched: `agent.tools` has no `search`, and nothing will run there",
+            "remove it, or write `agent.tools: [search]`",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
+    if missing_modules(["mcp"]):
+        report(("agent", "mcp"), "missing-extra", "MCP servers need the package mcp", f"run `{install_command('mcp')}`")
+    for name, server in agent.mcp.items():
+        if shutil.which(server.command[0], path=server.env.get("PATH")) is None:
+            message = f"there is no `{server.command[0]}` on this machine"
+            report(("agent", "mcp", name, "command"), "unusable-path", message, severity=Severity.WARNING)
 
 
 def _check_search(config: AgentConfig, report: Report) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from recipes.agent.config import AgentConfig
@@ -16,18 +16,53 @@ from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
 
 
-def make_tools(config: AgentConfig) -> list[Tool]:
+def make_tools(config: AgentConfig, search: Tool | None = None, further: Sequence[Tool] = ()) -> list[Tool]:
     """Return the tools of agents.
+
+    Args:
+        config: of the job.
+        search: asks for what is searched; None: the index is made here.
+        further: tools besides those of `agent.tools`.
 
     Raises:
         ConfigError: one cannot be imported, has the name of another, the corpus cannot be read, or there is no sandbox.
     """
-    tools = [_tool(name, config) for name in config.agent.tools]
+    tools = [search if name == "search" and search else _tool(name, config) for name in config.agent.tools]
+    tools += further
     names = [each.name for each in tools]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two of `agent.tools` are called `{name}`", help="give one of them another name")
+            raise ConfigError(f"two tools are called `{name}`", help="give one of them another name")
     return tools
+
+
+def start_servers(config: AgentConfig) -> list[Tool]:
+    """Start the MCP servers of this process, and return their tools.
+
+    Raises:
+        ConfigError: see `McpServers`.
+    """
+    if not config.agent.mcp:
+        return []
+    # For the processes that need it: it imports much.
+    from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
+
+    commands = {
+        name: ServerCommand((*each.command, *each.args), each.env, each.tools)
+        for name, each in config.agent.mcp.items()
+    }
+    return list(McpServers(commands).tools)
+
+
+def make_search(config: AgentConfig) -> Search:
+    """Return the search, with an index made here.
+
+    Raises:
+        ConfigError: the corpus cannot be read.
+    """
+    path = config.agent.corpus_path
+    documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
+    return Search(documents, config.agent.search_results)
 
 
 def _tool(name: str, config: AgentConfig) -> Tool:
@@ -36,9 +71,7 @@ def _tool(name: str, config: AgentConfig) -> Tool:
     if name == "python":
         return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
     if name == "search":
-        path = config.agent.corpus_path
-        documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
-        return Search(documents, config.agent.search_results)
+        return make_search(config)
     if name == "http":
         # For the processes that reach out: its libraries take memory that others have a use for.
         from recipes.agent.tools.http import Http

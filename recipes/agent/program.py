@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.agent.config import AgentConfig
-from recipes.agent.protocols import AgentRollout, AgentRunning
+from recipes.agent.protocols import AgentRollout, AgentRunning, Indexing
 from recipes.agent.runner import AgentRunner
 from recipes.language.groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
 from recipes.language.layout import LanguageLayout
@@ -25,6 +25,7 @@ from rlinf_core.runners.events import Listener
 # Named and not imported: torch is for the workers that compute.
 ROLLOUT = WorkerReference[AgentRollout]("recipes.agent.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout")
 AGENT = WorkerReference[AgentRunning]("recipes.agent.agent_worker:AgentWorker", AgentRunning, "agent")
+INDEX = WorkerReference[Indexing]("recipes.agent.index_worker:IndexWorker", Indexing, "index")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
@@ -45,11 +46,13 @@ def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRun
     agent = AGENT.create_group(config)
     critic = CRITIC.create_group(config) if "critic" in placed else None
     reference = REFERENCE.create_group(config) if "reference" in placed else None
+    index = INDEX.create_group(config) if config.has_index else None
     groups = {
         "actor": actor,
         "rollout": rollout,
         "reward": reward,
         "agent": agent,
+        "index": index,
         "critic": critic,
         "reference": reference,
     }
@@ -65,5 +68,5 @@ def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRun
         record,
         critic=critic,
         reference=reference,
-        others={"agent": agent},
+        others={"agent": agent} | ({} if index is None else {"index": index}),
     )

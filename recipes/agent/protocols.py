@@ -26,6 +26,13 @@ class AgentRunning(Protocol):
     async def generate(self, prompts: tuple[Prompt, ...], /) -> GenerationReport: ...
 
 
+class Indexing(Protocol):
+    """The methods of a worker that holds the index of `search`."""
+
+    def init_worker(self, layout: Any, /) -> None: ...
+    def search(self, queries: list[str], /) -> list[str | None]: ...
+
+
 class TurnGroup(EngineGroup, Protocol):
     """Calls on the workers that draw turns."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from recipes.agent.tools.allow_list import parse_allowed
+from recipes.sections.values import one_or_many
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count
 from rlinf_core.scalars import Text, problem
@@ -33,3 +34,19 @@ class HttpToolConfig(ConfigModel):
         " addresses are reached only where they are listed themselves.",
     )
     max_bytes: Count = Field(default=65536, description="Bytes of an answer that are read.")
+
+
+class McpServerConfig(ConfigModel):
+    """An MCP server that is started by its command."""
+
+    command: Annotated[tuple[Text, ...], BeforeValidator(one_or_many), Field(min_length=1)] = Field(
+        description="Command that starts it, as a list; no shell reads it."
+    )
+    args: tuple[Text, ...] = Field(default=(), description="Further arguments of the command.")
+    env: dict[str, Text] = Field(
+        default_factory=dict[str, str],
+        description="Its variables, besides HOME, LOGNAME, PATH, SHELL, TERM and USER of the worker.",
+    )
+    tools: tuple[Text, ...] | None = Field(
+        default=None, description="Those of its tools that are offered to the model. Default: all."
+    )

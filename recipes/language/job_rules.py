@@ -22,7 +22,13 @@ from recipes.sections.checks import (
 )
 
 
-def check_job(config: LanguageConfig, components: Sequence[str], world_sizes: WorldSizes, report: Report) -> None:
+def check_job(
+    config: LanguageConfig,
+    components: Sequence[str],
+    world_sizes: WorldSizes,
+    report: Report,
+    optional: Sequence[str] = OPTIONAL_COMPONENTS,
+) -> None:
     """Report what does not fit together in a file.
 
     Args:
@@ -30,9 +36,10 @@ def check_job(config: LanguageConfig, components: Sequence[str], world_sizes: Wo
         components: that the recipe always has; each has a section with `group_name`.
         world_sizes: see `recipes.sections.checks`.
         report: takes findings.
+        optional: components that it may have.
     """
-    check_components(config.cluster, config.recipe, tuple(components), report, OPTIONAL_COMPONENTS)
-    names = {name: getattr(config, name).group_name for name in (*components, *OPTIONAL_COMPONENTS)}
+    check_components(config.cluster, config.recipe, tuple(components), report, tuple(optional))
+    names = {name: getattr(config, name).group_name for name in (*components, *optional)}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
     check_half_precision(config, ("actor", "critic"), report)

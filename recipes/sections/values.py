@@ -14,13 +14,14 @@ from rlinf_core.config.sections.values import FilePath
 from rlinf_core.scalars import problem
 
 
-def _one_or_many(value: Any) -> Any:
+def one_or_many(value: Any) -> Any:
+    """Return a list as it is, and anything else as a list of one."""
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
 FilePaths = Annotated[
     tuple[FilePath, ...],
-    BeforeValidator(_one_or_many),
+    BeforeValidator(one_or_many),
     WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
 ]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from recipes.agent.tools.base import Tool, ToolError
 from recipes.agent.tools.bm25 import BM25
 from rlinf_core import ConfigError
+
+NOTHING_FOUND: Final = "nothing found"
 
 
 class Search(Tool):
@@ -38,7 +41,7 @@ class Search(Tool):
         """
         found = self._index.search(query, self._results)
         if not found:
-            raise ToolError("nothing found")
+            raise ToolError(NOTHING_FOUND)
         return "\n".join(self._documents[number] for number, _ in found)
 
 

@@ -31,3 +31,25 @@ def test_hosts_that_are_none(findings: Any, host: str) -> None:
     found = findings(HTTP + f"[example.org, {host}]", messages=True)
     assert [each[:2] for each in found] == [("bad-value", host)]
     assert "is no host" in found[0][2]
+
+
+def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = FILE + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
+    monkeypatch.setattr("recipes.agent.config.missing_modules", lambda names: [])
+    assert findings(servers) == []
+    assert findings(servers.replace("[python3, server.py]", "python3")) == []
+    found = findings(servers.replace("python3", "no-such-program"), messages=True)
+    assert [(each[0], each[2]) for each in found] == [
+        ("unusable-path", "there is no `no-such-program` on this machine")
+    ]
+    assert [each[0] for each in findings(servers.replace("command: [python3, server.py], ", ""))] == ["missing-key"]
+    assert [each[0] for each in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
+    monkeypatch.setattr("recipes.agent.config.missing_modules", list)
+    assert findings(servers)[0][0] == "missing-extra"
+
+
+def test_the_index_has_a_place_of_its_own(findings: Any) -> None:
+    placed = FILE.replace("agent:", "agent,index:")
+    searching = "agent:\n  tools: [search]\ndata:\n  type: lookups\n"
+    assert findings(placed + searching) == []
+    assert [each[:2] for each in findings(placed)] == [("unused-component", "index")]

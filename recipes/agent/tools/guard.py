@@ -1,0 +1,75 @@
+"""Runs a command, and ends it with all that it has started when the process that asked for it has gone.
+
+    python -I -S guard.py PID COMMAND...
+
+PID is of the process that asks. The command has standard input and output of this process. Standard library only, and
+Linux: on other systems it only runs the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_NOT_FOUND = 127
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command, and return its exit status."""
+    asked_by, command = int(arguments[0]), arguments[1:]
+    signal.signal(signal.SIGTERM, _leave)
+    # Whoever loses its parent below this process becomes a child of it, however it was started.
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    _prctl(_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != asked_by:
+        return 1  # it has gone before it could be watched
+    try:
+        return subprocess.Popen(command, preexec_fn=_dies_with_parent).wait()
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND
+    finally:
+        end_children()
+
+
+def end_children() -> None:
+    """Kill all children, and theirs, until there is none."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        for each in _children():
+            os.kill(each, signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _children() -> list[int]:
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:
+            return [int(each) for each in file.read().split()]
+    except OSError:
+        return []
+
+
+def _dies_with_parent() -> None:
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

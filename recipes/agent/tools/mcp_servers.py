@@ -1,0 +1,253 @@
+"""Tools of servers that speak the Model Context Protocol (MCP), started by their commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from recipes.agent.tools import guard
+from recipes.agent.tools.base import Tool, ToolError
+from rlinf_core import ConfigError
+from rlinf_core.node.node_processes import MARK
+from rlinf_core.requirements import install_command, missing_modules
+
+# Some servers are downloaded when they are started first.
+_START_SECONDS: Final = 60.0
+# Starts of a server after a death, and calls without an answer, that are in a row.
+_MOST_RESTARTS: Final = 5
+_MOST_SILENT: Final = 3
+# Code of an error of MCP.
+_CONNECTION_CLOSED: Final = -32000
+
+
+class ServerCommand(NamedTuple):
+    """A server that is to be started: its command, its variables, and the tools that are offered; None: all."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    tools: Sequence[str] | None = None
+
+
+class McpTool(Tool):
+    """A tool of a server. Its argument is a JSON object, or a text where it takes just one.
+
+    Args:
+        server: whose it is.
+        name, description: as the server says.
+        schema: of the arguments, a JSON Schema.
+    """
+
+    def __init__(self, server: McpServer, name: str, description: str, schema: Mapping[str, Any]) -> None:
+        self.name = name
+        self._server = server
+        self._text = _only_text(schema)
+        told = description.strip().partition("\n")[0]
+        self.description = told if self._text else f"{told} (argument: JSON, {_written(schema)})".strip()
+
+    async def call(self, argument: str) -> str:
+        """See `Tool`."""
+        return await self._server.call(self.name, self._arguments(argument))
+
+    def _arguments(self, text: str) -> dict[str, Any]:
+        try:
+            found: Any = json.loads(text) if text.strip() else {}
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and (found or self._text is None):
+            return cast("dict[str, Any]", found)
+        if self._text is None:
+            raise ToolError(f"the argument of {self.name} is a JSON object")
+        return {self._text: text}
+
+
+class McpServers:
+    """The servers of this process. They end with it, however it ends.
+
+    Args:
+        commands: by the names of the servers.
+
+    Raises:
+        ConfigError: the package mcp is missing, or a server does not start.
+    """
+
+    def __init__(self, commands: Mapping[str, ServerCommand]) -> None:
+        if missing_modules(["mcp"]):
+            raise ConfigError("`agent.mcp` needs the package mcp", help=f"run `{install_command('mcp')}`")
+        self._loop = asyncio.new_event_loop()
+        # The servers live as long as the thread that starts them.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlinf-mcp", daemon=True)
+        self._thread.start()
+        self._servers = [McpServer(name, each, self._loop) for name, each in commands.items()]
+        started = [each.start() for each in self._servers]
+        try:
+            self.tools = [tool for each in started for tool in each.result(_START_SECONDS + 1)]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the servers."""
+        for each in [each.stop() for each in self._servers]:
+            each.result(_START_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class McpServer:
+    """A server, which is started again when it has died.
+
+    Args:
+        name: that people know it by.
+        command: starts it.
+        loop: in which its connection lives.
+    """
+
+    def __init__(self, name: str, command: ServerCommand, loop: asyncio.AbstractEventLoop) -> None:
+        self._name = name
+        self._command = command
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._broken = asyncio.Event()
+        self._client: asyncio.Future[Any] = loop.create_future()
+        self._deaths = self._silent = 0
+
+    def start(self) -> Future[list[McpTool]]:
+        """Start it, and return its tools to come; ConfigError: it does not start, or lacks one that is asked for."""
+        return asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+
+    def stop(self) -> Future[None]:
+        """End it."""
+        return asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Call one of its tools from any event loop.
+
+        Raises:
+            ToolError: it failed, or the server has ended.
+        """
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
+
+    async def _start(self) -> list[McpTool]:
+        path = self._command.env.get("PATH")
+        program = self._command.command[0]
+        if shutil.which(program, path=path) is None:
+            raise ConfigError(
+                f"the MCP server `{self._name}` cannot be started: there is no `{program}`",
+                help="install it, or correct `agent.mcp`",
+            )
+        self._task = asyncio.create_task(self._keep())
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                client = await asyncio.shield(self._client)
+                found: list[Any] = (await client.list_tools()).tools
+        except Exception as error:  # noqa: BLE001 - of the server
+            await self._stop()
+            raise ConfigError(
+                f"the MCP server `{self._name}` does not start",
+                why=f"{type(error).__name__}: {error}",
+                help=f"try its command by hand: {' '.join(self._command.command)}",
+            ) from None
+        tools: dict[str, McpTool] = {
+            each.name: McpTool(self, each.name, each.description or "", each.input_schema) for each in found
+        }
+        asked = self._command.tools
+        missing = sorted(set(asked or ()) - set(tools))
+        if missing:
+            raise ConfigError(
+                f"the MCP server `{self._name}` has no tool `{missing[0]}`", help=f"it has {', '.join(tools)}"
+            )
+        return [each for name, each in tools.items() if asked is None or name in asked]
+
+    async def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Hold a connection, and a new one when it breaks, until it breaks too often."""
+        mcp: Any = import_module("mcp")
+        arguments = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), *self._command.command]
+        # By the mark of the cluster what is left of a worker is found, and ended.
+        env = {**self._command.env, **({MARK: os.environ[MARK]} if MARK in os.environ else {})}
+        while True:
+            try:
+                parameters = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=env)
+                async with mcp.Client(parameters) as client:
+                    self._client.set_result(client)
+                    await self._broken.wait()
+            except Exception as error:  # noqa: BLE001 - of the server; told to whoever waits for it
+                if not self._client.done():
+                    self._client.set_exception(error)
+                    self._client.exception()  # nobody may be waiting
+            if self._deaths > _MOST_RESTARTS or not self._broken.is_set():
+                return
+            self._broken.clear()
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        if self._task is None or self._task.done() or self._deaths > _MOST_RESTARTS:
+            raise ToolError(f"the server of {name} has ended, and is not started again")
+        try:
+            client = await asyncio.shield(self._client)
+        except Exception:  # noqa: BLE001 - of the server, or of its start
+            raise ToolError(f"the server of {name} has ended, and cannot be started again") from None
+        try:
+            result = await client.call_tool(name, arguments)
+        except asyncio.CancelledError:
+            self._silent += 1
+            if self._silent >= _MOST_SILENT:
+                self._lose(client)
+            raise
+        except Exception as error:  # noqa: BLE001 - of the server, or of the library
+            if not _ended(error):
+                raise ToolError(str(error)) from None
+            self._lose(client)
+            raise ToolError(f"the server of {name} has ended; it is started again") from None
+        self._silent = self._deaths = 0
+        text = "\n".join(getattr(each, "text", f"[{each.type}]") for each in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    def _lose(self, client: Any) -> None:
+        """Have the server started anew, unless that has happened since a call began."""
+        if self._client.done() and self._client.exception() is None and self._client.result() is client:
+            self._deaths += 1
+            self._silent = 0
+            self._client = self._loop.create_future()
+            self._broken.set()
+
+
+def _ended(error: Exception) -> bool:
+    """Return whether a call failed because the server is not there."""
+    mcp: Any = import_module("mcp")
+    return getattr(error, "code", _CONNECTION_CLOSED) == _CONNECTION_CLOSED or not isinstance(error, mcp.MCPError)
+
+
+def _only_text(schema: Mapping[str, Any]) -> str | None:
+    """Return the name of the argument where a tool takes one, a text; None elsewhere."""
+    properties: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
+    if len(properties) != 1:
+        return None
+    ((name, each),) = properties.items()
+    return name if each.get("type") == "string" else None
+
+
+def _written(schema: Mapping[str, Any]) -> str:
+    """Return arguments as a model is told of them: `{"path": string, "lines"?: integer}`."""
+    properties: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
+    required: Sequence[str] = schema.get("required") or ()
+    listed = (
+        f"{json.dumps(name)}{'' if name in required else '?'}: {each.get('type', 'any')}"
+        for name, each in properties.items()
+    )
+    return "{" + ", ".join(listed) + "}"

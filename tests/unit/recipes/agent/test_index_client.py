@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from recipes.agent.index_client import IndexSearch
+from recipes.agent.tools.toolbox import Toolbox
+from rlinf_core import WorkerDiedError, WorkerGroupError
+
+
+class Index:
+    """An index in this process; one that is dead raises what a group call raises."""
+
+    def __init__(self, documents: list[str]) -> None:
+        self._documents = {each.partition(" ")[0]: each for each in documents}
+        self.calls: list[list[str]] = []
+        self.dead = False
+
+    def search(self, queries: list[str]) -> Any:
+        self.calls.append(queries)
+        return self
+
+    async def async_wait(self) -> list[list[str | None]]:
+        if self.dead:
+            raise WorkerGroupError("IndexGroup", "search", {0: WorkerDiedError("IndexGroup:0")}, 1)
+        return [[self._documents.get(each) for each in self.calls[-1]]]
+
+
+def found(tools: Toolbox, *queries: str) -> list[tuple[str, str]]:
+    async def run() -> list[tuple[str, str]]:
+        seen = await asyncio.gather(*(tools.call("search", each) for each in queries))
+        return [(each.text, each.failure) for each in seen]
+
+    return asyncio.run(run())
+
+
+def test_searches_at_the_same_time_are_one_call() -> None:
+    index = Index(["one 1", "two 2"])
+    tools = Toolbox([IndexSearch(index, print)], 30.0)
+    assert found(tools, "one", "three", "two") == [("one 1", ""), ("error: nothing found", "error"), ("two 2", "")]
+    assert index.calls == [["one", "three", "two"]]
+
+
+def test_a_dead_index_is_an_error_that_is_told_once_and_counted() -> None:
+    index, warnings = Index(["one 1"]), list[str]()
+    index.dead = True
+    tools = Toolbox([IndexSearch(index, warnings.append)], 30.0)
+    for text, failure in (*found(tools, "one", "one"), *found(tools, "one")):
+        assert failure == "error"
+        assert text.startswith("error: the index cannot be asked: ")
+    assert tools.figures["agent/tool_errors"] == 3
+    assert len(warnings) == 1
+    assert "IndexGroup" in warnings[0]

@@ -1,0 +1,125 @@
+"""MCP servers that are started by their commands; run by an interpreter that has the package mcp."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
+from recipes.agent.tools.toolbox import Observation, Toolbox
+from rlinf_core import ConfigError
+
+pytest.importorskip("mcp", reason="needs the package mcp: pip install 'mcp>=2,<3'")
+
+SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
+# Starts the servers in a process of its own, shows the pids that `child` tells of, and waits to be killed.
+HOLDER = """
+import asyncio, sys
+from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
+servers = McpServers({"own": ServerCommand(sys.argv[1:], {})})
+tools = {each.name: each for each in servers.tools}
+print(asyncio.run(tools["child"].call("")), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def servers() -> Iterator[McpServers]:
+    found = McpServers({"own": ServerCommand(SERVER, {"COLOUR": "a b;$HOME"})})
+    yield found
+    found.close()
+
+
+def called(servers: McpServers, *calls: tuple[str, str], timeout: float = 30.0) -> list[Observation]:
+    tools = Toolbox(servers.tools, timeout)
+
+    async def run() -> list[Observation]:
+        return [await tools.call(*each) for each in calls]
+
+    return asyncio.run(run())
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process has ended, after a while in which it may."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_tools_are_offered_and_called(servers: McpServers) -> None:
+    told = {each.name: each.description for each in servers.tools}
+    assert told["add"] == 'Add two numbers. (argument: JSON, {"first": integer, "second"?: integer})'
+    assert told["variable"] == "Show a variable."
+
+    seen = called(
+        servers,
+        ("add", '{"first": 3, "second": 4}'),
+        ("add", '{"first": 3}'),
+        ("variable", "COLOUR"),
+        ("variable", '{"name": "COLOUR"}'),
+    )
+    assert [(each.text, each.failure) for each in seen] == [("7", ""), ("4", ""), ("a b;$HOME", ""), ("a b;$HOME", "")]
+
+
+def test_errors_are_observations(servers: McpServers) -> None:
+    seen = called(servers, ("fail", ""), ("add", "three"), ("add", '{"first": "x"}'), ("add", '{"first": 3}'))
+    assert [each.failure for each in seen] == ["error", "error", "error", ""]
+    assert "it went wrong" in seen[0].text
+    assert seen[1].text == "error: the argument of add is a JSON object"
+    assert "first" in seen[2].text
+
+
+def test_a_server_that_dies_is_started_again(servers: McpServers) -> None:
+    seen = called(servers, ("die", ""), ("add", '{"first": 3}'), ("die", ""), ("add", '{"first": 3}'))
+    assert [each.text for each in seen] == ["error: the server of die has ended; it is started again", "4"] * 2
+
+
+def test_a_server_that_only_dies_is_given_up(servers: McpServers) -> None:
+    seen = called(servers, *[("die", "")] * 6, ("add", '{"first": 3}'))
+    assert seen[-1].text.startswith("error: the server of add has ended, and")
+
+
+def test_a_call_that_hangs_holds_up_no_other(servers: McpServers) -> None:
+    assert called(servers, ("hang", ""), timeout=0.5)[0].failure == "timeout"
+    assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
+
+
+def test_a_server_ends_with_whoever_started_it_however_that_ends(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, *SERVER], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        pids = [int(each) for each in holder.stdout.readline().split()]
+        assert len(pids) == 2
+        holder.send_signal(signal.SIGKILL)
+    assert [ended(each) for each in pids] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (ServerCommand(("no-such-program",), {}), "there is no `no-such-program`"),
+        (ServerCommand((sys.executable, "-c", "1"), {}), "does not start"),
+        (ServerCommand(SERVER, {}, ("multiply",)), "has no tool `multiply`"),
+    ],
+)
+def test_a_server_that_cannot_be_used_ends_the_start(command: ServerCommand, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        McpServers({"own": command})
+
+
+def test_only_the_tools_that_are_asked_for() -> None:
+    servers = McpServers({"own": ServerCommand(SERVER, {}, ("add",))})
+    assert [each.name for each in servers.tools] == ["add"]
+    servers.close()
