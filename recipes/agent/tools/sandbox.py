@@ -73,6 +73,29 @@ class ProgramResult(NamedTuple):
 
 async def run(program: str, limits: SandboxLimits) -> ProgramResult:
     """Run a Python program; cancelled, it has ended with every process of its own before this returns."""
+    starting = asyncio.ensure_future(_start(limits))
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Killed while it makes the sandbox, bubblewrap leaves a process behind that waits for it without an end.
+        await _end(await starting)
+        raise
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        raise RuntimeError("the process has no pipes")
+    try:
+        output, errors, _ = await asyncio.gather(
+            _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program)
+        )
+        # What is left in the pipes would keep them open.
+        await process.communicate()
+    finally:
+        await _end(process)
+    texts = [each.decode("utf-8", "replace") for each in (output, errors)]
+    return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
+
+
+async def _start(limits: SandboxLimits) -> asyncio.subprocess.Process:
+    """Return the process of a sandbox that is made, or that could not be made and has ended."""
     with _filter() as filter_fd:
         process = await asyncio.create_subprocess_exec(
             *command(limits, filter_fd),
@@ -83,22 +106,18 @@ async def run(program: str, limits: SandboxLimits) -> ProgramResult:
             env=_environment(),
             pass_fds=[filter_fd],
         )
-    if process.stdin is None or process.stdout is None or process.stderr is None:
-        raise RuntimeError("the process has no pipes")
-    try:
+    if process.stdout is not None:
         await process.stdout.read(len(_READY))
-        output, errors, _ = await asyncio.gather(
-            _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program)
-        )
-        # What is left in the pipes would keep them open.
-        await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
+    return process
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that still runs, and return when it has ended."""
+    if process.returncode is None:
+        process.kill()
+        if process.stdin is not None:
             process.stdin.close()
-            await process.communicate()
-    texts = [each.decode("utf-8", "replace") for each in (output, errors)]
-    return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
+        await process.communicate()
 
 
 async def _head(process: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> bytes:
