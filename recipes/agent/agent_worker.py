@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from recipes.agent import agents
 from recipes.agent.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.config import AgentConfig
-from recipes.agent.engine_client import EngineClient, EngineRoute
+from recipes.agent.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.index_client import IndexGroup, IndexSearch
 from recipes.agent.index_worker import IndexWorker
 from recipes.agent.llm import DrawSettings, LanguageModel, LimitReached
@@ -21,6 +21,7 @@ from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.language.answer_group import AnswerGroup, Course, TurnRecord, put_groups
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.layout import LanguageLayout
+from recipes.language.loop.generation import orders_key
 from recipes.language.loop.prompts import GenerationReport, Prompt
 from recipes.language.sequences import Sequence as Answer
 from rlinf_core import RuntimeFailure, Worker, WorkerGroup
@@ -67,6 +68,8 @@ class AgentWorker(Worker):
         self._client = EngineClient(self._channel, self._rank, layout.rollouts)
         # Groups that became whole and were not handed on yet.
         self._whole: list[AnswerGroup] = []
+        # Whether tasks come without an end, so that any reward worker may take any group.
+        self._streams = False
 
     def _index_search(self) -> Tool | None:
         """Return the search by workers that hold the index, where there are some."""
@@ -88,6 +91,16 @@ class AgentWorker(Worker):
         async with self._client.open(), asyncio.TaskGroup() as tasks:
             drawn = [tasks.create_task(self._answer(each)) for each in mine]
         return GenerationReport(sum(each.result() for each in drawn), time.perf_counter() - began)
+
+    async def generate_forever(self) -> None:
+        """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
+        self._streams = True
+        self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
+        async with self._client.open(), asyncio.TaskGroup() as tasks:
+            while (prompts := await next_item(self._channel, orders_key(self._rank))) is not None:
+                for each in prompts:
+                    tasks.create_task(self._answer(each))
+        self._streams = False
 
     async def _answer(self, prompt: Prompt) -> int:
         """Run the agent several times on one task, and return how many tokens the model drew."""
@@ -112,7 +125,7 @@ class AgentWorker(Worker):
     def _hand_on(self) -> None:
         """Hand on all groups that became whole together."""
         groups, self._whole = self._whole, []
-        put_groups(self._channel, groups, self._layout.rewards, streams=False)
+        put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
         """Run the agent once. What goes wrong in it costs the run, and is counted."""
@@ -177,5 +190,6 @@ class AgentWorker(Worker):
             max_turns=config.agent.max_turns,
             max_tokens=config.runner.seq_length,
             max_new_tokens=config.rollout.sampling_params.max_new_tokens,
+            version=prompt.version,
             agent=self._rank,
         )

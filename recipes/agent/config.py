@@ -221,13 +221,6 @@ def _check_limits(config: AgentConfig, report: Report) -> None:
             f" have: `runner.seq_length` {config.runner.seq_length}",
             f"`runner.seq_length` could be {prompt + turn} and room for further turns",
         )
-    if config.runner.max_staleness:
-        report(
-            ("runner", "max_staleness"),
-            "conflicting-settings",
-            "agents and training take turns in this recipe, and no conversation goes on under new weights",
-            "write `runner.max_staleness: 0`",
-        )
     if config.reward.soft_overlong:
         report(
             ("reward", "soft_overlong"),

@@ -7,9 +7,17 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from recipes.agent.messages import DrawnTurn, DrawRequest, agent_key, engine_key
 from rlinf_core import Channel, CommunicationTimeoutError
+
+
+async def next_item(channel: Channel, key: str) -> Any:
+    """Return the next item of a channel, which may be long in coming: tools and trainers take their time."""
+    while True:
+        with suppress(CommunicationTimeoutError):
+            return await channel.get(key=key, async_op=True).async_wait()
 
 
 class EngineRoute:
@@ -90,9 +98,8 @@ class EngineClient:
     async def _read(self) -> None:
         try:
             while True:
-                with suppress(CommunicationTimeoutError):  # tools may take long
-                    for turn in await self._channel.get(key=agent_key(self._rank), async_op=True).async_wait():
-                        self._settle(turn)
+                for turn in await next_item(self._channel, agent_key(self._rank)):
+                    self._settle(turn)
         except Exception as error:  # noqa: BLE001 - raised where it was asked for
             for each in self._waiting.values():
                 if not each.done():

@@ -43,6 +43,7 @@ class DrawSettings(NamedTuple):
         max_turns: of the model, over all conversations of the run.
         max_tokens: of a conversation.
         max_new_tokens: of a turn.
+        version: of the oldest weights that may draw.
         agent: rank of the process.
     """
 
@@ -52,6 +53,7 @@ class DrawSettings(NamedTuple):
     max_turns: int
     max_tokens: int
     max_new_tokens: int
+    version: int = 0
     agent: int = 0
 
 
@@ -127,6 +129,7 @@ class LanguageModel:
                 seed=settings.seed,
                 # Branches with equal tokens draw other ones.
                 sample=settings.sample + (chat.number << 24),
+                version=settings.version,
                 stop=stop,
             )
         )

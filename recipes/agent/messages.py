@@ -29,6 +29,7 @@ class DrawRequest(NamedTuple):
         temperature: of the draws; 0 takes the likeliest token.
         seed: of the draws.
         sample: number of the draws, which tells equal conversations apart.
+        version: of the oldest weights that may draw the turn.
         stop: texts that end the turn, besides the model's own end.
     """
 
@@ -41,6 +42,7 @@ class DrawRequest(NamedTuple):
     temperature: float
     seed: int
     sample: int
+    version: int = 0
     stop: tuple[str, ...] = ()
 
 

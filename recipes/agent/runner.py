@@ -8,7 +8,15 @@ from typing import Any, ClassVar, cast
 from recipes.agent.messages import engine_key
 from recipes.agent.protocols import AgentGroup, TurnGroup
 from recipes.agent.task_calls import TaskCalls
-from recipes.language.loop.generation import PromptService, Turns, wait_for
+from recipes.language.loop.generation import (
+    PromptService,
+    Stage,
+    Stream,
+    Turns,
+    orders_key,
+    scoring,
+    wait_for,
+)
 from recipes.language.loop.prompts import Prompt, ScoredGroup
 from recipes.language.loop.protocols import Generation, RewardGroup
 from recipes.language.loop.runner import ReasoningRunner
@@ -74,6 +82,20 @@ class AgentRunner(ReasoningRunner):
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
         self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"])
         return AgentTurns(self._calls, rollout, self.reward, sizes, channel)
+
+    def _stream(self) -> Stream:
+        """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way is begun anew
+        after a crash: what a tool has done can't be taken back.
+        """
+        sizes, turns = self.world_sizes, cast("TurnGroup", self.rollout)
+        engines = [engine_key(rank) for rank in range(sizes["rollout"])]
+        tasks = [orders_key(rank) for rank in range(sizes["agent"])]
+        stages = (
+            Stage(cast("AgentGroup", self.answers).generate_forever(), tasks),
+            Stage(turns.serve_forever(), engines),
+            scoring(self.reward, sizes["reward"]),
+        )
+        return Stream(stages, engines, *self._channels, keeps_unfinished=False)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from recipes.language.answer_group import AnswerGroup
+from recipes.language.arriving_weights import Arriving, ArrivingWeights
 from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
@@ -17,21 +18,12 @@ from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
 from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
 
-T = TypeVar("T", covariant=True)
-
 
 class Orders(Protocol):
     """Messages of the runner: tuples of prompts, `NewWeights`, `KeepUnfinished`, and None at the end."""
 
     def poll(self) -> list[tuple[Prompt, ...] | NewWeights | KeepUnfinished | None]: ...
     def wait(self) -> tuple[Prompt, ...] | NewWeights | KeepUnfinished | None: ...
-
-
-class Arriving(Protocol[T]):
-    """Something that is on its way to this process."""
-
-    def done(self) -> bool: ...
-    def wait(self) -> T: ...
 
 
 class _Open(NamedTuple):
@@ -129,26 +121,20 @@ class Answering:
         """
         engine = self._engine
         waiting: list[Prompt] = []
-        announced, ended = 0, False
-        receiving: Arriving[WeightUpdate] | None = None
-        while not ended or announced or receiving or waiting or engine.unfinished:
-            idle = not (ended or engine.unfinished or announced or receiving)
+        weights, ended = ArrivingWeights(receive, self._change_weights), False
+        while not ended or weights or waiting or engine.unfinished:
+            idle = not (ended or engine.unfinished or weights)
             for order in [orders.wait()] if idle else orders.poll():
                 if order is None:
                     ended = True
                 elif isinstance(order, NewWeights):
-                    announced += 1
+                    weights.announce()
                 elif isinstance(order, KeepUnfinished):
                     if keep is not None:
                         keep(self._unfinished(waiting))
                 else:
                     waiting += map(self._accepted, order)
-            if announced and receiving is None:
-                announced -= 1
-                receiving = receive()
-            if receiving is not None and (receiving.done() or not engine.unfinished):
-                self._change_weights(receiving.wait())
-                receiving = None
+            weights.advance(wait=not engine.unfinished)
             for prompt in waiting:
                 if prompt.version <= self.version:
                     self._submit(prompt)

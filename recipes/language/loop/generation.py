@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from recipes.language.loop.inbox import Inbox
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
@@ -65,8 +65,13 @@ class PromptService(ABC):
             weights_follow: whether they get new weights before that.
         """
 
-    def keep_unfinished(self, step: int) -> None:  # noqa: B027 - nothing may be under way
-        """Have the rollout workers hand the answers that they are drawing over to the actors, and go on with them."""
+    def keep_unfinished(self, step: int) -> bool:
+        """Have the workers hand the answers that they are drawing over to the actors, and go on with them.
+
+        Returns:
+            Whether they do.
+        """
+        return False
 
     def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
         """Let the workers return, when nothing is under way."""
@@ -122,36 +127,71 @@ class Turns(PromptService):
         return speed
 
 
+class Stage(NamedTuple):
+    """Workers of a stream that go on until they are told to return.
+
+    Attributes:
+        running: their call.
+        keys: of what each of them waits for, in the channel to them; None there lets it return.
+    """
+
+    running: WorkerGroupHandle[None]
+    keys: Sequence[str]
+
+
 class Stream(PromptService):
     """The workers go on by themselves until the end: prompts and weights reach them through channels.
 
     Args:
-        rollout, reward: the groups.
-        workers: processes of each component.
-        orders: channel to the rollout workers.
-        reports: channel from the reward workers.
+        stages: workers in the order in which prompts pass through them: those that answer first, those that score last.
+        engines: the keys of the workers that load weights.
+        orders: channel to all of them.
+        reports: channel from those that score.
+        keeps_unfinished: whether those that answer can hand over what they have drawn so far.
     """
 
     def __init__(
         self,
+        stages: Sequence[Stage],
+        engines: Sequence[str],
+        orders: Channel,
+        reports: Channel,
+        *,
+        keeps_unfinished: bool = True,
+    ) -> None:
+        self._stages = stages
+        self._engines = engines
+        self._orders = orders
+        self._inbox = Inbox(reports, REPORTS)
+        self._keeps_unfinished = keeps_unfinished
+        self._tokens, self._since, self._checked = 0, time.monotonic(), time.monotonic()
+
+    @classmethod
+    def of_engines(
+        cls,
         rollout: GenerationGroup,
         reward: RewardGroup,
         workers: Mapping[str, int],
         orders: Channel,
         reports: Channel,
-    ) -> None:
-        self._workers = workers
-        self._orders = orders
-        self._inbox = Inbox(reports, REPORTS)
-        self._running = (rollout.generate_forever(), reward.score_forever())
-        self._tokens, self._since, self._checked = 0, time.monotonic(), time.monotonic()
+    ) -> Stream:
+        """Return the stream of workers that answer by engines of their own, and of those that score.
+
+        Args:
+            rollout, reward: the groups.
+            workers: processes of each component.
+            orders, reports: see the class.
+        """
+        keys = [orders_key(rank) for rank in range(workers["rollout"])]
+        stages = (Stage(rollout.generate_forever(), keys), scoring(reward, workers["reward"]))
+        return cls(stages, keys, orders, reports)
 
     def ask(self, prompts: Sequence[Prompt]) -> None:
         """See `PromptService`."""
-        for rank in range(self._workers["rollout"]):
+        for rank, key in enumerate(self._stages[0].keys):
             own = tuple(each for each in prompts if each.worker == rank)
             if own:
-                self._put(own, orders_key(rank))
+                self._put(own, key)
 
     def _put(self, item: object, key: str) -> None:
         try:
@@ -190,14 +230,16 @@ class Stream(PromptService):
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`: they are loaded when they are there, and generation goes on until then."""
-        for rank in range(self._workers["rollout"]):
-            self._put(NewWeights(version), orders_key(rank))
+        for key in self._engines:
+            self._put(NewWeights(version), key)
         return ()
 
-    def keep_unfinished(self, step: int) -> None:
+    def keep_unfinished(self, step: int) -> bool:
         """See `PromptService`."""
-        for rank in range(self._workers["rollout"]):
-            self._put(KeepUnfinished(step), orders_key(rank))
+        if self._keeps_unfinished:
+            for key in self._stages[0].keys:
+                self._put(KeepUnfinished(step), key)
+        return self._keeps_unfinished
 
     def tokens_per_second(self) -> float:
         """See `PromptService`: of the time that passed."""
@@ -208,13 +250,10 @@ class Stream(PromptService):
 
     def end(self) -> None:
         """See `PromptService`."""
-        rollout, reward = self._running
-        for rank in range(self._workers["rollout"]):
-            self._put(None, orders_key(rank))
-        wait_together(rollout)
-        for _ in range(self._workers["reward"]):
-            self._put(None, ANSWERS)
-        wait_together(reward)
+        for stage in self._stages:
+            for key in stage.keys:
+                self._put(None, key)
+            wait_together(stage.running)
 
     def abandon(self) -> None:
         """See `PromptService`."""
@@ -222,10 +261,11 @@ class Stream(PromptService):
 
     def _check(self) -> None:
         """Raise the failure of a worker, where one has failed."""
-        if any(handle.failed for handle in self._running):
-            wait_together(*self._running)
-        if any(handle.done() for handle in self._running):
-            raise RunError("rollout and reward workers have returned before the end of the run")
+        running = [each.running for each in self._stages]
+        if any(handle.failed for handle in running):
+            wait_together(*running)
+        if any(handle.done() for handle in running):
+            raise RunError("workers that answer or score have returned before the end of the run")
 
     def _raise_death(self) -> None:
         """After a failed operation: raise the death of a worker that explains it, which may be known a moment later."""
@@ -233,6 +273,11 @@ class Stream(PromptService):
         while not deadline.expired:
             self._check()
             time.sleep(_LONGEST_NAP)
+
+
+def scoring(reward: RewardGroup, workers: int) -> Stage:
+    """Return the stage of the reward workers, any of which takes any answer."""
+    return Stage(reward.score_forever(), [ANSWERS] * workers)
 
 
 class Awaited(Protocol):

@@ -136,11 +136,16 @@ class ReasoningRunner(RolloutRunner):
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
         self._service = self._turns()
         if self.config.max_staleness and not self.config.only_eval:
-            self._service = Stream(cast("GenerationGroup", self.rollout), self.reward, sizes, *self._channels)
+            self._service = self._stream()
 
     def _turns(self) -> PromptService:
         """Return the service that answers what it is asked, and then stops."""
         return Turns(cast("GenerationGroup", self.rollout), self.reward)
+
+    def _stream(self) -> Stream:
+        """Return the service that answers without an end."""
+        rollout = cast("GenerationGroup", self.rollout)
+        return Stream.of_engines(rollout, self.reward, self.world_sizes, *self._channels)
 
     def _run(self) -> None:
         try:
@@ -313,9 +318,8 @@ class ReasoningRunner(RolloutRunner):
             The positions of their problems, with the version of the oldest weights that drew a token; None where none
             is drawn.
         """
-        if not self.runs_ahead or not self._plan.in_flight:
+        if not (self._plan.in_flight and self._service.keep_unfinished(self.record.step)):
             return {}
-        self._service.keep_unfinished(self.record.step)
         saved = self.actor.save_unfinished(str(folder))
         ((found, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
         # What the rollout workers were done with is being scored.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +19,11 @@ pytest.importorskip("transformers")
 from recipes.agent.agents import AgentOutcome, AgentTask
 from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events
-from tests.integration.recipes.conftest import SMALL_MATH, Run, Train
+from tests.integration.recipes.conftest import SMALL_MATH, Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -114,6 +117,35 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
         assert 1 < metrics["reward/length"] <= 4
         assert 0 < metrics["reward/turns"] <= 0.04
     assert max(gaps(run)) < 1e-4
+
+
+def test_agents_go_on_while_the_model_learns_and_after_a_restart(
+    train_agent: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[int, list[int]] = {}
+    take = PromptPlan.take
+
+    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
+        groups = take(plan, step)
+        learned[step] = [each.problem for each in groups]
+        return groups
+
+    monkeypatch.setattr(PromptPlan, "take", noted)
+    ahead = ("runner.max_staleness=2", "runner.max_steps=5", "runner.save_interval=1")
+
+    run = train_agent(*ahead, during=Killer("agent", 3, events.ACTOR_TRAINING))
+
+    (restart,) = run.of(events.RunRestarted)
+    assert restart.step in (2, 3, 4)
+    assert [each.step for each in run.metrics] == [1, 2, 3, 4, 5]
+    assert max(each.metrics["rollout/staleness_max"] for each in run.metrics) <= 2
+    # The first tasks were done under the newest weights; those of later steps were begun under older ones.
+    assert run.metrics[0].metrics["rollout/staleness_mean"] == 0
+    assert any(each.metrics["rollout/staleness_mean"] > 0 for each in run.metrics)
+    # Of a step that was repeated the last time counts. No task is learned from twice, and none is left out.
+    found = Counter(problem for problems in learned.values() for problem in problems)
+    assert set(found.values()) == {1}
+    assert len(found) == 5 * 6
 
 
 @pytest.mark.nightly

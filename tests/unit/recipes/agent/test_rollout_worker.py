@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ import torch
 pytest.importorskip("transformers")
 
 from recipes.agent.llm import Chat, DrawSettings, LanguageModel, LimitReached
-from recipes.agent.messages import DrawnTurn, DrawRequest
+from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest
 from recipes.language.batch import RolloutBatch
+from recipes.language.loop.prompts import NewWeights
 from recipes.language.packing import pack
 from recipes.language.sequences import Sequence as Answer
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
@@ -134,3 +137,59 @@ def test_draws_depend_on_the_conversation_and_not_on_its_company(engine: LocalEn
     together = engine.run(*(run(sample) for sample in range(6)))
     assert together[3] == alone
     assert len(set(together)) > 1
+
+
+class Orders:
+    """Messages to an engine that come when it has looked so many times: `(at, message)`, sorted."""
+
+    def __init__(self, *orders: tuple[int, Any]) -> None:
+        self.left = list(orders)
+        self.now = 0
+
+    def poll(self) -> list[Any]:
+        found = [order for at, order in self.left if at <= self.now]
+        self.left = [each for each in self.left if each[0] > self.now]
+        self.now += 1
+        return found
+
+    def wait(self) -> Any:
+        assert self.left, "waited for an order that never comes"
+        self.now, order = self.left.pop(0)
+        return order
+
+
+def request(number: int, version: int) -> DrawRequest:
+    said = (ChatMessage("user", "12*3="),)
+    return DrawRequest(number, 0, (), said, 120, 8, 1.0, seed=number, sample=0, version=version)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_turns_wait_for_the_weights_that_they_need_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, partial: bool
+) -> None:
+    engine = LocalEngine(agent_config(runner={"max_staleness": 2, "partial_rollout": partial, "seq_length": 120}))
+    fresh = {name: value.clone() for name, value in cast("Any", engine._engine)._model.state_dict().items()}
+    versions = iter(range(10))
+
+    def apply(update: SimpleNamespace, loaded: Any) -> None:
+        loaded.load_weights(fresh.items(), update.version)
+
+    def receive() -> SimpleNamespace:
+        update = SimpleNamespace(version=next(versions))
+        update.apply = lambda loaded: apply(update, loaded)
+        return SimpleNamespace(done=lambda: True, wait=lambda: update)
+
+    drawn: dict[int, DrawnTurn] = {}
+    monkeypatch.setattr(engine, "_receive", receive)
+    monkeypatch.setattr(engine, "_send", lambda agent, turns: drawn.update({each.request_id: each for each in turns}))
+    engine._rests, engine._version = False, -1
+    asked = tuple(request(number, version) for number, version in enumerate((0, 0, 0, 1)))
+    engine._inbox = cast("Any", Orders((0, NewWeights(0)), (0, asked), (3, NewWeights(1)), (4, None)))
+
+    engine.serve_forever()
+
+    assert sorted(drawn) == [0, 1, 2, 3]
+    assert set(drawn[3].versions) == {1}
+    assert {turn.versions[0] for number, turn in drawn.items() if number < 3} == {0}
+    if not partial:
+        assert {len(set(turn.versions)) for turn in drawn.values()} == {1}

@@ -88,9 +88,8 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream_of(workers: Workers) -> Stream:
-    return Stream(
-        cast("Any", workers), cast("Any", workers), {"rollout": 2, "reward": 2}, workers.answers, workers.scored
-    )
+    sizes = {"rollout": 2, "reward": 2}
+    return Stream.of_engines(cast("Any", workers), cast("Any", workers), sizes, workers.answers, workers.scored)
 
 
 def prompts(*workers: int, first: int = 0) -> list[Prompt]:
