@@ -10,6 +10,7 @@ from recipes.agent import agents
 from recipes.agent.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.config import AgentConfig
 from recipes.agent.engine_client import EngineClient, EngineRoute, next_item
+from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.index_client import IndexGroup, IndexSearch
 from recipes.agent.index_worker import IndexWorker
 from recipes.agent.llm import DrawSettings, LanguageModel, LimitReached
@@ -63,7 +64,10 @@ class AgentWorker(Worker):
         self._tasks = {True: load_tasks(config.data, evaluation=False), False: load_tasks(config.data, evaluation=True)}
         self._tools = make_tools(config, self._index_search(), start_servers(config))
         name = config.agent.run
-        self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
+        if name == "env_agent":
+            self._agent: Agent = make_env_agent(config)
+        else:
+            self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
         self._channel = self.connect_channel(layout.answers)
         self._client = EngineClient(self._channel, self._rank, layout.rollouts)
         # Groups that became whole and were not handed on yet.

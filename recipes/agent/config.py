@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.no_effect import AGENT
-from recipes.agent.tool_config import HttpToolConfig, McpServerConfig
+from recipes.agent.tool_config import EnvironmentConfig, HttpToolConfig, McpServerConfig
 from recipes.language.config import (
     OPTIONAL_COMPONENTS,
     SYMBOLS,
@@ -38,10 +38,12 @@ from rlinf_core.scalars import Text
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.
 INDEX: Final = "index"
-AGENTS: Final = ("tool_agent",)
+AGENTS: Final = ("tool_agent", "env_agent")
 TOOLS: Final = ("calculator", "search", "python", "http")
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
+# Tasks that are the seeds of an environment.
+EPISODES: Final = "episodes"
 _MARKS: Final = ("calculator", "search", "result")
 
 
@@ -56,16 +58,17 @@ class AgentRunnerConfig(LanguageRunnerConfig):
 class AgentDataConfig(LanguageDataConfig):
     """Tasks with verifiable answers."""
 
-    type: Literal["calculations", "lookups", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    type: Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None,
-        description="Source: products to compute or facts to look up, both made on the spot; jsonl or parquet files, a"
-        " task of reasoning_gym, or sums. Default: files where `train_data_paths` is given, else calculations.",
+        description="Source: products to compute or facts to look up, both made on the spot; episodes, the seeds of"
+        " `agent.environment`; jsonl or parquet files, a task of reasoning_gym, or sums. Default: files where"
+        " `train_data_paths` is given, else calculations.",
     )
 
     @property
     def source(self) -> str:
         """The source of the tasks."""
-        if self.type in MADE_TASKS:
+        if self.type in (*MADE_TASKS, EPISODES):
             return self.type
         return "calculations" if self.type is None and not self.train_data_paths else super().source
 
@@ -110,6 +113,19 @@ class AgentWorkerConfig(ConfigModel):
             because=("tools",),
         ),
         NoEffect(
+            ("environment",),
+            lambda agent, sizes: agent.run != "env_agent",
+            "`run` is not env_agent",
+            "remove it, or write `run: env_agent`",
+            because=("run",),
+        ),
+        NoEffect(
+            ("tools", "mcp"),
+            lambda agent, sizes: agent.run == "env_agent",
+            "`run: env_agent` uses no tools",
+            because=("run",),
+        ),
+        NoEffect(
             ("http",),
             lambda agent, sizes: "http" not in agent.tools,
             "`tools` has no `http`",
@@ -127,8 +143,8 @@ class AgentWorkerConfig(ConfigModel):
     group_name: Text = Field(default="AgentGroup", description="Name of the worker group; others address it by this.")
     run: Annotated[Text, KnownOrOwn("agent", AGENTS)] = Field(
         default="tool_agent",
-        description="The agent: tool_agent, which uses tools until it answers, or `package.module:function`, an async"
-        " function of task, model and tools that returns an outcome.",
+        description="The agent: tool_agent, which uses tools until it answers; env_agent, which plays `environment`; or"
+        " `package.module:function`, an async function of task, model and tools that returns an outcome.",
     )
     tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
         default=("calculator",),
@@ -149,6 +165,9 @@ class AgentWorkerConfig(ConfigModel):
     )
     http: HttpToolConfig = Field(
         default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
+    )
+    environment: EnvironmentConfig = Field(
+        default_factory=EnvironmentConfig, description="The environment that `run: env_agent` plays."
     )
     mcp: dict[Text, McpServerConfig] = Field(
         default_factory=dict[str, McpServerConfig],
@@ -237,6 +256,14 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
     for number, tool in enumerate(agent.tools):
         if ":" in tool:
             check_import(config, ("agent", "tools", number), tool, "agent", report)
+    _check_environment(config, report)
+    if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
+        report(
+            ("agent", "tools", agent.tools.index("python")),
+            "missing-extra",
+            "`python` runs programs in a sandbox of bubblewrap, which is not installed",
+            "run `apt install bubblewrap`",
+        )
     if "http" in agent.tools and not agent.http.allow:
         report(
             blame(config, ("agent", "http", "allow"), ("agent", "tools")),
@@ -256,6 +283,27 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             "remove it, or write `agent.tools: [search]`",
             severity=Severity.WARNING,
         )
+
+
+def _check_environment(config: AgentConfig, report: Report) -> None:
+    environment, plays = config.agent.environment, config.agent.run == "env_agent"
+    if plays != (config.data.source == EPISODES) and (plays or ":" not in config.agent.run):
+        report(
+            blame(config, ("data", "type"), ("agent", "run")),
+            "conflicting-settings",
+            f"`agent.run: {config.agent.run}` and tasks of {config.data.source}: an environment is played from seeds,"
+            " and seeds are for environments",
+            "write both `agent.run: env_agent` and `data.type: episodes`",
+        )
+    if not plays:
+        return
+    at = ("agent", "environment", "type")
+    if environment.type == "openenv" and not environment.url:
+        report(
+            at, "conflicting-settings", "`openenv` needs a server", "write `agent.environment.url: http://HOST:PORT`"
+        )
+    if ":" in environment.type:
+        check_import(config, at, environment.type, "agent", report)
 
 
 def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from recipes.agent.messages import engine_key
 from recipes.agent.protocols import AgentGroup, TurnGroup
+from recipes.agent.slow_tools import SlowTools
 from recipes.agent.task_calls import TaskCalls
 from recipes.language.loop.generation import (
     PromptService,
@@ -22,6 +24,8 @@ from recipes.language.loop.protocols import Generation, RewardGroup
 from recipes.language.loop.runner import ReasoningRunner
 from rlinf_core import Channel, WorkerGroupHandle
 from rlinf_core.worker.handle import wait_together
+
+LOGGER = logging.getLogger("rlinf")
 
 
 class AgentTurns(Turns):
@@ -80,6 +84,7 @@ class AgentRunner(ReasoningRunner):
     def _turns(self) -> PromptService:
         """See `ReasoningRunner`."""
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
+        self._slow_tools = SlowTools(LOGGER.warning)
         self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"])
         return AgentTurns(self._calls, rollout, self.reward, sizes, channel)
 
@@ -102,4 +107,5 @@ class AgentRunner(ReasoningRunner):
         metrics = super().generate_rollouts(step)
         metrics["agent/processes_lost"] = self._calls.lost
         metrics["agent/tasks_moved"] = self._calls.take_moved()
+        self._slow_tools.look(metrics)
         return metrics

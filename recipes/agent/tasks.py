@@ -6,9 +6,10 @@ import itertools
 import random
 from typing import Final, TypeVar
 
-from recipes.agent.config import AgentDataConfig
+from recipes.agent.config import EPISODES, AgentDataConfig
 from recipes.language.data.load import load_problems
 from recipes.language.data.problems import Problem, ProblemSet
+from recipes.language.data_config import MOST_GENERATED
 
 T = TypeVar("T")
 
@@ -31,12 +32,33 @@ class MadeTasks:
         return self._tasks[index]
 
 
+class Episodes:
+    """Seeds of an environment; those of evaluation are not trained on.
+
+    Args:
+        evaluation: whether those of evaluation are asked for.
+        size: how many of them there are.
+    """
+
+    def __init__(self, *, evaluation: bool, size: int) -> None:
+        self._first, self._size = (MOST_GENERATED, size) if evaluation else (0, MOST_GENERATED)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Problem:
+        seed = self._first + index
+        return Problem(prompt=f"episode {seed}", answer="", row={"seed": seed}, source=EPISODES)
+
+
 def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
     """Return the tasks of training or of evaluation.
 
     Raises:
         ConfigError: see `load_problems`.
     """
+    if data.source == EPISODES:
+        return Episodes(evaluation=evaluation, size=data.val_size)
     if data.source == "calculations":
         return MadeTasks(calculations(evaluation=evaluation, size=data.val_size, seed=data.seed))
     if data.source == "lookups":

@@ -1,17 +1,19 @@
-"""Sections of tools that reach out of the job: servers over HTTP, and MCP servers that are started."""
+"""Sections of what agents reach out of the job: hosts over HTTP, MCP servers, and environments of others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from recipes.agent.tools.allow_list import parse_allowed
-from recipes.sections.values import one_or_many
+from recipes.sections.values import KnownOrOwn, one_or_many
 from rlinf_core import ConfigModel
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count
 from rlinf_core.scalars import Text, problem
 
+ENVIRONMENTS: Final = ("treasure", "openenv")
 _HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"
 
 
@@ -49,4 +51,31 @@ class McpServerConfig(ConfigModel):
     )
     tools: tuple[Text, ...] | None = Field(
         default=None, description="Those of its tools that are offered to the model. Default: all."
+    )
+
+
+class EnvironmentConfig(ConfigModel):
+    """The environment that `run: env_agent` plays."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("url", "action_key", "observation_key"),
+            lambda environment, sizes: environment.type != "openenv",
+            "`type` is not openenv",
+            "remove it, or write `type: openenv`",
+            because=("type",),
+        ),
+    )
+
+    type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
+        default="treasure",
+        description="Environment: treasure, a small text game; openenv, a server of OpenEnv; or `package.module:name`,"
+        " a class or a function that makes a `TextEnvironment`.",
+    )
+    url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
+    action_key: Text = Field(default="message", description="Key of the server's actions that holds the model's text.")
+    observation_key: Text | None = Field(
+        default=None,
+        description="Key of its observations that holds what the model is told. Default: their only text, or all of"
+        " them as JSON.",
     )

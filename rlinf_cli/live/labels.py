@@ -84,6 +84,20 @@ def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
 
 
+def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return how agents fare: turns of a run, the share of calls of tools that fail, and of its time that they take."""
+    turns, calls = metrics.get("agent/turns"), metrics.get("agent/tool_calls", 0.0)
+    found = [] if turns is None else [("turns", figure(turns))]
+    if calls:
+        failed = metrics.get("agent/tool_errors", 0.0) + metrics.get("agent/tool_timeouts", 0.0)
+        found.append(("tool errors", f"{failed / calls:.0%}"))
+        waited = sum(value for name, value in metrics.items() if name.startswith("agent/tool_seconds/"))
+        # Tools may be called side by side, for longer than the run takes together.
+        whole = max(metrics.get("agent/seconds", 0.0), waited)
+        found.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
+    return found
+
+
 def figures_text(figures: list[tuple[str, str]]) -> str:
     """Return `success 0.92, return 17.2`."""
     return ", ".join(f"{word} {text}" for word, text in figures)

@@ -79,6 +79,9 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     headlines = labels.headlines(progress.metrics, "env", "rollout")
     if headlines:
         rows.append(("train", _figures(headlines, "bold")))
+    conversations = labels.conversations(progress.metrics)
+    if conversations:
+        rows.append(("agents", _figures(conversations)))
     losses = labels.losses(progress.metrics)
     if losses:
         rows.append(("learn", _figures(losses)))

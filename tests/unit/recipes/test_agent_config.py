@@ -53,3 +53,26 @@ def test_the_index_has_a_place_of_its_own(findings: Any) -> None:
     searching = "agent:\n  tools: [search]\ndata:\n  type: lookups\n"
     assert findings(placed + searching) == []
     assert [each[:2] for each in findings(placed)] == [("unused-component", "index")]
+
+
+def test_environments_are_played_from_seeds(findings: Any) -> None:
+    played = FILE + "agent:\n  run: env_agent\n  environment: {}\ndata:\n  type: episodes\n"
+    assert findings(played) == []
+    assert [each[0] for each in findings(FILE + "data:\n  type: episodes\n")] == ["conflicting-settings"]
+    assert [each[0] for each in findings(FILE + "agent:\n  run: env_agent\n")] == ["conflicting-settings"]
+    remote = played.replace("{}", "{type: openenv}")
+    assert [each[:2] for each in findings(remote)] == [("conflicting-settings", "openenv")]
+    assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
+    assert [each[0] for each in findings(played.replace("{}", "{type: chess}"))] == ["unknown-choice"]
+    assert [each[0] for each in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == ["missing-extra"]
+
+
+def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = FILE + "agent:\n  tools: [calculator, python]\n"
+    monkeypatch.setattr("recipes.agent.config.shutil.which", lambda name: f"/usr/bin/{name}")
+    assert findings(programs) == []
+    monkeypatch.setattr("recipes.agent.config.shutil.which", lambda name: None)
+    found = findings(programs, messages=True)
+    assert [(each[0], each[1], each[3]) for each in found] == [
+        ("missing-extra", "python", "run `apt install bubblewrap`")
+    ]

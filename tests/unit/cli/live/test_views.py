@@ -272,3 +272,20 @@ def test_figures_of_language_models_are_told_where_they_say_something() -> None:
     stale = {**plain, "rollout/groups_kept": 0.75, "rollout/staleness_mean": 1.2}
     spelled = labels.figures_text(labels.headlines(stale, "env", "rollout"))
     assert spelled == f"reward 0.5, length 12, truncated 0.1, kept 0.75, staleness 1.2, {speeds}"
+
+
+def test_agents_are_told_of_by_turns_and_tools() -> None:
+    metrics = {
+        "agent/turns": 2.5,
+        "agent/tool_calls": 2.0,
+        "agent/tool_errors": 0.1,
+        "agent/tool_timeouts": 0.1,
+        "agent/tool_seconds/search": 1.0,
+        "agent/tool_seconds/http": 2.0,
+        "agent/seconds": 4.0,
+    }
+    told = "turns 2.5, tool errors 10%, waiting for tools 75%"
+    assert labels.figures_text(labels.conversations(metrics)) == told
+    assert labels.conversations({"agent/turns": 1.0, "agent/tool_calls": 0.0}) == [("turns", "1")]
+    assert labels.conversations({"agent/tool_calls": 1.0})[-1] == ("waiting for tools", "0%")
+    assert labels.conversations({"env/return": 1.0}) == []

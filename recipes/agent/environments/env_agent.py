@@ -1,0 +1,74 @@
+"""The agent that plays an environment: what the model says is an action, what the environment says is told to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.config import AgentConfig
+from recipes.agent.environments.base import TextEnvironment
+from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
+from recipes.agent.environments.treasure import Treasure
+from recipes.agent.llm import LanguageModel, LimitReached
+from recipes.agent.messages import ChatMessage
+from recipes.agent.tools.toolbox import Toolbox
+from rlinf_core import ConfigError
+from rlinf_core.registry import import_target
+
+
+class EnvAgent:
+    """Plays an episode in each run; the seed is that of the task.
+
+    The reward of the last turn is that of the outcome; that of an earlier one is credited to its turn.
+
+    Args:
+        make: makes an environment.
+    """
+
+    def __init__(self, make: Callable[[], TextEnvironment]) -> None:
+        self._make = make
+
+    async def __call__(self, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+        """Play, and return the outcome; an agent as `Agent` says."""
+        environment = self._make()
+        try:
+            first = await environment.reset(int(task.row.get("seed", 0)))
+            before = [each for each in task.messages if each.role == "system"]
+            chat = llm.conversation(*before, ChatMessage("user", first))
+            total = 0.0
+            while True:
+                try:
+                    reply = await chat.reply(stop=environment.stop)
+                except LimitReached:
+                    # What was gained stays; the episode has no end.
+                    return AgentOutcome(reward=0.0, parts={"return": total, "unfinished": 1.0})
+                step = await environment.step(reply.text)
+                total += step.reward
+                if step.done:
+                    parts = {"return": total, "unfinished": 0.0}
+                    return AgentOutcome(answer=reply.text, reward=step.reward, parts=parts)
+                if step.reward:
+                    chat.credit(step.reward)
+                chat.add(step.text)
+        finally:
+            await environment.close()
+
+
+def make_env_agent(config: AgentConfig) -> EnvAgent:
+    """Return the agent that plays the environment of a job.
+
+    Raises:
+        ConfigError: the environment cannot be imported, or a package is missing.
+    """
+    settings = config.agent.environment
+    if settings.type == "treasure":
+        return EnvAgent(Treasure)
+    if settings.type == "openenv":
+        found = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
+        OpenEnv(found)
+        return EnvAgent(lambda: OpenEnv(found))
+    make = import_target(settings.type, "environment")
+    if not callable(make):
+        raise ConfigError(f"environment `{settings.type}` is no class and no function", help="name one that makes it")
+    return EnvAgent(cast("Callable[[], TextEnvironment]", make))

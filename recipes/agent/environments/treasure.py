@@ -1,0 +1,56 @@
+"""A small text game: find the treasure in a house of nine rooms."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar, Final
+
+from recipes.agent.environments.base import TextEnvironment, TextStep
+
+_SIDE: Final = 3
+_MOST_MOVES: Final = 12
+_MOVES: Final = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
+_ROOMS: Final = ("kitchen", "hall", "cellar", "library", "attic", "garden", "study", "pantry", "stable")
+
+
+class Treasure(TextEnvironment):
+    """A house of nine rooms. A turn is a direction, or `take`; the reward is 1 for the treasure.
+
+    The first text says in which room the treasure is, and each further one where the model is and which doors there
+    are: it has to remember, and to find its way.
+    """
+
+    stop: ClassVar[tuple[str, ...]] = ("\n",)
+
+    async def reset(self, seed: int) -> str:
+        """See `TextEnvironment`."""
+        chance = random.Random(f"treasure {seed}")
+        self._rooms = chance.sample(_ROOMS, len(_ROOMS))
+        places = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
+        self._at, self._goal = chance.sample(places, 2)
+        self._moves = 0
+        return f"the treasure is in the {self._room(self._goal)}. say a direction or take. {self._seen()}"
+
+    async def step(self, text: str) -> TextStep:
+        """See `TextEnvironment`."""
+        said = text.strip().lower()
+        self._moves += 1
+        over = self._moves >= _MOST_MOVES
+        if said == "take":
+            found = self._at == self._goal
+            return TextStep("you have it.\n" if found else "it is not here.\n", float(found), found or over)
+        if said not in _MOVES:
+            return TextStep(f"say {', '.join(_MOVES)} or take.\n", 0.0, over)
+        (x, y), (right, down) = self._at, _MOVES[said]
+        if not (0 <= x + right < _SIDE and 0 <= y + down < _SIDE):
+            return TextStep("there is a wall.\n", 0.0, over)
+        self._at = (x + right, y + down)
+        return TextStep(self._seen(), 0.0, over)
+
+    def _room(self, place: tuple[int, int]) -> str:
+        return self._rooms[place[1] * _SIDE + place[0]]
+
+    def _seen(self) -> str:
+        x, y = self._at
+        doors = [name for name, (right, down) in _MOVES.items() if 0 <= x + right < _SIDE and 0 <= y + down < _SIDE]
+        return f"you are in the {self._room(self._at)}. doors: {', '.join(doors)}.\n"

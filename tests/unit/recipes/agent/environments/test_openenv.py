@@ -1,0 +1,78 @@
+"""OpenEnv's protocol against a server of our own: `{"type": "reset" | "step", "data": ...}` at `/ws`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from recipes.agent.environments.base import TextStep
+from recipes.agent.environments.openenv import OpenEnv, OpenEnvError, OpenEnvSettings
+
+websockets = pytest.importorskip("websockets.asyncio.server")
+
+
+async def _serve(connection: Any) -> None:
+    """Play one session: an echo with the length of what was said as its reward; `end` ends it."""
+    assert connection.request.path == "/ws"
+    seed = None
+    async for text in connection:
+        message = json.loads(text)
+        if message["type"] == "reset":
+            seed, observation, reward, done = message["data"]["seed"], {"echo": "hello", "turn": 0}, None, False
+        elif set(message["data"]) != {"message"}:
+            error = {"message": "an action has a message", "code": "VALIDATION_ERROR"}
+            await connection.send(json.dumps({"type": "error", "data": error}))
+            continue
+        else:
+            said = message["data"]["message"]
+            observation, reward, done = {"echo": f"{seed} {said}", "turn": 1}, len(said), said == "end"
+        data = {"observation": observation, "reward": reward, "done": done}
+        await connection.send(json.dumps({"type": "observation", "data": data}))
+
+
+@asynccontextmanager
+async def _server() -> AsyncGenerator[str]:
+    async with websockets.serve(_serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _played(action_key: str, observation_key: str | None, *texts: str) -> list[Any]:
+    async with _server() as url:
+        environment = OpenEnv(OpenEnvSettings(url, action_key, observation_key))
+        try:
+            return [await environment.reset(5), *[await environment.step(each) for each in texts]]
+        finally:
+            await environment.close()
+
+
+def test_an_episode() -> None:
+    seen = asyncio.run(_played("message", None, "go", "end"))
+    assert seen == ["hello", TextStep("5 go", 2.0, False), TextStep("5 end", 3.0, True)]
+
+
+def test_the_key_of_an_observation() -> None:
+    assert asyncio.run(_played("message", "turn", "go")) == ["0", TextStep("1", 2.0, False)]
+    with pytest.raises(OpenEnvError, match="no `text`; it has echo, turn"):
+        asyncio.run(_played("message", "text"))
+
+
+def test_what_the_server_refuses() -> None:
+    with pytest.raises(OpenEnvError, match="VALIDATION_ERROR: an action has a message"):
+        asyncio.run(_played("text", None, "go"))
+
+
+def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
+    async def run() -> list[list[Any]]:
+        return await asyncio.gather(*(_played("message", None, str(number)) for number in range(20)))
+
+    assert [each[1].text for each in asyncio.run(run())] == [f"5 {number}" for number in range(20)]
+
+
+def test_no_server_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+        asyncio.run(OpenEnv(OpenEnvSettings("http://127.0.0.1:1", "message", None)).reset(0))
