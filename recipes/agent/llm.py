@@ -202,3 +202,4 @@ class Chat:
     def credit(self, reward: float) -> None:
         """Give the model's last turn a reward of its own, besides that of the outcome."""
         self.tokens.credit(reward)
+        self._model.say(TurnRecord("reward", f"{reward:+g}", segment=self.number))

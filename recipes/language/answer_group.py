@@ -16,15 +16,15 @@ class TurnRecord(NamedTuple):
     """A turn of a conversation, as a person reads it.
 
     Attributes:
-        who: the task, the model, or a tool.
-        text: what was said.
+        who: the task, the model, or a tool; or that a turn of the model was given a reward.
+        text: what was said, or the reward.
         tool: name of the tool.
         seconds: that the turn took.
         failure: `error` or `timeout` of a tool; "" else.
         segment: number of the segment of the trajectory.
     """
 
-    who: Literal["task", "model", "tool"]
+    who: Literal["task", "model", "tool", "reward"]
     text: str
     tool: str = ""
     seconds: float = 0.0

@@ -47,11 +47,15 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
 
 
 def _turn(turn: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a turn of a conversation; of a tool with its name, its time and what went wrong."""
-    if turn["who"] != "tool":
-        return _indented(turn["who"], _safe(turn["text"]))
-    failure = f", {turn['failure']}" if turn["failure"] else ""
-    return _indented("tool", f"{_safe(turn['text'])}  ({turn['tool']}, {1000 * turn['seconds']:.1f} ms{failure})")
+    """Return the lines of a turn of a conversation, with its time; of a tool with its name and what went wrong."""
+    text, details = _safe(turn["text"]).rstrip("\n"), list[str]()
+    if turn["tool"]:
+        details.append(turn["tool"])
+    if turn["seconds"]:
+        details.append(f"{1000 * turn['seconds']:.1f} ms")
+    if turn["failure"]:
+        details.append(turn["failure"])
+    return _indented(turn["who"], f"{text}  ({', '.join(details)})" if details else text)
 
 
 def _indented(label: str, text: str) -> list[str]:

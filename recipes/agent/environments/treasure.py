@@ -20,7 +20,7 @@ class Treasure(TextEnvironment):
     are: it has to remember, and to find its way.
     """
 
-    stop: ClassVar[tuple[str, ...]] = ("\n",)
+    stop: ClassVar[tuple[str, ...]] = (".", "\n")
 
     async def reset(self, seed: int) -> str:
         """See `TextEnvironment`."""
@@ -33,17 +33,17 @@ class Treasure(TextEnvironment):
 
     async def step(self, text: str) -> TextStep:
         """See `TextEnvironment`."""
-        said = text.strip().lower()
+        said = text.strip(" .\n").lower()
         self._moves += 1
         over = self._moves >= _MOST_MOVES
         if said == "take":
             found = self._at == self._goal
-            return TextStep("you have it.\n" if found else "it is not here.\n", float(found), found or over)
+            return TextStep("you have it. " if found else "it is not here. ", float(found), found or over)
         if said not in _MOVES:
-            return TextStep(f"say {', '.join(_MOVES)} or take.\n", 0.0, over)
+            return TextStep(f"say {', '.join(_MOVES)} or take. ", 0.0, over)
         (x, y), (right, down) = self._at, _MOVES[said]
         if not (0 <= x + right < _SIDE and 0 <= y + down < _SIDE):
-            return TextStep("there is a wall.\n", 0.0, over)
+            return TextStep("there is a wall. ", 0.0, over)
         self._at = (x + right, y + down)
         return TextStep(self._seen(), 0.0, over)
 
@@ -53,4 +53,4 @@ class Treasure(TextEnvironment):
     def _seen(self) -> str:
         x, y = self._at
         doors = [name for name, (right, down) in _MOVES.items() if 0 <= x + right < _SIDE and 0 <= y + down < _SIDE]
-        return f"you are in the {self._room(self._at)}. doors: {', '.join(doors)}.\n"
+        return f"you are in the {self._room(self._at)}, doors {', '.join(doors)}. "

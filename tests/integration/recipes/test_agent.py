@@ -149,6 +149,43 @@ def test_agents_go_on_while_the_model_learns_and_after_a_restart(
 
 
 @pytest.mark.nightly
+def test_an_environment_is_played_from_seeds(train_agent: Train) -> None:
+    run = train_agent(
+        "agent.run=env_agent",
+        "agent.max_turns=3",
+        "data.type=episodes",
+        "data.max_prompt_length=200",
+        "runner.seq_length=600",
+        "actor.warm_start.steps=2",
+        "runner.val_check_interval=2",
+        *CHECKED,
+    )
+
+    assert len(run.metrics) == 3
+    for each in run.metrics:
+        assert each.metrics["reward/unfinished"] > 0
+        assert each.metrics["reward/return"] >= 0
+        assert 1 <= each.metrics["agent/turns"] <= 3
+    assert max(gaps(run)) < 1e-4
+
+
+@pytest.mark.nightly
+def test_agents_search_in_an_index_of_workers(train_agent: Train) -> None:
+    placed = {"actor,rollout,reward,index": {"placement": 0}, "agent": {"placement": "0:0-1"}}
+    run = train_agent(
+        "data.type=lookups",
+        "data.max_prompt_length=24",
+        "agent.tools=[search]",
+        "runner.seq_length=96",
+        "actor.warm_start={steps: 40, tool_share: 0.9}",
+        f"cluster.component_placement={json.dumps(placed)}",
+    )
+
+    assert run.metrics[-1].metrics["agent/tool_calls"] > 0
+    assert run.metrics[-1].metrics["agent/tool_timeouts"] == 0
+
+
+@pytest.mark.nightly
 def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Train, tmp_path: Path) -> None:
     marker, data = tmp_path / "killed", tmp_path / "tasks.jsonl"
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1), "marker": str(marker)} for number in range(10, 40)]

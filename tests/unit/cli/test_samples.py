@@ -71,6 +71,26 @@ def test_the_last_step_is_shown_whole(cli: Cli, run: RunFolder) -> None:
     assert "--step 1" in ended.err
 
 
+def test_a_conversation_is_shown_turn_by_turn_with_times_and_rewards(cli: Cli, run: RunFolder) -> None:
+    def turn(who: str, text: str, tool: str = "", seconds: float = 0.0, failure: str = "") -> dict[str, Any]:
+        return {"who": who, "text": text, "tool": tool, "seconds": seconds, "failure": failure, "segment": 0}
+
+    turns = [
+        turn("task", "1+1="),
+        turn("model", "<search>1</search>\n", seconds=0.25),
+        turn("reward", "+0.5"),
+        turn("tool", "error: no answer", "search", 1.5, "timeout"),
+    ]
+    write_samples(run.path, 10, [sample(1, 1.0, "2", turns=turns)])
+
+    assert cli("samples").out.splitlines()[1:5] == [
+        "      task  1+1=",
+        "     model  <search>1</search>  (250.0 ms)",
+        "    reward  +0.5",
+        "      tool  error: no answer  (search, 1500.0 ms, timeout)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

@@ -97,7 +97,8 @@ def test_a_conversation_that_is_full_ends_the_run() -> None:
 
 
 def test_branches_are_segments_that_share_what_came_before() -> None:
-    model = LanguageModel(script := Script("a", "b", "c"), SETTINGS)
+    turns: list[TurnRecord] = []
+    model = LanguageModel(script := Script("a", "b", "c"), SETTINGS, turns.append)
 
     async def run() -> None:
         trunk = model.conversation("x")
@@ -114,6 +115,7 @@ def test_branches_are_segments_that_share_what_came_before() -> None:
     assert branch.prompt == (*tokens("xa"), 0, *tokens("y"))
     assert branch.tokens == (*tokens("c"), 0)
     assert branch.rewards == (0.0, 0.5)
+    assert turns[-1] == TurnRecord("reward", "+0.5", segment=1)
     assert trunk.tokens == (*tokens("a"), 0, *tokens("b"), 0)
     # Equal conversations draw other tokens in each branch.
     assert len({each.sample for each in script.requests}) == 2

@@ -58,9 +58,9 @@ def test_a_seed_is_a_game() -> None:
 
 def test_what_is_no_move_costs_one_and_there_are_twelve() -> None:
     _, steps = said(0, *["dance"] * 12)
-    assert steps[0] == TextStep("say north, south, west, east or take.\n")
+    assert steps[0] == TextStep("say north, south, west, east or take. ")
     assert [each.done for each in steps] == [False] * 11 + [True]
 
 
 def test_nothing_is_taken_elsewhere() -> None:
-    assert said(0, "take")[1] == [TextStep("it is not here.\n")]
+    assert said(0, "take")[1] == [TextStep("it is not here. ")]
