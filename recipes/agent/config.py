@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.no_effect import AGENT
-from recipes.agent.tool_config import EnvironmentConfig, HttpToolConfig, McpServerConfig
+from recipes.agent.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
 from recipes.language.config import (
     OPTIONAL_COMPONENTS,
     SYMBOLS,
@@ -166,8 +166,8 @@ class AgentWorkerConfig(ConfigModel):
     http: HttpToolConfig = Field(
         default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
     )
-    environment: EnvironmentConfig = Field(
-        default_factory=EnvironmentConfig, description="The environment that `run: env_agent` plays."
+    environment: TextEnvironmentConfig = Field(
+        default_factory=TextEnvironmentConfig, description="The environment that `run: env_agent` plays."
     )
     mcp: dict[Text, McpServerConfig] = Field(
         default_factory=dict[str, McpServerConfig],

@@ -54,7 +54,7 @@ class McpServerConfig(ConfigModel):
     )
 
 
-class EnvironmentConfig(ConfigModel):
+class TextEnvironmentConfig(ConfigModel):
     """The environment that `run: env_agent` plays."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
