@@ -47,6 +47,12 @@ async def hang() -> str:
 
 
 @server.tool()
+def pid() -> str:
+    """Show the process id of the server."""
+    return str(os.getpid())
+
+
+@server.tool()
 def child() -> str:
     """Start a process that outlives its parent, in a session of its own, and show its pid with the server's."""
     script = "sleep 1000 >/dev/null 2>&1 </dev/null & echo $!"

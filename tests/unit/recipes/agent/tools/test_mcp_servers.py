@@ -97,6 +97,15 @@ def test_a_call_that_hangs_holds_up_no_other(servers: McpServers) -> None:
     assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
+def test_a_server_that_leaves_three_calls_without_an_answer_is_started_again(servers: McpServers) -> None:
+    (before,) = called(servers, ("pid", ""))
+    assert [each.failure for each in called(servers, *[("hang", "")] * 3, timeout=0.3)] == ["timeout"] * 3
+    # The old one may answer, or leave a call without an answer, until it has been told of the third.
+    answers = (called(servers, ("pid", ""))[0] for _ in range(1000))
+    after = next(each for each in answers if not each.failure and each.text != before.text)
+    assert after.text.isdecimal()
+
+
 def test_a_server_ends_with_whoever_started_it_however_that_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, *SERVER], stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
