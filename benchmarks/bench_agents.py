@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import ray
+
 from benchmarks.table import Result, run_parts
 from recipes.agent.agent_worker import AgentWorker
 from recipes.agent.agents import AgentTask, tool_agent
@@ -44,6 +46,8 @@ TOKENS, DELAY = 20, 0.01
 AT_ONCE, SPEED_TASKS, ROUNDS = 128, 1024, 3
 TOOL_TIMEOUT = 1.0
 SLOWER, LARGEST = 2.0, 60
+# Of the part about memory: processes at once, bare actors beside them, tasks of each, and MiB to leave free.
+STEPS, BARE, TASKS_EACH, LEFT = (8, 50, 100, 200), 4, 5, 3 * 1024
 
 
 def turn_of(request: DrawRequest) -> DrawnTurn:
@@ -215,19 +219,61 @@ def measure_faults(cluster: Cluster, agents: int, tasks: int) -> Iterable[Result
     yield Result("Time against the same without faults", measured, f"{ratio:.2f}x", f"<= {SLOWER}x", ratio <= SLOWER)
 
 
+class BareActor:
+    """An actor of Ray's with nothing of this project in it."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def own_memory(pid: int) -> float:
+    """Return the memory that a process shares with no other, in MiB."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]]
+    private = sum(int(row[1]) for row in rows if row[0].startswith("Private_") and row[0] != "Private_Hugetlb:")
+    return private * 1024 / MB
+
+
+def bare_memory() -> float:
+    """Return the median memory of its own of a bare actor of Ray's, in MiB."""
+    plain: Any = ray
+    create = plain.remote(num_cpus=0)(BareActor)
+    actors = [create.remote() for _ in range(BARE)]
+    found = statistics.median(own_memory(plain.get(each.pid.remote())) for each in actors)
+    for each in actors:
+        plain.kill(each)
+    return found
+
+
+def available_memory() -> float:
+    """Return how much memory new processes may still take on this machine, in MiB."""
+    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(rows["MemAvailable"].split()[0]) * 1024 / MB
+
+
 def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
-    group = Processes(cluster, "memory", processes, configuration())
-    own, torch = list[int](), 0
-    for member in group.agents._members:  # pyright: ignore[reportPrivateUsage]
-        folder = Path(f"/proc/{member.pid}")
-        rows = [line.split() for line in (folder / "smaps_rollup").read_text().splitlines()[1:]]
-        own.append(sum(int(row[1]) for row in rows if row[0].startswith("Private_") and row[0] != "Private_Hugetlb:"))
-        torch += "libtorch" in (folder / "maps").read_text()
-    group.close()
-    most = max(own) * 1024 / MB
-    measured = f"median {statistics.median(own) * 1024 / MB:.0f} MiB; {torch} have loaded torch"
-    what = f"Memory of its own of each of {processes} agent processes, most"
-    yield Result(what, measured, f"{most:.0f} MiB", f"<= {LARGEST} MiB", most <= LARGEST and not torch)
+    bare, each = bare_memory(), float(LARGEST)
+    for count in sorted({step for step in STEPS if step < processes} | {processes}):
+        left = available_memory()
+        if left - count * each < LEFT:
+            yield Result(f"{count} agent processes", f"{left:.0f} MiB free, {each:.0f} MiB each", "-", "", met=False)
+            return
+        began = time.perf_counter()
+        group = Processes(cluster, f"memory-{count}", count, configuration())
+        started = time.perf_counter() - began
+        pids = [cast("int", member.pid) for member in group.agents._members]  # pyright: ignore[reportPrivateUsage]
+        ended = group.run(count * TASKS_EACH)
+        own = [own_memory(pid) for pid in pids]
+        torch = sum("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+        group.close()
+        each, most = statistics.median(own), max(own)
+        middle = (
+            f"median {each:.0f} MiB, {each - bare:.0f} above a bare actor of Ray's ({bare:.0f}); {torch} have torch"
+        )
+        what = f"Memory of its own of each of {count} agent processes, most"
+        yield Result(what, middle, f"{most:.0f} MiB", f"<= {LARGEST} MiB", most <= LARGEST and not torch)
+        rate = f"started in {started:.1f} s, {count * TASKS_EACH / ended.seconds:.0f} tasks a second"
+        once = sorted(ended.counts) == list(range(count * TASKS_EACH)) and set(ended.counts.values()) == {1}
+        yield Result(f"Tasks of {count} processes ended", rate, f"{len(ended.counts)}", f"{count * TASKS_EACH}", once)
 
 
 def main() -> int:
