@@ -1,4 +1,4 @@
-"""The forecast of memory beside what processes held: twelve small configurations, peaks of the resident set by phase.
+"""The forecast of memory beside what processes held: small configurations, peaks of the resident set in every phase.
 
     python -m benchmarks memory [FIRST LAST]
 
@@ -20,6 +20,12 @@ from rlinf_core.job.load import load_job
 
 SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
+VLM = (
+    *VISION,
+    "env.train.total_num_envs=32",
+    "actor.global_batch_size=200",
+    "actor.model={model_type: vlm_policy, hidden_dim: 64, options: {action_bins: 16, max_prompt_tokens: 4}}",
+)
 # Name -> overrides of the shipped `laptop`.
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "mlp 128": (),
@@ -51,8 +57,11 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "actor.global_batch_size=200",
     ),
     "reach, two ranks of env": ("env.train.task=reach", "actor.model.hidden_dim=1024"),
+    "vlm": VLM,
+    "vlm, adapters": (*VLM, "actor.model.is_lora=true"),
+    "vlm, micro 40": (*VLM, "actor.micro_batch_size=40"),
+    "vlm, 48 px, 128 wide": (*VLM, "env.train.options={image_size: 48}", "actor.model.hidden_dim=128"),
 }
-PHASES = (("actor", "init_worker"), ("actor", "run_training"), ("rollout", "generate"), ("env", "interact"))
 
 
 def main(first: int = 0, last: int = len(CONFIGURATIONS)) -> None:
@@ -65,14 +74,13 @@ def main(first: int = 0, last: int = len(CONFIGURATIONS)) -> None:
         job.raise_if_bad()
         expected: Any = {each.component: each for each in forecast(job.config, {})}  # pyright: ignore[reportArgumentType]
         peaks = measured(overrides)
-        for component, phase in PHASES:
-            forecasts = {each.phase: each for each in expected[component].phases}
-            peak = peaks[component][phase]["rss"]
-            ratio = forecasts[phase].total / peak
+        for component, phase in [(name, phase) for name, each in expected.items() for phase in each.phases]:
+            peak = peaks[component][phase.phase]["rss"]
+            ratio = phase.total / peak
             worst = max(worst, ratio, 1 / ratio)
-            parts = {part: round(size / 2**20, 1) for part, size in forecasts[phase].parts.items()}
-            sizes = f"{forecasts[phase].total / 2**20:7.0f} {peak / 2**20:7.0f} MiB  {ratio:.3f}"
-            print(f"{name:24} {component:8} {phase:14} {sizes}  {parts}", flush=True)
+            parts = {part: round(size / 2**20, 1) for part, size in phase.parts.items()}
+            sizes = f"{phase.total / 2**20:7.0f} {peak / 2**20:7.0f} MiB  {ratio:.3f}"
+            print(f"{name:24} {component:8} {phase.phase:31} {sizes}  {parts}", flush=True)
     print(f"worst ratio: {worst:.3f}")
 
 

@@ -25,7 +25,7 @@ class ActingWorker(MultiStepRolloutWorker):
             CheckpointError: it cannot be read, or is of another model.
         """
         self.init_worker(layout, spec)
-        load_trained(self.policy, spec, checkpoint)
+        load_trained(self.policy, self._config.actor.model, spec, checkpoint)
 
     def describe_images(self) -> dict[str, Any]:
         """Return what the policy does to images, see `BasePolicy.describe_images`."""

@@ -39,7 +39,7 @@ class EmbodiedFSDPActor(BaseActor):
         self._prepare(layout, spec, policy, methods=("imitation_losses",))
         self._data = self._demonstrations(spec)
         if config.checkpoint_load_path is not None:
-            load_trained(policy, spec, config.checkpoint_load_path)
+            load_trained(policy, config.model, spec, config.checkpoint_load_path)
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
             policy.normalization = self._data.normalization()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import sizes_of
-from recipes.embodied.model_folders import DESCRIPTION, SHARDS, fault_of_statistics
+from recipes.embodied.model_folders import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.sections.checks import Report
 from recipes.sections.model_folders import FolderFault, read_object
-from rlinf_core.config.tree import Path
 from rlinf_core.runners.checkpoint import MANIFEST
 
 # Of torch.distributed.checkpoint: which tensor is in which file.
@@ -36,10 +35,13 @@ def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | No
     if fault is not None:
         report(at, "unusable-path", *fault)
         return
-    saved = read_object(folder / DESCRIPTION)
-    _check_settings(config, _part(saved, "model"), at, report)
-    if environments is not None and saved:
-        _check_sizes(config, environments, _part(saved, "observations_and_actions"), at, report)
+    about = [("actor", "model", key) for key in ("model_type", "num_action_chunks", "hidden_dim")]
+    about += [("env", section, key) for section in ("train", "eval") for key in ("env_type", "task")]
+    known = environments if os.path.isfile(folder / DESCRIPTION) else None
+    spec = None if known is None else sizes_of(config, known).spec
+    fault = fault_of_fit(folder, config.actor.model, spec)
+    if fault is not None:
+        report(at, "conflicting-settings", f"{fault.message}: `{folder}`", fault.help, about=about)
 
 
 def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
@@ -60,46 +62,3 @@ def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
             written = f", and {kept[name]} were written" if name in kept else ""
             return FolderFault(f"the checkpoint `{folder}` is not whole: `{name}` has {found} bytes{written}", copy)
     return None
-
-
-def _part(saved: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = saved.get(name)
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
-
-
-def _check_settings(config: EmbodiedConfig, theirs: Mapping[str, Any], at: Path, report: Report) -> None:
-    """Report settings of `actor.model` that the checkpoint's weights have others of."""
-    model = config.actor.model
-    # The width of a model that is loaded is its folder's.
-    names = ("model_type", "num_action_chunks", *(("hidden_dim",) if model.model_path is None else ()))
-    for name in names:
-        mine = getattr(model, name)
-        if name in theirs and theirs[name] != mine:
-            report(
-                at,
-                "conflicting-settings",
-                f"the checkpoint's policy has `{name}: {theirs[name]}`, and `actor.model.{name}` is {mine}:"
-                f" `{config.actor.checkpoint_load_path}`",
-                f"write `actor.model.{name}: {theirs[name]}`, or name another checkpoint",
-                about=[("actor", "model", name)],
-            )
-            return
-
-
-def _check_sizes(
-    config: EmbodiedConfig, environments: EnvironmentConfig, theirs: Mapping[str, Any], at: Path, report: Report
-) -> None:
-    """Report sizes of observations and actions that the checkpoint's policy was trained with others of."""
-    spec = sizes_of(config, environments).spec
-    for name, what in (("action_size", "numbers in an action"), ("state_size", "numbers in a state")):
-        found, needed = theirs.get(name), getattr(spec, name, 0)
-        if needed and found is not None and found != needed:
-            report(
-                at,
-                "conflicting-settings",
-                f"the checkpoint's policy has {found} {what}, and `env_type: {environments.env_type}` has {needed}:"
-                f" `{config.actor.checkpoint_load_path}`",
-                "name a checkpoint of this environment, or the environment of the checkpoint",
-                about=[("env", section, key) for section in ("train", "eval") for key in ("env_type", "task")],
-            )
-            return

@@ -23,7 +23,8 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+    from recipes.embodied.envs.types import EnvSpec
 
 # Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
 DESCRIPTION: Final = "policy.json"
@@ -135,3 +136,37 @@ def fault_of_statistics(folder: FilePath) -> FolderFault | None:
         " states and actions",
         "copy the folder again, whole, from where the policy was trained",
     )
+
+
+def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | None) -> FolderFault | None:
+    """Return in what the policy that a folder describes is another; None: in nothing that is known.
+
+    Args:
+        folder: a checkpoint, or a policy's.
+        model: the policy that takes its weights.
+        spec: of the environment; sizes that are 0 are not judged. None: not known.
+    """
+    theirs = _section(folder, "model")
+    # The width of a model that is loaded is its folder's, and what one of the user's own makes of it is not known.
+    ours = model.model_path is None and ":" not in model.model_type
+    for name in ("model_type", "num_action_chunks", *(("hidden_dim",) if ours else ())):
+        mine = getattr(model, name)
+        if theirs.get(name, mine) != mine:
+            return FolderFault(
+                f"the checkpoint's policy has `{name}: {theirs[name]}`, and `actor.model.{name}` is {mine}",
+                f"write `actor.model.{name}: {theirs[name]}`, or name another checkpoint",
+            )
+    sizes = _section(folder, "observations_and_actions")
+    for name, what in (("action_size", "numbers in an action"), ("state_size", "numbers in a state")):
+        needed = getattr(spec, name, 0)
+        if needed and sizes.get(name, needed) != needed:
+            return FolderFault(
+                f"the checkpoint's policy has {sizes[name]} {what}, and the environment {needed}",
+                "name a checkpoint of this environment, or the environment of the checkpoint",
+            )
+    return None
+
+
+def _section(folder: FilePath, name: str) -> Mapping[str, Any]:
+    found = read_object(folder / DESCRIPTION).get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

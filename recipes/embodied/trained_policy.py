@@ -94,5 +94,5 @@ def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> Tr
         return TrainedPolicy(make_model(model, spec).to(device), spec)
     model = EmbodiedModelConfig.model_validate(data) if config is None else config.actor.model
     policy = make_model(model, spec)
-    load_trained(policy, spec, str(folder))
+    load_trained(policy, model, spec, str(folder))
     return TrainedPolicy(policy.to(device), spec)

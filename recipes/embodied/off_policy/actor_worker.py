@@ -59,7 +59,7 @@ class OffPolicyActor(BaseActor):
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
-            load_trained(policy, spec, config.checkpoint_load_path)
+            load_trained(policy, config.model, spec, config.checkpoint_load_path)
         width = config.model.hidden_dim
         critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
         critics.to(self.torch_device).eval()

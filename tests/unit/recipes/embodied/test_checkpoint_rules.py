@@ -92,8 +92,8 @@ def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"action_size": 4}, "has 4 numbers in an action, and `env_type: franka_kin` has 8"),
-        ({"state_size": 39}, "has 39 numbers in a state, and `env_type: franka_kin` has 21"),
+        ({"action_size": 4}, "has 4 numbers in an action, and the environment 8"),
+        ({"state_size": 39}, "has 39 numbers in a state, and the environment 21"),
     ],
 )
 def test_a_checkpoint_of_another_environment_is_refused(checkpoint: Path, sizes: dict[str, Any], words: str) -> None:

@@ -84,7 +84,8 @@ def test_reinforcement_learning_goes_on_from_what_was_learned(actor_of: Actor, t
     actor.save_checkpoint(str(tmp_path / "global_step_1"))
     spec = EnvSpec(STATES, ACTIONS, has_instructions=True)
     policy = make_model(actor._config.actor.model, spec)
-    load_trained(policy, spec, str(tmp_path / "global_step_1"))
+    model = actor._config.actor.model
+    load_trained(policy, model, spec, str(tmp_path / "global_step_1"))
     assert same(dict(policy.state_dict()), weights(actor))
     assert policy.normalization == actor._policy.normalization
 
@@ -131,3 +132,14 @@ def test_a_classifier_learns_from_pictures_alone(actor_of: Actor) -> None:
     assert actor._spec == EnvSpec(0, 1, num_choices=2, cameras={"main": (16, 16, 3)})
     assert actor._policy.normalization == Normalization()
     assert actor.learn(1)["train/actor/bc_loss"] > 0
+
+
+def test_weights_of_another_policy_or_environment_are_named(actor_of: Actor, tmp_path: Path) -> None:
+    actor_of().save_checkpoint(str(tmp_path / "global_step_1"))
+    model, load = actor_of()._config.actor.model, str(tmp_path / "global_step_1")
+    for changed, spec, words in (
+        (model.model_copy(update={"hidden_dim": 8}), EnvSpec(STATES, ACTIONS), "has `hidden_dim: 16`"),
+        (model, EnvSpec(STATES, 4), "has 8 numbers in an action, and the environment 4"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            load_trained(make_model(changed, spec), changed, spec, load)
