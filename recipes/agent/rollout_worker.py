@@ -8,14 +8,13 @@ from collections.abc import Iterable
 
 from recipes.agent.messages import DrawnTurn, DrawRequest, agent_key, engine_key
 from recipes.agent.turn_encoder import TurnEncoder
-from recipes.language.arriving_weights import ArrivingWeights
 from recipes.language.config import LanguageConfig
+from recipes.language.engine_stream import EngineStream
 from recipes.language.engine_worker import EngineWorker
 from recipes.language.layout import LanguageLayout
 from recipes.language.loop.inbox import Inbox
-from recipes.language.loop.prompts import GenerationReport, NewWeights
+from recipes.language.loop.prompts import GenerationReport
 from recipes.language.sequences import Request, SamplingParams, Sequence
-from recipes.language.weights import WeightUpdate
 
 
 class AgentRolloutWorker(EngineWorker):
@@ -26,8 +25,6 @@ class AgentRolloutWorker(EngineWorker):
         # Requests whose turns are being drawn, with the tokens of their messages.
         self._open: dict[str, tuple[DrawRequest, tuple[int, ...]]] = {}
         self._drawn = 0
-        # Of the engine's weights; -1: there are none yet.
-        self._version = -1
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine; its weights come with the first `sync_model_from_actor`."""
@@ -35,11 +32,6 @@ class AgentRolloutWorker(EngineWorker):
         self._encoder = TurnEncoder(self._tokenizer, apply_chat_template=self._config.data.apply_chat_template)
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, engine_key(self._rank))
-
-    def _load(self, update: WeightUpdate) -> None:
-        """See `EngineWorker`."""
-        super()._load(update)
-        self._version = update.version
 
     def serve(self) -> GenerationReport:
         """Draw turns as agents ask for them, until None comes in the place of requests."""
@@ -57,32 +49,11 @@ class AgentRolloutWorker(EngineWorker):
         return GenerationReport(self._drawn - before, seconds)
 
     def serve_forever(self) -> None:
-        """Draw turns as agents ask for them, and load weights as the actor sends them, until None comes.
-
-        Turns are drawn while weights travel. With `runner.partial_rollout` those under way go on under the new weights;
-        without it they are ended under the old ones first. A request waits for the weights that it needs.
-        """
+        """Draw turns as agents ask for them, and load weights as the actor sends them, until None comes."""
         self._wake()
-        engine, waiting, ended = self._engine, list[DrawRequest](), False
-        weights = ArrivingWeights(self._receive, self._change_weights)
-        while not ended or weights or waiting or engine.unfinished:
-            idle = not (ended or engine.unfinished or weights)
-            for order in [self._inbox.wait()] if idle else self._inbox.poll():
-                if order is None:
-                    ended = True
-                elif isinstance(order, NewWeights):
-                    weights.announce()
-                else:
-                    waiting += order
-            weights.advance(wait=not engine.unfinished)
-            self._begin(each for each in waiting if each.version <= self._version)
-            waiting = [each for each in waiting if each.version > self._version]
-            self._finish(engine.step())
-
-    def _change_weights(self, update: WeightUpdate) -> None:
-        self._finish(self._engine.pause("freeze" if self._config.runner.partial_rollout else "drain"))
-        self._load(update)
-        self._engine.resume()
+        partial = self._config.runner.partial_rollout
+        stream = EngineStream[DrawRequest](self._engine, self._receive, self._load, self._finish, partial=partial)
+        stream.run(self._inbox, lambda requests, waiting: requests, self._begin)
 
     def _begin(self, requests: Iterable[DrawRequest]) -> None:
         """Submit requests; one that has no room for another token is answered at once."""

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from recipes.language.answer_group import AnswerGroup
-from recipes.language.arriving_weights import Arriving, ArrivingWeights
 from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engine_stream import Arriving, EngineStream, Orders
 from recipes.language.engines.base import Engine
 from recipes.language.engines.foreign import EngineAnswerError
-from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
+from recipes.language.loop.prompts import KeepUnfinished, Prompt
 from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
-
-
-class Orders(Protocol):
-    """Messages of the runner: tuples of prompts, `NewWeights`, `KeepUnfinished`, and None at the end."""
-
-    def poll(self) -> list[tuple[Prompt, ...] | NewWeights | KeepUnfinished | None]: ...
-    def wait(self) -> tuple[Prompt, ...] | NewWeights | KeepUnfinished | None: ...
 
 
 class _Open(NamedTuple):
@@ -119,32 +112,27 @@ class Answering:
             receive: begins to receive weights.
             keep: takes what there is of the answers, for a checkpoint.
         """
-        engine = self._engine
-        waiting: list[Prompt] = []
-        weights, ended = ArrivingWeights(receive, self._change_weights), False
-        while not ended or weights or waiting or engine.unfinished:
-            idle = not (ended or engine.unfinished or weights)
-            for order in [orders.wait()] if idle else orders.poll():
-                if order is None:
-                    ended = True
-                elif isinstance(order, NewWeights):
-                    weights.announce()
-                elif isinstance(order, KeepUnfinished):
-                    if keep is not None:
-                        keep(self._unfinished(waiting))
-                else:
-                    waiting += map(self._accepted, order)
-            weights.advance(wait=not engine.unfinished)
-            for prompt in waiting:
-                if prompt.version <= self.version:
-                    self._submit(prompt)
-            waiting = [each for each in waiting if each.version > self.version]
-            self._collect(engine.step())
+        stream = EngineStream[Prompt](
+            self._engine,
+            receive,
+            self.load,
+            self._collect,
+            partial=self._config.runner.partial_rollout,
+            version=self.version,
+        )
 
-    def _change_weights(self, update: WeightUpdate) -> None:
-        self._collect(self._engine.pause("freeze" if self._config.runner.partial_rollout else "drain"))
-        self.load(update)
-        self._engine.resume()
+        def take(order: tuple[Prompt, ...] | KeepUnfinished, waiting: list[Prompt]) -> Iterable[Prompt]:
+            if not isinstance(order, KeepUnfinished):
+                return map(self._accepted, order)
+            if keep is not None:
+                keep(self._unfinished(waiting))
+            return ()
+
+        def begin(prompts: list[Prompt]) -> None:
+            for prompt in prompts:
+                self._submit(prompt)
+
+        stream.run(orders, take, begin)
 
     def _accepted(self, prompt: Prompt) -> Prompt:
         """Return a prompt; what a checkpoint has of its answers is taken up now, so that a next one has it, too."""

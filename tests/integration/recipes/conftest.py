@@ -16,6 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted
@@ -182,3 +184,18 @@ def train_math(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("math")
     with closing(Train(cluster, folder, "recipes.math.program", SMALL_MATH, "math_laptop")) as made:
         yield made
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """The problems that a language model's steps learned from; of a step that was repeated those of the last time."""
+    found: dict[int, list[int]] = {}
+    take = PromptPlan.take
+
+    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
+        groups = take(plan, step)
+        found[step] = [each.problem for each in groups]
+        return groups
+
+    monkeypatch.setattr(PromptPlan, "take", noted)
+    return found

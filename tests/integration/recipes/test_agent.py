@@ -19,8 +19,6 @@ pytest.importorskip("transformers")
 from recipes.agent.agents import AgentOutcome, AgentTask
 from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events
 from tests.integration.recipes.conftest import SMALL_MATH, Killer, Run, Train
@@ -120,17 +118,8 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
 
 
 def test_agents_go_on_while_the_model_learns_and_after_a_restart(
-    train_agent: Train, monkeypatch: pytest.MonkeyPatch
+    train_agent: Train, learned: dict[int, list[int]]
 ) -> None:
-    learned: dict[int, list[int]] = {}
-    take = PromptPlan.take
-
-    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
-        groups = take(plan, step)
-        learned[step] = [each.problem for each in groups]
-        return groups
-
-    monkeypatch.setattr(PromptPlan, "take", noted)
     ahead = ("runner.max_staleness=2", "runner.max_steps=5", "runner.save_interval=1")
 
     run = train_agent(*ahead, during=Killer("agent", 3, events.ACTOR_TRAINING))

@@ -14,8 +14,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport
 from rlinf_core.runners import events
 from tests.integration.recipes.conftest import Killer, Run, Train
 
@@ -77,18 +75,8 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
 
 @pytest.mark.nightly
 def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
-    train_math: Train, monkeypatch: pytest.MonkeyPatch
+    train_math: Train, learned: dict[int, list[int]]
 ) -> None:
-    learned: dict[int, list[int]] = {}
-    take = PromptPlan.take
-
-    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
-        groups = take(plan, step)
-        learned[step] = [each.problem for each in groups]
-        return groups
-
-    monkeypatch.setattr(PromptPlan, "take", noted)
-
     run = train_math(
         "algorithm.filter_groups=true",
         # Rewards differ by length: a model so small has few right answers.

@@ -147,7 +147,7 @@ def test_a_death_reaches_who_waits_with_its_cause(
     ending = mortal.end(how)
     began = time.monotonic()
     error = only_error(waiting)
-    assert time.monotonic() - began < 10  # two seconds where nothing else is at work
+    assert time.monotonic() - began < 2
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"{name}:0"
     assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
@@ -166,7 +166,7 @@ def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGro
     ending = mortal.end("kill")
     began = time.monotonic()
     assert isinstance(only_error(waiting), WorkerDiedError)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 2
     # Ray may hear of it later than the workers do.
     with pytest.raises(WorkerGroupError):
         ending.wait(timeout=20)

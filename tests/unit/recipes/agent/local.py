@@ -41,7 +41,6 @@ class LocalEngine(AgentRolloutWorker):
         self._config = config
         self._open = {}
         self._drawn = 0
-        self._version = 0
         self._tokenizer = make_tokenizer(config.actor)
         self._stops = stop_token_ids(self._tokenizer, None)
         self._engine = make_engine(config, self._tokenizer, self._stops, torch.device("cpu"))

@@ -17,6 +17,7 @@ from recipes.language.loop.prompts import NewWeights
 from recipes.language.packing import pack
 from recipes.language.sequences import Sequence as Answer
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
+from tests.unit.recipes.language.orders import Script
 
 # What a tool may say: text of all kinds, marks of the tokenizer's own, and nothing.
 SAID = ("12", "", "<result>7</result>", "<eos>", "<pad>a", "naïve 数 😀", "a\nb", "<calculator>")
@@ -139,25 +140,6 @@ def test_draws_depend_on_the_conversation_and_not_on_its_company(engine: LocalEn
     assert len(set(together)) > 1
 
 
-class Orders:
-    """Messages to an engine that come when it has looked so many times: `(at, message)`, sorted."""
-
-    def __init__(self, *orders: tuple[int, Any]) -> None:
-        self.left = list(orders)
-        self.now = 0
-
-    def poll(self) -> list[Any]:
-        found = [order for at, order in self.left if at <= self.now]
-        self.left = [each for each in self.left if each[0] > self.now]
-        self.now += 1
-        return found
-
-    def wait(self) -> Any:
-        assert self.left, "waited for an order that never comes"
-        self.now, order = self.left.pop(0)
-        return order
-
-
 def request(number: int, version: int) -> DrawRequest:
     said = (ChatMessage("user", "12*3="),)
     return DrawRequest(number, 0, (), said, 120, 8, 1.0, seed=number, sample=0, version=version)
@@ -182,9 +164,9 @@ def test_turns_wait_for_the_weights_that_they_need_and_others_go_on(
     drawn: dict[int, DrawnTurn] = {}
     monkeypatch.setattr(engine, "_receive", receive)
     monkeypatch.setattr(engine, "_send", lambda agent, turns: drawn.update({each.request_id: each for each in turns}))
-    engine._rests, engine._version = False, -1
+    engine._rests = False
     asked = tuple(request(number, version) for number, version in enumerate((0, 0, 0, 1)))
-    engine._inbox = cast("Any", Orders((0, NewWeights(0)), (0, asked), (3, NewWeights(1)), (4, None)))
+    engine._inbox = cast("Any", Script((0, NewWeights(0)), (0, asked), (3, NewWeights(1)), (4, None)))
 
     engine.serve_forever()
 

@@ -22,6 +22,7 @@ from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
 from recipes.language.sequences import FinishReason, Request, Sequence
 from recipes.language.weights import WeightHeader, WeightUpdate
 from rlinf_core.job.load import load_job
+from tests.unit.recipes.language.orders import Script
 
 
 class SteppingEngine(Engine):
@@ -103,25 +104,6 @@ class Encoder:
 
     def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
         return tuple("x" for _ in tokens)
-
-
-class Script:
-    """Orders that come when the engine has drawn so many steps: `(at, order)`, sorted."""
-
-    def __init__(self, *orders: tuple[int, Any]) -> None:
-        self.left = list(orders)
-        self.now = 0
-
-    def poll(self) -> list[Any]:
-        found = [order for at, order in self.left if at <= self.now]
-        self.left = [each for each in self.left if each[0] > self.now]
-        self.now += 1
-        return found
-
-    def wait(self) -> Any:
-        assert self.left, "waited for an order that never comes"
-        self.now, order = self.left.pop(0)
-        return order
 
 
 class Weights:
