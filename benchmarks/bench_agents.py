@@ -46,8 +46,8 @@ TOKENS, DELAY = 20, 0.01
 AT_ONCE, SPEED_TASKS, ROUNDS = 128, 1024, 3
 TOOL_TIMEOUT = 1.0
 SLOWER, LARGEST = 2.0, 60
-# Of the part about memory: processes at once, bare actors beside them, tasks of each, and MiB to leave free.
-STEPS, BARE, TASKS_EACH, LEFT = (8, 50, 100, 200), 4, 5, 3 * 1024
+# Of the part about memory: bare actors beside the processes, tasks of each, and MiB to leave free.
+BARE, TASKS_EACH, LEFT = 4, 5, 3 * 1024
 
 
 def turn_of(request: DrawRequest) -> DrawnTurn:
@@ -252,7 +252,7 @@ def available_memory() -> float:
 
 def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
     bare, each = bare_memory(), float(LARGEST)
-    for count in sorted({step for step in STEPS if step < processes} | {processes}):
+    for count in sorted({min(8, processes), processes}):
         left = available_memory()
         if left - count * each < LEFT:
             yield Result(f"{count} agent processes", f"{left:.0f} MiB free, {each:.0f} MiB each", "-", "", met=False)

@@ -47,6 +47,7 @@ class AgentWorker(Worker):
     """
 
     config_section = "agent"
+    forked = True
 
     def __init__(self, config: AgentConfig) -> None:
         super().__init__()

@@ -8,16 +8,18 @@ All of an environment therefore travels in one file on the node, which `node/nod
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.errors import ClusterError
-from rlinf_core.node import node_env
+from rlinf_core.node import fork_server, node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
 
@@ -34,10 +36,13 @@ class ProcessCommand:
     """The interpreter and the variables of a process, as they travel to its node.
 
     Without an interpreter it is the one that Ray runs with. Variables are pairs, exactly as the process is to see them.
+    With modules, it is forked from a process of the node that has imported them, one for each job.
     """
 
     interpreter: str | None
     variables: tuple[tuple[str, str], ...]
+    modules: tuple[str, ...] = ()
+    job: str = ""
 
     @classmethod
     def of(cls, variables: Mapping[str, str], interpreter: str | None, where: str) -> ProcessCommand | None:
@@ -77,6 +82,9 @@ def prepare(command: ProcessCommand) -> Prepared:
         path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
         words = node_env.command(sys.executable, path)
     fault = _fault_of(words) if command.interpreter is not None else None
+    if command.modules:
+        key = sha256(repr((words, command.modules, command.job)).encode()).hexdigest()[:16]
+        words = fork_server.command(words, os.path.join(session_folder(), f"rlinf-fork-{key}"), command.modules)
     return Prepared(shlex.join(words), fault)
 
 

@@ -92,7 +92,7 @@ class Cluster:
         nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
         self.topology = ClusterTopology.from_nodes(nodes, self.config)
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
-        self._on_launch: Callable[[str, int], None] | None = None
+        self._on_launch: Callable[[str, int, int], None] | None = None
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self._driver_rank]
@@ -116,7 +116,7 @@ class Cluster:
         *,
         log_names: Mapping[str, str] | None = None,
         trace: bool = False,
-        on_launch: Callable[[str, int], None] | None = None,
+        on_launch: Callable[[str, int, int], None] | None = None,
     ) -> None:
         """Say what the workers of groups launched from now on leave behind.
 
@@ -124,7 +124,7 @@ class Cluster:
             log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
             log_names: what to call a group's folder, by the group's name.
             trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
-            on_launch: is told a group's name and its number of workers before they are started.
+            on_launch: is told a group's name, its number of workers, and how many of them have been started.
 
         Raises:
             ClusterError: the cluster was shut down.
@@ -137,9 +137,9 @@ class Cluster:
         self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
         enter_session(self.session)
 
-    def announce_launch(self, group: str, workers: int) -> None:
+    def announce_launch(self, group: str, workers: int, started: int) -> None:
         if self._on_launch is not None:
-            self._on_launch(group, workers)
+            self._on_launch(group, workers, started)
 
     def declare_groups(self, *names: str) -> None:
         """Say which worker groups the job will have, besides those that workers launch themselves.
@@ -281,6 +281,7 @@ class Cluster:
         node_group: str = CLUSTER_LABEL,
         name: str | None = None,
         max_concurrency: int | None = None,
+        modules: tuple[str, ...] = (),
         args: Iterable[Any] = (),
     ) -> Any:
         """Return a Ray actor of `actor_class(*args)` on a node, in the environment that a group gives it there.
@@ -293,6 +294,7 @@ class Cluster:
             node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
             max_concurrency: how many of its methods may run at a time.
+            modules: imported once on the node, by a process that the actor's is forked from; none: it is not forked.
             args: of its constructor.
 
         Raises:
@@ -309,7 +311,7 @@ class Cluster:
             options |= {"name": name, "namespace": self.session.job}
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
-        command = self._command(node_rank, node_group)
+        command = self._command(node_rank, node_group, modules)
         environment = runtime_env(
             self._prepared_command(node_rank, command) if command is not None else None,
             in_worker=self.session.member is not None,
@@ -318,17 +320,18 @@ class Cluster:
             options["runtime_env"] = environment
         return ray.remote(actor_class).options(**options).remote(*args)
 
-    def prepare(self, places: Iterable[tuple[int, str]]) -> None:
+    def prepare(self, places: Iterable[tuple[int, str]], modules: tuple[str, ...] = ()) -> None:
         """Write the environments of processes to their nodes and try their interpreters, on all nodes at once.
 
         Args:
             places: pairs of a node's rank and the label of the group that places a process there.
+            modules: as of `allocate`.
 
         Raises:
             ClusterError: an interpreter cannot run workers, or a node does not answer.
             ConfigError: a variable that `cluster.forward_env` names is not set.
         """
-        wanted = ((rank, self._command(rank, label)) for rank, label in dict.fromkeys(places))
+        wanted = ((rank, self._command(rank, label, modules)) for rank, label in dict.fromkeys(places))
         self._prepare((rank, command) for rank, command in wanted if command is not None)
 
     def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
@@ -360,11 +363,14 @@ class Cluster:
             self._prepare({(node_rank, command)})
         return self._prepared[node_rank, command]
 
-    def _command(self, node_rank: int, node_group: str) -> ProcessCommand | None:
-        if self.config is None:
-            return None
-        environment = process_environment(self.config, node_rank, node_group)
-        return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
+    def _command(self, node_rank: int, node_group: str, modules: tuple[str, ...] = ()) -> ProcessCommand | None:
+        command = None
+        if self.config is not None:
+            environment = process_environment(self.config, node_rank, node_group)
+            command = ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
+        if not modules:
+            return command
+        return replace(command or ProcessCommand(None, ()), modules=modules, job=self.session.job)
 
     def shutdown(self) -> None:
         """End the groups that this process launched, and leave the cluster; an embedded one ends. Safe to call twice.

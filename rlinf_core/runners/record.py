@@ -162,8 +162,9 @@ class RunRecord:
         self.folder.update(address=running.address if running is not None else "")
         self.tell(events.ClusterReady(cluster.topology))
 
-        def launching(group: str, workers: int) -> None:
-            what = f"{components.get(group, group)}: {workers} process{'es' if workers > 1 else ''}"
+        def launching(group: str, workers: int, started: int) -> None:
+            many = f"{started} of {workers}" if started else str(workers)
+            what = f"{components.get(group, group)}: {many} process{'es' if workers > 1 else ''}"
             self.tell(events.Waiting(what))
 
         traced = self._trace is not None

@@ -43,6 +43,11 @@ class Communication:
     """The section of the configuration that is this class's own, as in `actor`. A group whose constructor is given the
     configuration takes its name from `group_name` of that section, unless `launch` names it."""
 
+    forked: ClassVar[bool] = False
+    """Whether processes of the group on one node are forked from one that has imported the class's module, whose memory
+    they share. For groups of many: the module, and all that it imports, must start no thread, as torch may. NumPy
+    computes with one."""
+
     _rlinf_groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
 
     @property

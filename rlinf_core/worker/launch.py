@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,15 @@ from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
+# Processes that a node starts at a time: each imports Ray, which takes a second of a core and 100 MiB for that time.
+WAVE = 16
+
 
 class Launch:
     """The workers of a group whose processes start, in steps: several groups take each step together.
 
-    Their addresses begin with `base`; `pickled` is the class and the arguments of its constructor.
+    Their addresses begin with `base`; `pickled` is the class and the arguments of its constructor. With modules, the
+    processes are forked (see `Worker.forked`). A node starts so many at a time as it has room for while they import.
 
     Raises:
         RuntimeFailure: a group of the name is running already.
@@ -37,10 +42,11 @@ class Launch:
         placements: list[Placement],
         pickled: bytes,
         max_concurrency: int | None = None,
+        modules: tuple[str, ...] = (),
     ) -> None:
         self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
         self._incarnation: int | None = None
-        self._actors = self._allocate(max_concurrency)
+        self._actors = self._allocate(max_concurrency, modules)
 
     def construct(self) -> WorkerGroupHandle[Birth]:
         """Have every process make its worker; return the handle of that.
@@ -74,25 +80,31 @@ class Launch:
             close_group(str(self._base), self._incarnation)
         kill(self._actors)
 
-    def _allocate(self, max_concurrency: int | None) -> list[Any]:
+    def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
+        modules = (WorkerProcess.__module__, *modules) if modules else ()
         places = [(each.cluster_node_rank, each.node_group_label) for each in self._placements]
-        self._cluster.prepare(places)
-        actors: list[Any] = []
+        self._cluster.prepare(places, modules)
+        actors: dict[int, Any] = {}
         try:
-            for placement in self._placements:
-                name = str(self._base.get_child_address(placement.rank))
-                actors.append(
-                    self._cluster.allocate(
+            for wave in waves([node for node, _ in places]):
+                self._cluster.announce_launch(str(self._base), len(places), len(actors))
+                for placement in (self._placements[index] for index in wave):
+                    name = str(self._base.get_child_address(placement.rank))
+                    actors[placement.rank] = self._cluster.allocate(
                         WorkerProcess,
                         node_rank=placement.cluster_node_rank,
                         node_group=placement.node_group_label,
                         name=name,
                         max_concurrency=max_concurrency,
+                        modules=modules,
                         args=(name,),
                     )
-                )
+                if len(actors) < len(places):
+                    # One that dies is told of where it is constructed.
+                    ready = [actors[self._placements[index].rank].find_port.remote() for index in wave]
+                    ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
         except ValueError as error:
-            kill(actors)
+            kill(actors.values())
             if isinstance(error, RLinfError):
                 raise
             raise RuntimeFailure(
@@ -100,9 +112,9 @@ class Launch:
                 help="give this one another `name`, or shut that one down",
             ) from None
         except BaseException:
-            kill(actors)
+            kill(actors.values())
             raise
-        return actors
+        return [actors[each.rank] for each in self._placements]
 
     def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
         cluster, client = self._cluster, self._cluster.client
@@ -139,13 +151,28 @@ class Launch:
         return WorkerGroupHandle[Birth](str(self._base), "__init__", len(self._actors), members, references)
 
 
+def waves(nodes: Sequence[int]) -> list[list[int]]:
+    """Return the indices of processes in the waves in which they start, each with at most `WAVE` on every node.
+
+    `nodes` has the rank of each process's node.
+    """
+    found, before = list[list[int]](), Counter[int]()
+    for index, node in enumerate(nodes):
+        wave = before[node] // WAVE
+        before[node] += 1
+        if wave == len(found):
+            found.append([])
+        found[wave].append(index)
+    return found
+
+
 def close_group(name: str, incarnation: int) -> None:
     client = current_client()
     if client is not None:
         client.tell(CloseGroup(name, incarnation))
 
 
-def kill(actors: Sequence[Any]) -> None:
+def kill(actors: Iterable[Any]) -> None:
     ray = ray_api()
     for actor in actors:
         ray.kill(actor)

@@ -200,8 +200,8 @@ class WorkerGroup(Generic[W]):
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
 
         def begin() -> Launch:
-            cluster.announce_launch(str(base), len(placements))
-            launch = Launch(cluster, base, placements, pickled, max_concurrency)
+            modules = (self.worker_class.__module__,) if self.worker_class.forked else ()
+            launch = Launch(cluster, base, placements, pickled, max_concurrency, modules)
             self._name = str(base)
             return launch
 

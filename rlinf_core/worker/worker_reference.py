@@ -22,6 +22,8 @@ class WorkerReference(Generic[P]):
         config_section: as of the class, `Worker.config_section`.
     """
 
+    forked = False
+
     def __init__(self, path: str, methods: Any, config_section: str | None = None) -> None:
         self._path = path
         self.config_section = config_section

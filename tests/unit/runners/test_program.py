@@ -119,10 +119,10 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
             watched.clear()
 
         def record(
-            self, folder: Path, *, log_names: dict[str, str], trace: bool, on_launch: Callable[[str, int], None]
+            self, folder: Path, *, log_names: dict[str, str], trace: bool, on_launch: Callable[[str, int, int], None]
         ) -> None:
             watched.update(log_names)
-            on_launch("ActorGroup", 2)
+            on_launch("ActorGroup", 2, 0)
 
     def launch(config: Any, cluster: Any, record: RunRecord) -> Any:
         def init_workers() -> None:

@@ -1,0 +1,20 @@
+"""The order in which the processes of a group are started."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.worker.launch import WAVE, waves
+
+
+@given(st.lists(st.integers(0, 3), max_size=120))
+def test_a_wave_starts_few_processes_on_each_node_and_all_are_started(nodes: list[int]) -> None:
+    found = waves(nodes)
+    for wave in found:
+        assert 0 < max(Counter(nodes[index] for index in wave).values()) <= WAVE
+    assert sorted(index for wave in found for index in wave) == list(range(len(nodes)))
+    most = max(Counter(nodes).values(), default=0)
+    assert len(found) == -(-most // WAVE)
