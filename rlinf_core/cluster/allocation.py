@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
+from rlinf_core.cluster.ray_private import WORKER_PROGRAM
 from rlinf_core.errors import ClusterError
 from rlinf_core.node import fork_server, node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
@@ -84,7 +85,8 @@ def prepare(command: ProcessCommand) -> Prepared:
     fault = _fault_of(words) if command.interpreter is not None else None
     if command.modules:
         key = sha256(repr((words, command.modules, command.job)).encode()).hexdigest()[:16]
-        words = fork_server.command(words, os.path.join(session_folder(), f"rlinf-fork-{key}"), command.modules)
+        path = os.path.join(session_folder(), f"rlinf-fork-{key}")
+        words = fork_server.command(words, path, [WORKER_PROGRAM, *command.modules])
     return Prepared(shlex.join(words), fault)
 
 

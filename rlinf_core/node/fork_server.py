@@ -95,7 +95,7 @@ def serve(listener: socket.socket, modules: Sequence[str], raylet: int) -> None:
     alive = os.pidfd_open(raylet)
     # NumPy's library would start threads when it is loaded.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    for name in ("ray._private.workers.default_worker", *modules):
+    for name in modules:
         with suppress(Exception):
             import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
