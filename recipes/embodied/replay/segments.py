@@ -163,9 +163,8 @@ def _is_torn(stream: BinaryIO, offset: int, size: int) -> bool:
         return True
     length, _, own = _RECORD.unpack(head)
     if own != zlib.crc32(head[:12]):
-        # Without a length the next record cannot be found; unused room is zeros.
-        rest = stream.read()
-        return not any(head) and not rest.strip(b"\0")
+        # Without a length the next record cannot be found; room that was not written to is zeros.
+        return not stream.read().strip(b"\0")
     stream.seek(min(offset + _RECORD.size + length, size))
     following = stream.read(_RECORD.size)
     return len(following) < _RECORD.size or not any(following)

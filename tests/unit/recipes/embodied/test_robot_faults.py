@@ -1,5 +1,7 @@
 """Random faults: the arm stands still within two control periods, counted by the controller, and errors say what to do.
 
+What was recorded before a fault is read again to the bit.
+
 A holder, its link and a controller in time that is counted here, so that a busy machine changes nothing. Real
 processes, sockets and kills are in tests/integration/recipes/robots.
 """
@@ -9,11 +11,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from recipes.embodied.replay.segments import Damage, SegmentWriter, read_segments, segments_of
+from recipes.embodied.replay.segments import encode as encode_record
 from recipes.embodied.robots.arm import SimulatedArm
 from recipes.embodied.robots.cameras import SimulatedCameras
 from recipes.embodied.robots.client import SIGN_SECONDS
@@ -48,20 +53,27 @@ FAULTS: Final = (
     "another job",
 )
 WHERE = "Franka arm 10.0.0.1:17310 of node 2"
+_SEGMENT_BYTES: Final = 4096  # a few dozen records, so that faults fall on the borders of segments, too
 START = (HOME + 0.4).clip(JOINT_MIN, JOINT_MAX)
 
 
 class World:
     """A holder that resets its arm and then moves it at every control period, until something goes wrong.
 
+    Args:
+        fault: one of `FAULTS`.
+        random: for its moment and its kind.
+        folder: new one for what the holder records.
+
     Attributes:
+        recorded: joints and controller's tick of each motion, as they were written.
         since: moment from which on two control periods are counted.
         refusals: what the holder was told.
         intruder: what a second job was told.
         held: who held the arm when the holder was killed.
     """
 
-    def __init__(self, fault: str, random: np.random.Generator) -> None:
+    def __init__(self, fault: str, random: np.random.Generator, folder: Path) -> None:
         self.fault, self.random = fault, random
         self.cameras = SimulatedCameras(["c1"])
         self.controller = Controller(SimulatedArm(), self.cameras)
@@ -75,6 +87,9 @@ class World:
         self.connected = self.alive = True
         self.delay = LINK
         self.followed: tuple[float, float] | None = None
+        self.folder = folder
+        self.recorder = SegmentWriter(folder, segment_bytes=_SEGMENT_BYTES)
+        self.recorded: list[tuple[list[float], int]] = []
 
     def at(self, moment: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self.events, (moment, next(self.order), what))
@@ -89,6 +104,10 @@ class World:
             what(moment)
         state = self.controller.handle(WATCHER, ControllerRequest("state", 9, {}), end)
         assert isinstance(state, dict)
+        if self.fault in ("killed", "power lost"):
+            self.tear()
+        else:
+            self.recorder.close()
         return state
 
     # The holder
@@ -134,11 +153,24 @@ class World:
                 self.alive = False
         if reply.get("ok") is True and "clock" in reply:
             self.followed = reply["clock"], now
+            self.record(reply)
             if reply["cameras"]["c1"] > FRAME_AGE and self.since is None:
                 self.since, self.alive = now, False
                 self.send(now, "stop")
                 return
         self.at(now + float(self.random.uniform(0, 0.02)), self.act)
+
+    def record(self, reply: Message) -> None:
+        joints, tick = reply["joints"], reply["tick"]
+        self.recorder.append({"joints": np.array(joints), "tick": np.array(tick)})
+        self.recorded.append((joints, tick))
+
+    def tear(self) -> None:
+        """Leave the recording as a holder does that ends while it writes: with the beginning of one more record."""
+        record = encode_record({"joints": np.ones(7), "tick": np.array(-1)})
+        with segments_of(self.folder)[-1].open("r+b") as file:
+            file.seek(self.recorder._position)
+            file.write(record[: self.random.integers(1, len(record))])
 
     # The link
 
@@ -210,9 +242,20 @@ class World:
         self.controller.lost(HOLDER, "its connection was closed", now)
 
 
-def check(seed: int, fault: str) -> None:
-    world = World(fault, np.random.default_rng([seed, FAULTS.index(fault)]))
+def check_recording(world: World) -> None:
+    """Compare what is read with what was written, before and after the next holder has opened the recording."""
+    damages: list[Damage] = []
+    for _ in range(2):
+        found = [(each["joints"].tolist(), int(each["tick"])) for each in read_segments(world.folder, damages.append)]
+        assert found == world.recorded, (world.fault, damages)
+        SegmentWriter(world.folder, segment_bytes=_SEGMENT_BYTES).close()
+    assert all(damage.torn for damage in damages)
+
+
+def check(seed: int, fault: str, folder: Path) -> None:
+    world = World(fault, np.random.default_rng([seed, FAULTS.index(fault)]), folder / str(seed))
     state = world.run()
+    check_recording(world)
     if world.since is None:
         # It never came to that: a camera is looked at when a motion ends, and the reset was still under way.
         assert fault in ("frozen camera", "not a number", "too large", "late action"), (seed, fault)
@@ -237,25 +280,27 @@ def check(seed: int, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_arm_stands_still_within_two_control_periods(fault: str) -> None:
+def test_the_arm_stands_still_within_two_control_periods(fault: str, tmp_path: Path) -> None:
     for seed in range(3):
-        check(seed, fault)
+        check(seed, fault, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_does_after_any_of_550_faults(fault: str) -> None:
+def test_it_does_after_any_of_550_faults(fault: str, tmp_path: Path) -> None:
     for seed in range(1000, 1050):
-        check(seed, fault)
+        check(seed, fault, tmp_path)
 
 
-def test_the_world_moves_its_arm_until_something_happens() -> None:
-    world = World("killed", np.random.default_rng(0))
+def test_the_world_moves_its_arm_until_something_happens(tmp_path: Path) -> None:
+    world = World("killed", np.random.default_rng(0), tmp_path)
     world.broken_at = 5.0
     world.run()
     # Most of the time the arm is moved: what is counted above begins while it is.
     assert world.controller._motion > 30
     assert not world.refusals
+    assert len(world.recorded) > 30
+    assert len(segments_of(tmp_path)) > 1
 
 
 @pytest.mark.parametrize(
