@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.robots.client import FrankaClient
-from recipes.embodied.robots.errors import RobotError, RobotLateError
+from recipes.embodied.robots.errors import RobotError, RobotLateError, RobotSilentError
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME
 from rlinf_core.hardware.robots.franka import Franka
 
 # Within which a call must have its answer, so that a link that is cut is told soon.
-_CALL_SECONDS: Final = 1.0
+CALL_SECONDS: Final = 3.0
 
 
-def tell(word: str, *values: Any) -> None:
+def tell(word: str, *values: object) -> None:
     print(word, *values, flush=True)
+
+
+def tell_error(word: str, error: RobotError) -> None:
+    tell(word, repr(str(error)), repr(error.why), repr(error.help))
 
 
 def move_on(client: FrankaClient, folder: Path) -> None:
@@ -34,7 +38,11 @@ def move_on(client: FrankaClient, folder: Path) -> None:
             try:
                 state = client.move(random.uniform(-1, 1, 7) * ACTION_STEP[:, 0])
             except RobotLateError as error:
-                tell("late", repr(str(error)), repr(error.why), repr(error.help))
+                tell_error("late", error)
+                client.state()
+                continue
+            except RobotSilentError:  # this process was held up, by a busy machine
+                client.reset(HOME)
                 continue
             recorder.append({"joints": state.joints})
             tell("moved", state.joints.tobytes().hex())
@@ -42,12 +50,12 @@ def move_on(client: FrankaClient, folder: Path) -> None:
 
 def main(ip: str, port: str, folder: str) -> None:
     try:
-        client = FrankaClient(Franka(node_rank=4, robot_ip=ip, robot_port=int(port)), seconds=_CALL_SECONDS)
+        client = FrankaClient(Franka(node_rank=4, robot_ip=ip, robot_port=int(port)), seconds=CALL_SECONDS)
         client.acquire()
         client.reset(HOME)
         move_on(client, Path(folder))
     except RobotError as error:
-        tell("ended", repr(str(error)), repr(error.why), repr(error.help))
+        tell_error("ended", error)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ class FrankaClient:
         Raises:
             RobotStoppedError: the arm stands still until a reset.
             RobotRefusedError: a joint would be too fast, or a number is not finite.
-            RobotLateError: the action or the reply before it was under way for too long.
+            RobotLateError: the action or the reply before it was under way for too long; `state` has to come before the
+                next one.
             RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """

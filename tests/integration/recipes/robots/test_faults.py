@@ -18,8 +18,8 @@ import pytest
 
 from recipes.embodied.replay.segments import Record, read_segments
 from recipes.embodied.robots.client import FrankaClient
-from recipes.embodied.robots.replies import ArmState
 from rlinf_core.hardware.robots.franka import Franka
+from tests.integration.recipes.robots.standing import check_stop
 from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.timeout(600)]
@@ -46,8 +46,6 @@ algorithm:
 runner: {{max_steps: {steps}, max_restarts: 0, logger: {{log_path: runs}}}}
 """
 REPOSITORY = Path(__file__).parents[4]
-# Control periods of the controller within which the arm has to stand still.
-ALLOWED = 2
 
 
 class RunningJob:
@@ -130,23 +128,6 @@ def holder_of(arm: Franka) -> int:
     """Return the process that holds an arm."""
     with FrankaClient(arm) as watcher:
         return int(re.findall(r"process (\d+) on", str(watcher.state().holder))[0])
-
-
-def stands(arm: Franka) -> ArmState | None:
-    """Return the state of an arm that nobody holds any more and that was stopped; None: it is not so yet."""
-    with FrankaClient(arm) as watcher:
-        state = watcher.state()
-    return state if state.stopped and state.holder is None else None
-
-
-def check_stop(arm: Franka) -> str:
-    """Wait until an arm is free, and check how soon after its holder's last sign of life it stood; return why."""
-    until(lambda: stands(arm) is not None, "a free arm", 30, pause=0.05)
-    state = stands(arm)
-    assert state is not None
-    assert state.still_tick is not None
-    assert state.still_tick - state.heard_tick <= ALLOWED
-    return str(state.stopped)
 
 
 def parent_of(process: int) -> int:

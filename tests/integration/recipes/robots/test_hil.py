@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.replay.segments import read_segments
+from tests.every_third import steered
 
 # Both arms get their address from the environment of their node; the person of each intervenes in every third step.
 JOB = """
@@ -34,22 +35,13 @@ cluster:
         - {{node_ranks: 0, env_vars: [{{LEFT_ARM: {left.robot_ip}}}, {{RIGHT_ARM: {right.robot_ip}}}]}}
 data: {{train_data_paths: null}}
 env:
-  train: {{intervention: {{source: "person:EveryThird"}}, max_episode_steps: 15, max_steps_per_rollout_epoch: 15}}
+  train:
+    intervention: {{source: "tests.every_third:EveryThird"}}
+    max_episode_steps: 15
+    max_steps_per_rollout_epoch: 15
 actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
 algorithm: {{off_policy: {{learning_starts: 60}}}}
 runner: {{max_steps: 4, val_check_interval: -1, save_interval: 4, logger: {{log_path: runs}}}}
-"""
-PERSON = """
-import numpy as np
-
-from recipes.embodied.interventions.types import InterventionSource, Takeover
-
-
-class EveryThird(InterventionSource):
-    def read(self):
-        if int(self.env.progress.steps[0]) % 3:
-            return None
-        return Takeover(np.array([True]), np.full((1, self.env.action_size), 0.1, np.float32), {})
 """
 REPOSITORY = Path(__file__).parents[4]
 
@@ -61,11 +53,10 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     left, right = (start_arm(host=host, speed=50)[0] for host in ("127.0.0.1", "127.0.0.2"))
     base = REPOSITORY / "configs" / "franka_hil.yaml"
     (tmp_path / "job.yaml").write_text(JOB.format(base=base, left=left, right=right))
-    (tmp_path / "person.py").write_text(PERSON)
     done = subprocess.run(
         [sys.executable, "-m", "rlinf_cli", "train", "job.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}", "RLINF_ADDRESS": "local"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "RLINF_ADDRESS": "local"},
         capture_output=True,
         text=True,
         timeout=250,
@@ -82,5 +73,5 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     assert sum(int(each["valid"].sum()) for each in recorded) == 120
     # Tick by tick: who moved which arm is what the person of that arm did in that step of the episode.
     flags = np.concatenate([each["interventions"] for each in recorded])
-    truth = np.arange(15) % 3 == 0
-    assert np.array_equal(flags, np.tile(truth, 4)[:, None].repeat(2, axis=1))
+    truth = np.stack([steered(np.arange(15), env) for env in range(2)], axis=1)
+    assert np.array_equal(flags, np.tile(truth, (4, 1)))
