@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.replay.segments import read_segments
+from tests.cluster import without_torch
 from tests.cluster.hosts import Hosts
 from tests.every_third import steered
 from tests.waiting import until
@@ -43,14 +44,13 @@ cluster:
 data: {{train_data_paths: null}}
 env:
   train:
-    intervention: {{source: "tests.every_third:EveryThird"}}
+    intervention: {{source: "tests.cluster.without_torch:WithoutTorch"}}
     max_episode_steps: {episode}
     max_steps_per_rollout_epoch: {episode}
 actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
 algorithm: {{off_policy: {{learning_starts: 60, replay: {{recording_path: {recording}}}}}}}
 runner: {{max_steps: {steps}, val_check_interval: -1, save_interval: {steps}, logger: {{log_path: {runs}}}}}
 """
-NO_TORCH = "import sys; sys.modules['torch'] = None"
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ class Site:
     def __init__(self, hosts: Hosts) -> None:
         self.hosts, self.folder = hosts, hosts.folder / "hil"
         self.folder.mkdir()
-        self.no_torch = hosts.interpreter("no_torch", first_line=NO_TORCH)
+        self.no_torch = hosts.interpreter(without_torch.NAME, first_line=without_torch.FIRST_LINE)
         self.file = self.folder / "hil.yaml"
         base = Path(__file__).parents[2] / "configs" / "franka_hil.yaml"
         self.file.write_text(
