@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from recipes.embodied.data_config import DemonstrationsConfig
     from recipes.embodied.models.base import BasePolicy
 
+# Share of a picture by which it is moved at most, for a classifier of success.
+_SHIFT: Final = 1 / 8
+
 
 class ImitationData:
     """Demonstrations as a policy learns from them.
@@ -31,7 +34,7 @@ class ImitationData:
         spec: of the environment; None: it is what the data say.
         chunk: C, actions of one observation.
         successes: learn whether the task is solved in a picture (1) or not (0), instead of actions; the two are drawn
-            equally often.
+            equally often, and pictures are moved by a few pixels, so that places are not learned by heart.
 
     Attributes:
         spec: of observations and actions.
@@ -53,6 +56,7 @@ class ImitationData:
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
         named = check_fits(data.shape, self.spec, config.cameras)
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
+        self._shifts = successes
         self._imitated = (
             balanced_rows(self.demonstrations)
             if successes
@@ -96,10 +100,25 @@ class ImitationData:
         drawn = torch.randint(len(self._imitated), (count,)).numpy()
         rows = self._imitated[drawn]
         observations, actions, valid = self.rows(rows)
+        if self._shifts:
+            observations = {name: shifted(pictures) for name, pictures in observations.items()}
         losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()
         counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
         counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
         return (losses * counted).sum() / counted.sum()
+
+
+def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return pictures [n, H, W, channels], each moved by random pixels, its edges continued; by torch's own generator.
+
+    The random shifts of DrQ (arXiv 2004.13649).
+    """
+    _, height, width, _ = pictures.shape
+    up, left = int(height * _SHIFT), int(width * _SHIFT)
+    wide = np.pad(pictures, ((0, 0), (up, up), (left, left), (0, 0)), mode="edge")
+    top, start = (torch.randint(2 * room + 1, (len(pictures), 1)).numpy() for room in (up, left))
+    rows, columns = top + np.arange(height), start + np.arange(width)
+    return wide[np.arange(len(pictures))[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[np.int64]:

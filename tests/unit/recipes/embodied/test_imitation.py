@@ -17,7 +17,7 @@ from recipes.demonstrations.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.imitation import ImitationData
+from recipes.embodied.imitation import ImitationData, shifted
 from recipes.embodied.models.folder import load_normalization
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
@@ -100,3 +100,23 @@ def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfi
 
 def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) -> None:
     assert ImitationData(write(normalization="none"), None, 1).normalization() == Normalization()
+
+
+def test_pictures_are_moved_by_an_eighth_at_most_and_their_edges_continued() -> None:
+    torch.manual_seed(0)
+    pictures = np.zeros((200, 16, 24, 3), np.uint8)
+    pictures[:, 8, 12] = 7
+    pictures[:, :, 0] = 5
+    moved = shifted(pictures)
+    assert moved.shape == pictures.shape
+    _, rows, columns = np.nonzero(moved[..., 0] == 7)
+    assert (set(rows.tolist()), set(columns.tolist())) == ({6, 7, 8, 9, 10}, {9, 10, 11, 12, 13, 14, 15})
+    assert ((moved == 5).any(axis=(1, 2, 3)) == (columns >= 12)).all()
+    assert (moved[columns == 15, :, :4] == 5).all()
+
+
+def test_equal_seeds_move_pictures_equally() -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), np.uint8)
+    moved = [shifted(pictures) for _ in map(torch.manual_seed, (0, 0, 1))]
+    assert np.array_equal(moved[0], moved[1])
+    assert not np.array_equal(moved[0], moved[2])

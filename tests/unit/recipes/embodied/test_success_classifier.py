@@ -19,6 +19,7 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.franka_vision import FrankaVisionEnv
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation
 from recipes.embodied.imitation import ImitationData
 from recipes.embodied.interventions import judges
@@ -74,15 +75,18 @@ def written(folder: Path, episodes: list[CollectedEpisode], spec: EnvSpec) -> De
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
     """A classifier that has learned from recorded demonstrations."""
+    return learned(tmp_path_factory.mktemp("shown") / "set", arm(0, ignore_terminations=True))
+
+
+def learned(folder: Path, env: VectorEnv, updates: int = 200) -> TrainedPolicy:
+    """Return a classifier of what the expert of an environment shows, recorded in a folder."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    env = arm(0, ignore_terminations=True)
-    config = written(tmp_path_factory.mktemp("shown") / "set", shown(env), env.spec)
-    data = ImitationData(config, None, 1, successes=True)
+    data = ImitationData(written(folder, shown(env), env.spec), None, 1, successes=True)
     model = EmbodiedModelConfig(model_type="cnn_policy", hidden_dim=32, add_value_head=False)
     policy = make_model(model, data.spec)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    for _ in range(200):
+    for _ in range(updates):
         optimizer.zero_grad()
         data.loss(policy, 32).backward()
         optimizer.step()
@@ -100,6 +104,13 @@ def test_success_is_told_from_failure_on_starts_that_were_not_shown(
     env = arm(7, ignore_terminations=True)
     judge = judge_of(env, classifier, monkeypatch)
     assert isinstance(judge, ClassifierJudge)
+    right, truth = judged_right(env, judge)
+    assert right[truth].mean() > 0.8
+    assert right[~truth].mean() > 0.8
+
+
+def judged_right(env: VectorEnv, judge: ClassifierJudge) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return, for each step of an expert's episodes, whether the judge is right, and whether it is a success."""
     env.reset(0)
     likely: list[NDArray[np.float64]] = []
     solved: list[NDArray[np.bool_]] = []
@@ -109,10 +120,27 @@ def test_success_is_told_from_failure_on_starts_that_were_not_shown(
         result = env.step(actions[:, None])
         likely.append(judge.probabilities(result.observations))
         solved.append(env.solved)
-    right = (np.concatenate(likely) > 0.5) == np.concatenate(solved)
     truth = np.concatenate(solved)
-    assert right[truth].mean() > 0.8
-    assert right[~truth].mean() > 0.8
+    return (np.concatenate(likely) > 0.5) == truth, truth
+
+
+@pytest.mark.nightly
+def test_places_where_success_was_never_seen_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty episodes show success in twenty places: it has to be known in others, too."""
+
+    def touching(seed: int) -> FrankaVisionEnv:
+        options = {"points": 1}
+        settings = EnvSettings(
+            num_envs=20, seed=seed, auto_reset=False, ignore_terminations=True, max_episode_steps=50, options=options
+        )
+        return FrankaVisionEnv(settings)
+
+    env = touching(7)
+    judge = judge_of(env, learned(tmp_path / "set", touching(0), updates=800), monkeypatch)
+    assert isinstance(judge, ClassifierJudge)
+    right, truth = judged_right(env, judge)
+    assert right[truth].mean() > 0.9
+    assert right[~truth].mean() > 0.9
 
 
 def test_the_verdict_is_all_the_reward_there_is(classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
