@@ -116,9 +116,11 @@ def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
     _, height, width, _ = pictures.shape
     up, left = int(height * _SHIFT), int(width * _SHIFT)
     wide = np.pad(pictures, ((0, 0), (up, up), (left, left), (0, 0)), mode="edge")
-    top, start = (torch.randint(2 * room + 1, (len(pictures), 1)).numpy() for room in (up, left))
-    rows, columns = top + np.arange(height), start + np.arange(width)
-    return wide[np.arange(len(pictures))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    rows, columns = (
+        torch.randint(2 * room + 1, (len(pictures), 1)) + torch.arange(size)
+        for room, size in ((up, height), (left, width))
+    )
+    return wide[np.arange(len(pictures))[:, None, None], rows.numpy()[:, :, None], columns.numpy()[:, None, :]]
 
 
 def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[np.int64]:
