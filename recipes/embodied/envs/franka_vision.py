@@ -130,28 +130,32 @@ class FrankaVisionEnv(VectorEnv):
     def _picture(self) -> NDArray[np.uint8]:
         """Return what the camera sees, uint8 [B, H, W, 3]; edges are smooth, so that it shows parts of a pixel."""
         size = self._size
-        steps = (np.arange(size) + 0.5) / size
+        steps = (np.arange(size, dtype=np.float32) + 0.5) / size
         # Rows go from far to near, columns from left to right.
-        x = (SEEN_HIGH[0] - (SEEN_HIGH[0] - SEEN_LOW[0]) * steps)[None, :, None]
-        y = (SEEN_HIGH[1] - (SEEN_HIGH[1] - SEEN_LOW[1]) * steps)[None, None, :]
-        pixel = float(SEEN_HIGH[0] - SEEN_LOW[0]) / size
-        picture = np.broadcast_to(np.array(_TABLE, np.float32), (self.num_envs, size, size, 3)).copy()
-
-        def paint(away: NDArray[Any], color: tuple[int, int, int]) -> None:
-            """Paint what is inside of an outline, from which every pixel is `away` metres."""
-            cover = np.clip(0.5 - away / pixel, 0, 1).astype(np.float32)[..., None]
-            picture[...] += cover * (np.array(color, np.float32) - picture)
-
-        for place, color in zip(self._places, self._colors, strict=True):
-            paint(np.hypot(x - _column(place[0]), y - _column(place[1])) - POINT_RADIUS, COLORS[color])
+        low, high = SEEN_LOW.astype(np.float32), SEEN_HIGH.astype(np.float32)
+        x = (high[0] - (high[0] - low[0]) * steps)[None, :, None]
+        y = (high[1] - (high[1] - low[1]) * steps)[None, None, :]
+        pixel = (high[0] - low[0]) / size
         hand_x, hand_y = _column(self._hand[0]), _column(self._hand[1])
         # The arm as a bar from the base, at the origin, to the hand.
         length = np.hypot(hand_x, hand_y)
-        across = np.abs(x * hand_y - y * hand_x) / length
-        beyond = (x * hand_x + y * hand_y) / length - length
-        paint(np.maximum(across - ARM_WIDTH, beyond), _ARM)
-        paint(np.hypot(x - hand_x, y - hand_y) - HAND_RADIUS, _HAND)
-        return picture.round().astype(np.uint8)
+        across = np.abs(x * (hand_y / length) - y * (hand_x / length))
+        beyond = x * (hand_x / length) + y * (hand_y / length) - length
+        # How far a pixel is from an outline, in metres: inside of it below 0. What comes first covers what follows.
+        outlines = [
+            (_distance(x - hand_x, y - hand_y) - HAND_RADIUS, _HAND),
+            (np.maximum(across - ARM_WIDTH, beyond), _ARM),
+        ]
+        for place, color in reversed(list(zip(self._places, self._colors, strict=True))):
+            outlines.append((_distance(x - _column(place[0]), y - _column(place[1])) - POINT_RADIUS, COLORS[color]))
+        shares = np.empty((self.num_envs, size, size, len(outlines) + 1), np.float32)
+        left = shares[..., -1]
+        left[...] = 1
+        for index, (away, _) in enumerate(outlines):
+            np.multiply(left, np.clip(0.5 - away / pixel, 0, 1), out=shares[..., index])
+            left -= shares[..., index]
+        palette = np.array([*(color for _, color in outlines), _TABLE], np.float32)
+        return (shares @ palette).round().astype(np.uint8)
 
 
 def _option(settings: EnvSettings, name: str, default: int, bounds: tuple[int, int]) -> int:
@@ -162,8 +166,12 @@ def _option(settings: EnvSettings, name: str, default: int, bounds: tuple[int, i
     return value
 
 
-def _column(values: NDArray[Any]) -> NDArray[Any]:
-    return values[:, None, None]
+def _column(values: NDArray[Any]) -> NDArray[np.float32]:
+    return values[:, None, None].astype(np.float32)
+
+
+def _distance(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.sqrt(x * x + y * y)
 
 
 def _apart(draws: NDArray[np.float64]) -> NDArray[np.float64]:
