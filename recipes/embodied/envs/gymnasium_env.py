@@ -9,6 +9,7 @@ stepped one after another in the worker's own process. For dear ones, give `num_
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, ClassVar
 
 import gymnasium
@@ -31,7 +32,7 @@ class GymnasiumSimulation(Simulation):
 
     def __init__(self, task: str, options: dict[str, Any]) -> None:
         try:
-            self.max_episode_steps = gymnasium.spec(task).max_episode_steps
+            self.max_episode_steps = registered(task).max_episode_steps
             # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
             self.env = gymnasium.make(task, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
         except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -103,6 +104,14 @@ class GymnasiumEnv(SimulatedEnv):
         if settings.task is None:
             raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
         super().__init__(settings)
+
+
+def registered(task: str) -> Any:
+    """Return Gymnasium's entry of an id; of `module:id` the module, which registers it, is imported first."""
+    module, _, name = task.rpartition(":")
+    if module:
+        import_module(module)
+    return gymnasium.spec(name)
 
 
 class Reader:

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
-from recipes.embodied.envs.gymnasium_env import Reader, Writer
+from recipes.embodied.envs.gymnasium_env import Reader, Writer, registered
 from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
 from rlinf_core import ConfigError
 
@@ -38,7 +38,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         options = {"vectorization_mode": "sync", **settings.options}
         kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, **options.pop("vector_kwargs", {})}
         try:
-            limit = gymnasium.spec(settings.task).max_episode_steps
+            limit = registered(settings.task).max_episode_steps
             if options["vectorization_mode"] != "vector_entry_point":
                 # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
                 options = {"max_episode_steps": -1, "disable_env_checker": True, **options}
