@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from recipes.embodied.env_types import ENV_TYPES
 from recipes.embodied.envs.keys import image_key
+from recipes.embodied.envs.simulator_faults import RENDERING_HELP
 from rlinf_core import RLinfError
 
 # Distributions whose versions are told, by the kind of environment; mujoco beside all of them.
@@ -30,10 +31,6 @@ DISTRIBUTIONS: Final = {
 _IMAGE_SIZE: Final = 64
 # That one operation may take: robosuite compiles itself in its first step.
 _SECONDS: Final = 240.0
-RENDERING_HELP: Final = (
-    "install a driver that renders, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and"
-    " give the group `env_vars: [{MUJOCO_GL: egl}]`, or osmesa"
-)
 # By the kind of environment; the others render by MuJoCo.
 _VULKAN: Final = {"maniskill"}
 VULKAN_HELP: Final = (
@@ -88,7 +85,8 @@ def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[
         how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
         how = "Vulkan" if vulkan else how
         return {"verdict": "ok", "what": f"{what}, a frame by {how}", "help": ""}
-    message = found["frame_fault"]["message"]
+    fault = found["frame_fault"]
+    message = ": ".join(part for part in (fault["message"], fault.get("why")) if part)
     verdict = "fault" if needs_frame else "ok"
     help = VULKAN_HELP if vulkan else RENDERING_HELP
     return {"verdict": verdict, "what": f"{what}; no image: {message}", "help": help if needs_frame else ""}

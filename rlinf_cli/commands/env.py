@@ -61,9 +61,9 @@ def setup(
     A virtual environment from the versions that rlinf was tried with, by uv where it is installed, else by pip; this
     very rlinf goes into it. Run it on every machine where `env` is placed.
     """
+    from recipes.embodied.envs.simulator_faults import RENDERING_HELP
     from recipes.embodied.interpreters import lines_of
     from recipes.embodied.interpreters import setup as make
-    from recipes.embodied.simulator_probe import RENDERING_HELP
 
     made = make(env, path, console.message)
     facts = made.facts

@@ -6,24 +6,21 @@ simulator before it is constructed.
 
 from __future__ import annotations
 
-import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from recipes.embodied.envs.simulator_faults import known_fault
 from recipes.embodied.envs.types import BoolArray, EnvSpec, FloatArray, IntArray, Observation
 from rlinf_core import ConfigError
 from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]
-# What messages about a file that is missing hold of its name.
-_FILE: Final = re.compile(r"[^\s'\"]+\.(?:xml|mjcf|urdf|stl|obj|msh|png|bddl|init|pruned_init|npz|hdf5)\b")
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
@@ -246,23 +243,6 @@ def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> Option
         raise ConfigError("wrong options", where="env.options", why=found, help=f"known: {known}") from error
 
 
-def missing_file(error: BaseException) -> ConfigError | None:
-    """Return the error for a simulator that lacks a file of its own, such as a scene; None where that is not it.
-
-    Python names the file, and MuJoCo does within its message.
-    """
-    if not isinstance(error, OSError | ValueError):
-        return None
-    named = getattr(error, "filename", None) or next(iter(_FILE.findall(str(error))), None)
-    if not named or os.path.exists(named):
-        return None
-    return ConfigError(
-        f"the simulator lacks its file `{named}`",
-        why=str(error).splitlines()[0],
-        help="install it again, with all its assets: `rlinf env setup` makes an interpreter from a list that has them",
-    )
-
-
 class SimulationBatch:
     """Simulations of one process, one after another.
 
@@ -292,10 +272,10 @@ class SimulationBatch:
                 self.simulations.append(make(task, options))
         except BaseException as error:
             self.close()
-            missing = missing_file(error)
-            if missing is None:
+            known = known_fault(error)
+            if known is None:
                 raise
-            raise missing from error
+            raise known from error
         limits = [each.max_episode_steps for each in self.simulations if each.max_episode_steps is not None]
         first = self.simulations[0]
         self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
@@ -367,7 +347,13 @@ class SimulationBatch:
         for row in changed:
             if self._alive is not None:
                 self._alive(row, "observing")
-            self._rows[row] = self.simulations[row].observe()
+            try:
+                self._rows[row] = self.simulations[row].observe()
+            except Exception as error:
+                known = known_fault(error)
+                if known is None:
+                    raise
+                raise known from error
             self._stale[row] = False
         return changed
 

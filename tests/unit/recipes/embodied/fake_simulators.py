@@ -86,6 +86,8 @@ class FakeSimulation(Simulation):
             raise SystemExit(3)
         elif self.options.breaks == "raise":
             raise ValueError("the mesh has 0 faces")
+        elif self.options.breaks == "dark":
+            raise ImportError("Cannot initialize a EGL device display.")
         elif self.options.breaks == "sleep":
             time.sleep(3600)
         elif self.options.breaks == "hold":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.contract import check_env, random_actions
-from recipes.embodied.envs.simulation import missing_file
+from recipes.embodied.envs.simulator_faults import known_fault
 from recipes.embodied.envs.simulator_processes import SimulatorDiedError, SimulatorError
 from recipes.embodied.envs.state import pack, unpack
 from recipes.embodied.envs.types import EnvSettings
@@ -242,12 +242,38 @@ def test_closing_ends_the_processes() -> None:
     ],
 )
 def test_a_simulator_that_lacks_a_file_says_which(error: Exception, file: str) -> None:
-    found = missing_file(error)
+    found = known_fault(error)
     assert found is not None
     assert f"`{file}`" in found.message
     assert "rlinf env setup" in str(found.help)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("Cannot initialize a EGL device display. This likely means that your driver does not support it"),
+        RuntimeError("an OpenGL platform library has not been loaded into this process"),
+        AttributeError("'NoneType' object has no attribute 'glGetError'"),
+        RuntimeError("invalid value for environment variable MUJOCO_GL: egll"),
+    ],
+)
+def test_a_driver_that_does_not_render_is_told_with_a_remedy(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    found = known_fault(error)
+    assert found is not None
+    assert "cannot render images with MUJOCO_GL=egl" in found.message
+    assert str(error) in str(found.why)
+    assert "libegl1" in str(found.help)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_simulation_that_cannot_render_ends_the_run_with_a_remedy(processes: int, closed: Any) -> None:
+    env = closed(made(processes, breaks="dark", at="observe", after=0))
+    with pytest.raises(ConfigError, match="cannot render images") as caught:
+        env.reset()
+    assert "libegl1" in str(caught.value.help)
+
+
 @pytest.mark.parametrize("error", [ValueError("a size is 0"), OSError(f"{__file__} is no model"), KeyError("a.xml")])
 def test_other_faults_of_a_simulator_stay_as_they_are(error: Exception) -> None:
-    assert missing_file(error) is None
+    assert known_fault(error) is None
