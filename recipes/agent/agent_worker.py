@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 from recipes.agent import agents
 from recipes.agent.agents import Agent, AgentOutcome, AgentTask
-from recipes.agent.config import AgentConfig
+from recipes.agent.config import EPISODES, AgentConfig
 from recipes.agent.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.index_client import IndexGroup, IndexSearch
@@ -111,7 +111,9 @@ class AgentWorker(Worker):
         """Run the agent several times on one task, and return how many tokens the model drew."""
         data, tasks, index = self._config.data, self._tasks[prompt.trains], prompt.position
         if prompt.trains:
-            (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=data.shuffle)
+            # Seeds are as good in their own order, and there are too many for a list of them.
+            shuffle = data.shuffle and data.source != EPISODES
+            (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=shuffle)
         problem, route = tasks[index], self._client.route(prompt.answers)
         runs = await asyncio.gather(*(self._run(prompt, problem, sample, route) for sample in range(prompt.answers)))
         group = AnswerGroup(
@@ -146,7 +148,7 @@ class AgentWorker(Worker):
         )
         async with self._slots:
             began = time.perf_counter()
-            outcome, ended = await self._outcome(task, model, tools)
+            outcome, ended, why = await self._outcome(task, model, tools)
             seconds = time.perf_counter() - began
         self._client.leave(route)
         figures = {
@@ -159,12 +161,12 @@ class AgentWorker(Worker):
         }
         failure = ended if ended in ("error", "timeout") else ""
         reward = self._config.reward.incorrect_reward if failure else outcome.reward
-        reason = f"the agent ended by {failure}" if failure else "given by the agent"
+        reason = f"the agent failed: {why}" if failure else "given by the agent"
         shown = tuple(turns) if prompt.shown else ()
         return _Run(outcome.answer, model.segments(), Course(reward, reason, outcome.parts, failure, shown, figures))
 
-    async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str]:
-        """Return what comes of a run, and why it ended otherwise than by itself: `turns`, `tokens`, `timeout`, `error`.
+    async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
+        """Return what comes of a run, how it ended if not by itself (`turns`, `tokens`, `timeout`, `error`), and why.
 
         Raises:
             RuntimeFailure: the engines are gone.
@@ -173,9 +175,9 @@ class AgentWorker(Worker):
             async with asyncio.timeout(self._config.agent.timeout):
                 found = await self._agent(task, model, tools)
         except LimitReached as limit:
-            return AgentOutcome(), limit.limit
+            return AgentOutcome(), limit.limit, ""
         except TimeoutError:
-            return AgentOutcome(), "timeout"
+            return AgentOutcome(), "timeout", f"no end within {self._config.agent.timeout:g} s"
         except RuntimeFailure:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's agent
@@ -183,8 +185,8 @@ class AgentWorker(Worker):
             if self._failures <= _TOLD:
                 more = "; further ones are counted only" if self._failures == _TOLD else ""
                 self.log_warning("an agent failed by %s: %s%s", type(error).__name__, error, more)
-            return AgentOutcome(), "error"
-        return (AgentOutcome(answer=found) if isinstance(found, str) else found), ""
+            return AgentOutcome(), "error", f"{type(error).__name__}: {error}".partition("\n")[0]
+        return (AgentOutcome(answer=found) if isinstance(found, str) else found), "", ""
 
     def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:
         config = self._config

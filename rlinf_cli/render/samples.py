@@ -38,17 +38,26 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
     lines = [console.style(head + parts, "bold")]
     turns = sample.get("turns") or ()
     if turns:
-        lines += [line for turn in turns for line in _turn(turn)]
+        branched = any(turn["segment"] for turn in turns)
+        lines += [line for turn in turns for line in _turn(turn, branched=branched)]
     else:
         lines += _indented("asked", _safe(sample["prompt"]))
-    lines += _indented("answered", text)
-    lines += _indented("right is", _safe(sample["answer"]))
+    # What an agent ends with may be no answer, and its task may know of no right one: a game has neither.
+    lines += _indented("answered", text) if text or not turns else []
+    lines += _indented("right is", _safe(sample["answer"])) if sample["answer"] or not turns else []
     return "\n".join(lines)
 
 
-def _turn(turn: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a turn of a conversation, with its time; of a tool with its name and what went wrong."""
+def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
+    """Return the lines of a turn of a conversation, with its time; of a tool with its name and what went wrong.
+
+    Args:
+        turn: as a sample has it.
+        branched: whether the run had several conversations, which are told apart.
+    """
     text, details = _safe(turn["text"]).rstrip("\n"), list[str]()
+    if branched and turn["who"] != "tool":
+        details.append(f"conversation {turn['segment'] + 1}")
     if turn["tool"]:
         details.append(turn["tool"])
     if turn["seconds"]:

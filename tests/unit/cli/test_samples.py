@@ -91,6 +91,21 @@ def test_a_conversation_is_shown_turn_by_turn_with_times_and_rewards(cli: Cli, r
     ]
 
 
+def test_conversations_of_one_run_are_told_apart(cli: Cli, run: RunFolder) -> None:
+    def said(who: str, text: str, segment: int) -> dict[str, Any]:
+        return {"who": who, "text": text, "tool": "", "seconds": 0.0, "failure": "", "segment": segment}
+
+    turns = [said("task", "play", 0), said("model", "north", 0), said("model", "south", 1)]
+    write_samples(run.path, 10, [{**sample(1, 1.0, "", turns=turns), "text": "", "answer": ""}])
+
+    # Of a game there is no answer, and none that would be right.
+    assert cli("samples").out.splitlines()[1:] == [
+        "      task  play  (conversation 1)",
+        "     model  north  (conversation 1)",
+        "     model  south  (conversation 2)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
