@@ -24,6 +24,7 @@ _REQUIREMENTS: Final = {
     "ray": "ray>=2.60,<2.61",
     "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",
     "transformers": "transformers>=5.20,<6",
+    "verifiers": "verifiers>=0.4,<0.5",
     "vl_convert": "vl-convert-python>=1.9,<2",
 }
 

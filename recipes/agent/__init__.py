@@ -14,4 +14,5 @@ recipe = Recipe(
     facts="recipes.language.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
     inputs="recipes.agent.config:inputs",
+    trials="recipes.agent.config:trials",
 )

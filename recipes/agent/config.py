@@ -32,6 +32,7 @@ from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
+from rlinf_core.job.recipe import Trial
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.scalars import Text
 
@@ -44,6 +45,7 @@ TOOLS: Final = ("calculator", "search", "python", "http")
 MADE_TASKS: Final = ("calculations", "lookups")
 # Tasks that are the seeds of an environment.
 EPISODES: Final = "episodes"
+SANDBOX_PROBE: Final = "recipes.agent.tools.sandbox_probe"
 _MARKS: Final = ("calculator", "search", "result")
 
 
@@ -302,6 +304,12 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
         report(
             at, "conflicting-settings", "`openenv` needs a server", "write `agent.environment.url: http://HOST:PORT`"
         )
+    if environment.type == "verifiers":
+        if not environment.name:
+            report(at, "conflicting-settings", "`verifiers` needs a taskset", "write `agent.environment.name: TASKSET`")
+        if missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
+            message = "environments of verifiers need the package verifiers"
+            report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
     if ":" in environment.type:
         check_import(config, at, environment.type, "agent", report)
 
@@ -335,3 +343,8 @@ def inputs(config: AgentConfig) -> list[Path]:
     """Return the files and folders that a run reads."""
     corpus = config.agent.corpus_path
     return job_inputs(config) + ([] if corpus is None else [Path(corpus)])
+
+
+def trials(config: AgentConfig) -> list[Trial]:
+    """Return what `rlinf doctor` tries where agents are placed: the sandbox of the tool `python`."""
+    return [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []

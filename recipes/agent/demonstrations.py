@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config import EPISODES, AgentConfig
+from recipes.agent.environments.base import TextEnvironment
+from recipes.agent.environments.env_agent import environment_maker
 from recipes.agent.make_tools import make_tools
 from recipes.agent.messages import ChatMessage
 from recipes.agent.task_messages import first_messages
@@ -31,6 +33,8 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
     learned of how a turn begins is that a tool is called in `tool_share` of all cases.
     """
     data, start = config.data, config.actor.warm_start
+    if data.source == EPISODES:
+        return _episodes(config, tokenizer)
     tasks = load_tasks(data, evaluation=False)
     tools = Toolbox(make_tools(config), config.agent.tool_timeout)
     writer = _Writer(config, tokenizer)
@@ -54,6 +58,39 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
         else:
             shown.append(writer.written(task, [(tasks[chance.randrange(len(tasks))].answer, True)]))
     return shown
+
+
+def _episodes(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """Return episodes in which the environment itself says what may be said, with the skill of `tool_share`; none where
+    it has no examples.
+    """
+    settings, start = config.agent.environment, config.actor.warm_start
+    make: Any = environment_maker(settings) if settings.type == "treasure" or ":" in settings.type else None
+    if getattr(make, "example", TextEnvironment.example) is TextEnvironment.example:
+        return []
+    tasks, writer = load_tasks(config.data, evaluation=False), _Writer(config, tokenizer)
+    chance = random.Random(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    shown: list[Answer] = []
+    for seed in range(start.steps * config.data.rollout_batch_size):
+        play = _played(make(), seed, chance, start.tool_share, config.agent.max_turns)
+        first, turns = asyncio.run(play)
+        shown.append(writer.written(replace(tasks[seed], prompt=first), turns))
+    return shown
+
+
+async def _played(
+    environment: TextEnvironment, seed: int, chance: random.Random, skill: float, most: int
+) -> tuple[str, list[tuple[str, bool]]]:
+    """Return what an environment says first, and the turns of an episode, as `_used` does."""
+    first, turns = await environment.reset(seed), list[tuple[str, bool]]()
+    for _ in range(most):
+        said = environment.example(chance, skill)
+        step = await environment.step(said)
+        turns.append((said, True))
+        if step.done:
+            break
+        turns.append((step.text, False))
+    return first, turns
 
 
 async def _used(tools: Toolbox, calls: Iterable[tuple[str, str]]) -> list[tuple[str, bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -13,7 +13,7 @@ from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count
 from rlinf_core.scalars import Text, problem
 
-ENVIRONMENTS: Final = ("treasure", "openenv")
+ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
 _HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"
 
 
@@ -65,12 +65,19 @@ class TextEnvironmentConfig(ConfigModel):
             "remove it, or write `type: openenv`",
             because=("type",),
         ),
+        NoEffect(
+            ("name", "options", "harness"),
+            lambda environment, sizes: environment.type != "verifiers",
+            "`type` is not verifiers",
+            "remove it, or write `type: verifiers`",
+            because=("type",),
+        ),
     )
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
         default="treasure",
-        description="Environment: treasure, a small text game; openenv, a server of OpenEnv; or `package.module:name`,"
-        " a class or a function that makes a `TextEnvironment`.",
+        description="Environment: treasure, a small text game; openenv, a server of OpenEnv; verifiers, one of that"
+        " library; or `package.module:name`, a class or a function that makes a `TextEnvironment`.",
     )
     url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
     action_key: Text = Field(default="message", description="Key of the server's actions that holds the model's text.")
@@ -78,4 +85,13 @@ class TextEnvironmentConfig(ConfigModel):
         default=None,
         description="Key of its observations that holds what the model is told. Default: their only text, or all of"
         " them as JSON.",
+    )
+    name: Text | None = Field(default=None, description="Taskset of verifiers, as in `textarena`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Options of that taskset, as in `{game: Wordle-v0}`."
+    )
+    harness: Text | None = Field(
+        default=None,
+        description="Program that plays a task of verifiers, by its name there. Default: a chat in the agent's own"
+        " process, with the tools of the task.",
     )

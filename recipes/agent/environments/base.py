@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
@@ -30,6 +31,15 @@ class TextEnvironment(ABC):
     @abstractmethod
     async def step(self, text: str) -> TextStep:
         """Do what the model says."""
+
+    def example(self, chance: random.Random, skill: float) -> str:
+        """Return something that may be said now, with which models that are built on the spot begin; "": there is none.
+
+        Args:
+            chance: decides.
+            skill: share of examples that lead to the end; others are only understood.
+        """
+        return ""
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Give back what the episode held."""

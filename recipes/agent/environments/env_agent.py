@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.config import AgentConfig
 from recipes.agent.environments.base import TextEnvironment
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
 from recipes.agent.environments.treasure import Treasure
 from recipes.agent.llm import LanguageModel, LimitReached
 from recipes.agent.messages import ChatMessage
+from recipes.agent.tool_config import TextEnvironmentConfig
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
@@ -55,20 +56,36 @@ class EnvAgent:
             await environment.close()
 
 
-def make_env_agent(config: AgentConfig) -> EnvAgent:
+def make_env_agent(config: AgentConfig) -> Agent:
     """Return the agent that plays the environment of a job.
 
     Raises:
         ConfigError: the environment cannot be imported, or a package is missing.
     """
     settings = config.agent.environment
+    if settings.type == "verifiers":
+        # For the processes that play it: it imports much.
+        from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersSettings
+
+        return VerifiersAgent(
+            VerifiersSettings(settings.name or "", settings.options, settings.harness, config.data.val_size)
+        )
+    return EnvAgent(environment_maker(settings))
+
+
+def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvironment]:
+    """Return what makes an environment that is played by text.
+
+    Raises:
+        ConfigError: it cannot be imported, or a package is missing.
+    """
     if settings.type == "treasure":
-        return EnvAgent(Treasure)
+        return Treasure
     if settings.type == "openenv":
         found = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
         OpenEnv(found)
-        return EnvAgent(lambda: OpenEnv(found))
+        return lambda: OpenEnv(found)
     make = import_target(settings.type, "environment")
     if not callable(make):
         raise ConfigError(f"environment `{settings.type}` is no class and no function", help="name one that makes it")
-    return EnvAgent(cast("Callable[[], TextEnvironment]", make))
+    return cast("Callable[[], TextEnvironment]", make)

@@ -9,6 +9,8 @@ from recipes.agent.environments.base import TextEnvironment, TextStep
 
 _SIDE: Final = 3
 _MOST_MOVES: Final = 12
+# Share of the examples that try to take, wherever they are.
+_TAKES: Final = 0.3
 _MOVES: Final = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
 _ROOMS: Final = ("kitchen", "hall", "cellar", "library", "attic", "garden", "study", "pantry", "stable")
 
@@ -47,10 +49,17 @@ class Treasure(TextEnvironment):
         self._at = (x + right, y + down)
         return TextStep(self._seen(), 0.0, over)
 
+    def example(self, chance: random.Random, skill: float) -> str:
+        """See `TextEnvironment`: a door, or `take`, which leads to the end where the treasure is."""
+        take = self._at == self._goal if chance.random() < skill else chance.random() < _TAKES
+        return "take." if take else f"{chance.choice(self._doors())}."
+
+    def _doors(self) -> list[str]:
+        x, y = self._at
+        return [name for name, (right, down) in _MOVES.items() if 0 <= x + right < _SIDE and 0 <= y + down < _SIDE]
+
     def _room(self, place: tuple[int, int]) -> str:
         return self._rooms[place[1] * _SIDE + place[0]]
 
     def _seen(self) -> str:
-        x, y = self._at
-        doors = [name for name, (right, down) in _MOVES.items() if 0 <= x + right < _SIDE and 0 <= y + down < _SIDE]
-        return f"you are in the {self._room(self._at)}, doors {', '.join(doors)}. "
+        return f"you are in the {self._room(self._at)}, doors {', '.join(self._doors())}. "

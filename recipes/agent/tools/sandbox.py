@@ -27,6 +27,12 @@ MIB: Final = 1 << 20
 # Longest output that is read, in bytes. A program that writes more is ended.
 OUTPUT_BYTES: Final = 64 * 1024
 _TRIAL_SECONDS: Final = 30.0
+# Programs that make the sandbox, and the packages of Debian and Ubuntu that hold them.
+_PROGRAMS: Final = {"bwrap": "bubblewrap", **dict.fromkeys(("unshare", "setpriv", "prlimit"), "util-linux")}
+_NAMESPACES_HELP: Final = (
+    "it needs bubblewrap 0.8 or newer (`bwrap --version`) and user namespaces: `sysctl user.max_user_namespaces` above"
+    " 0, and on Ubuntu `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
+)
 # Where root runs it, each program is a user of its own, so that none can reach another's, or spend root's exemptions
 # from limits: numbers that no system gives to its users.
 _FIRST_UID: Final = 1_800_000_000
@@ -150,9 +156,9 @@ def check() -> None:
     Raises:
         ConfigError: this machine has no sandbox; nothing is ever run without.
     """
-    for needed in ("bwrap", "unshare", "setpriv", "prlimit"):
+    for needed, package in _PROGRAMS.items():
         if shutil.which(needed) is None:
-            raise _unavailable(f"`{needed}` is not installed")
+            raise _unavailable(f"`{needed}` is not installed", f"run `apt install {package}`")
     try:
         with _filter() as filter_fd:
             done = subprocess.run(
@@ -167,19 +173,16 @@ def check() -> None:
                 pass_fds=[filter_fd],
             )
     except subprocess.TimeoutExpired:
-        raise _unavailable(f"a trial program did not end within {_TRIAL_SECONDS:g} s") from None
+        why = f"a trial program did not end within {_TRIAL_SECONDS:g} s"
+        raise _unavailable(why, "try again when the machine is less busy") from None
     if done.stdout != "\n42\n":
         said = done.stderr.strip().splitlines()
-        raise _unavailable(said[-1] if said else f"a trial program ended with status {done.returncode}")
+        why = said[-1] if said else f"a trial program ended with status {done.returncode}"
+        raise _unavailable(why, _NAMESPACES_HELP)
 
 
-def _unavailable(why: str) -> ConfigError:
-    return ConfigError(
-        "the tool `python` has no sandbox on this machine, and runs nothing without",
-        why=why,
-        help="install bubblewrap 0.8 or newer and util-linux (`apt install bubblewrap util-linux`), and let users make"
-        " user namespaces (`sysctl user.max_user_namespaces`)",
-    )
+def _unavailable(why: str, help: str) -> ConfigError:
+    return ConfigError("the tool `python` has no sandbox on this machine, and runs nothing without", why=why, help=help)
 
 
 @contextlib.contextmanager
@@ -187,7 +190,8 @@ def _filter() -> Generator[int]:
     """Give a descriptor from which the filter of system calls is read once."""
     refusing = seccomp.refusing()
     if refusing is None:
-        raise _unavailable(f"the system calls of a `{platform.machine()}` machine are not known")
+        why = f"the system calls of a `{platform.machine()}` machine are not known"
+        raise _unavailable(why, "place agents with the tool on x86_64 or aarch64 machines")
     reader, writer = os.pipe()
     try:
         with open(writer, "wb") as file:

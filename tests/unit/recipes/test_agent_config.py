@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.job.load import load_job
+from rlinf_core.job.recipe import find_recipe
+
 FILE = (
     "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
     "    actor,rollout,reward,agent: {node_group: node, placement: 0}\n"
@@ -55,7 +58,7 @@ def test_the_index_has_a_place_of_its_own(findings: Any) -> None:
     assert [each[:2] for each in findings(placed)] == [("unused-component", "index")]
 
 
-def test_environments_are_played_from_seeds(findings: Any) -> None:
+def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     played = FILE + "agent:\n  run: env_agent\n  environment: {}\ndata:\n  type: episodes\n"
     assert findings(played) == []
     assert [each[0] for each in findings(FILE + "data:\n  type: episodes\n")] == ["conflicting-settings"]
@@ -63,6 +66,12 @@ def test_environments_are_played_from_seeds(findings: Any) -> None:
     remote = played.replace("{}", "{type: openenv}")
     assert [each[:2] for each in findings(remote)] == [("conflicting-settings", "openenv")]
     assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
+    monkeypatch.setattr("recipes.agent.config.missing_modules", lambda names: [])
+    library = played.replace("{}", "{type: verifiers}")
+    assert [each[:2] for each in findings(library)] == [("conflicting-settings", "verifiers")]
+    assert findings(library.replace("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}")) == []
+    monkeypatch.setattr("recipes.agent.config.missing_modules", list)
+    assert [each[0] for each in findings(library.replace("verifiers", "verifiers, name: words"))] == ["missing-extra"]
     assert [each[0] for each in findings(played.replace("{}", "{type: chess}"))] == ["unknown-choice"]
     assert [each[0] for each in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == ["missing-extra"]
 
@@ -76,3 +85,14 @@ def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch)
     assert [(each[0], each[1], each[3]) for each in found] == [
         ("missing-extra", "python", "run `apt install bubblewrap`")
     ]
+
+
+def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
+    def tried(tools: str) -> list[Any]:
+        trials = find_recipe("agent").function("trials")
+        assert trials is not None
+        return trials(load_job("-", stdin=f"{FILE}agent:\n  tools: [{tools}]\n".encode()).config)
+
+    assert tried("calculator") == []
+    (found,) = tried("calculator, python")
+    assert found[:3] == ("agent", "sandbox", "recipes.agent.tools.sandbox_probe")

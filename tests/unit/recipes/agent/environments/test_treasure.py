@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import deque
 
@@ -64,3 +65,22 @@ def test_what_is_no_move_costs_one_and_there_are_twelve() -> None:
 
 def test_nothing_is_taken_elsewhere() -> None:
     assert said(0, "take")[1] == [TextStep("it is not here. ")]
+
+
+def test_skilled_examples_take_the_treasure_and_others_take_anywhere() -> None:
+    async def played(seed: int, skill: float) -> tuple[float, int]:
+        game, chance, gained, missed = Treasure(), random.Random(seed), 0.0, 0
+        await game.reset(seed)
+        for _ in range(12):
+            step = await game.step(game.example(chance, skill))
+            assert not step.text.startswith(("say", "there is a wall"))
+            gained, missed = gained + step.reward, missed + step.text.startswith("it is not here")
+            if step.done:
+                break
+        return gained, missed
+
+    well = [asyncio.run(played(seed, 1.0)) for seed in range(40)]
+    badly = [asyncio.run(played(seed, 0.0)) for seed in range(40)]
+    assert sum(missed for _, missed in well) == 0
+    assert sum(missed for _, missed in badly) > 0
+    assert sum(gained for gained, _ in well) > sum(gained for gained, _ in badly) > 0

@@ -107,6 +107,12 @@ ESCAPES: Final[dict[str, str]] = {
         "return any(host['value'].encode() in open(f'/proc/{n}/environ', 'rb').read() for n in os.listdir('/proc')"
         " if n.isdigit() and os.access(f'/proc/{n}/environ', os.R_OK))"
     ),
+    "end its parent": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(0.1); return not os.path.exists('/proc/1')",
+    "stop its parent": "os.kill(os.getppid(), signal.SIGSTOP); return open('/proc/1/stat').read().split()[2] == 'T'",
+    "end its parent's group": (
+        "os.killpg(os.getpgid(os.getppid()), signal.SIGKILL); return not os.path.exists('/proc/1')"
+    ),
+    "be told of its end instead of ended": "signal.signal(signal.SIGKILL, signal.SIG_IGN); return True",
     "trace another process": "return syscall(101, 16, host['pid'], 0, 0)",
     "read the memory of another process": "return read(f\"/proc/{host['pid']}/mem\")",
     "read a key of the host": "return syscall(250, 11, host['key'], ctypes.create_string_buffer(64), 64, 0)",
@@ -121,6 +127,8 @@ ESCAPES: Final[dict[str, str]] = {
     "leave its groups": "os.setgroups([]); return True",
     "raise its limit of processes": "resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096)); return True",
     "raise its limit of memory": "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)); return True",
+    "raise its limit of time": "resource.setrlimit(resource.RLIMIT_CPU, (1 << 20, 1 << 20)); return True",
+    "be the last that the kernel ends": "return write('/proc/self/oom_score_adj', b'-1000')",
     "come before all others": "os.setpriority(os.PRIO_PROCESS, 0, -10); return True",
     "take a processor for itself": ("os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)); return True"),
     "fork without end": (
@@ -145,6 +153,8 @@ ESCAPES: Final[dict[str, str]] = {
     "rename the machine": "return call('sethostname', b'x', 1)",
     "set the clock": "time.clock_settime(time.CLOCK_REALTIME, 0); return True",
     "restart the machine": "return syscall(169, 0xFEE1DEAD, 672274793, 0x1234567, None)",
+    "read the kernel's memory": "return read('/proc/kcore')",
+    "read the kernel's messages": "return read('/proc/kmsg')",
     "load a module": "return syscall(175, b'', 0, b'')",
     "swap to a file": "write('x', bytes(1 << 16)); return call('swapon', b'/tmp/x', 0)",
     "load a program into the kernel": "return syscall(321, 5, ctypes.create_string_buffer(128), 128)",

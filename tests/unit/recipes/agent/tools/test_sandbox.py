@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.tools import sandbox
+from recipes.agent.tools import sandbox, sandbox_probe
 from recipes.agent.tools.base import ToolError
 from recipes.agent.tools.python import Python
 from recipes.agent.tools.sandbox import ProgramResult, SandboxLimits
@@ -183,6 +185,36 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> No
         Python(SandboxLimits())
     assert "`bwrap` is not installed" in str(error.value)
     assert "apt install bubblewrap" in str(error.value)
+    assert sandbox_probe.look() == {
+        "verdict": "fault",
+        "what": "the tool `python` has no sandbox on this machine, and runs nothing without: `bwrap` is not installed",
+        "help": "run `apt install bubblewrap`",
+    }
+
+
+def test_where_namespaces_are_forbidden_doctor_says_what_allows_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("bwrap", "unshare", "setpriv", "prlimit"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    found = sandbox_probe.look()
+
+    assert found["verdict"] == "fault"
+    assert found["what"].endswith("No permissions to create new namespace")
+    assert "sysctl user.max_user_namespaces" in found["help"]
+
+
+def test_doctor_is_told_of_the_program_that_makes_sandboxes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", sandbox_probe.__name__], capture_output=True, text=True, check=True, timeout=120
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["verdict"] == "ok"
+    assert found["what"].startswith("bubblewrap ")
 
 
 def _sandboxes() -> set[str]:

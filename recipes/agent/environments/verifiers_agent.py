@@ -1,0 +1,142 @@
+"""The agent that plays environments of verifiers: rollouts, tools and rewards are theirs, the model is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import statistics
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.endpoint import ChatEndpoint, serve
+from recipes.agent.llm import LanguageModel
+from recipes.agent.tools.toolbox import Toolbox
+from recipes.language.data_config import MOST_GENERATED
+from rlinf_core import ConfigError
+from rlinf_core.requirements import install_command, missing_modules
+
+# Of a taskset that makes tasks without end, so many are used.
+_MOST_TASKS: Final = 10_000
+# verifiers takes a harness by the name of a module of the top level.
+_HARNESS: Final = "rlinf_in_process_chat"
+
+
+class VerifiersError(Exception):
+    """An episode that verifiers says has failed."""
+
+
+class VerifiersSettings(NamedTuple):
+    """The environment of verifiers.
+
+    Attributes:
+        name: of the taskset.
+        options: of the taskset.
+        harness: the program that plays, as verifiers names it; None: a chat in this process.
+        held: tasks that are those of evaluation; at most half of all.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    harness: str | None
+    held: int
+
+
+class VerifiersAgent:
+    """Plays an episode of an environment of verifiers in each run; the seed of the task tells which of its tasks.
+
+    Raises:
+        ConfigError: verifiers, or the taskset, is not there, or its options do not fit.
+    """
+
+    def __init__(self, settings: VerifiersSettings) -> None:
+        if missing_modules(["verifiers"]):
+            raise ConfigError("`verifiers` needs the package verifiers", help=f"run `{install_command('verifiers')}`")
+        try:
+            self._library: Any = import_module("verifiers.v1")
+            self._environment: Any = _loaded(settings)
+            self._tasks: list[Any] = list(islice(self._environment.taskset, _MOST_TASKS))
+        except Exception as error:
+            raise ConfigError(
+                f"the environment `{settings.name}` of verifiers cannot be loaded",
+                why=f"{type(error).__name__}: {error}",
+                help="install the package that offers it, and look at `agent.environment.options`",
+            ) from error
+        if len(self._tasks) < 2:
+            raise ConfigError(f"the environment `{settings.name}` of verifiers has {len(self._tasks)} tasks")
+        self._held = min(settings.held, len(self._tasks) // 2)
+        self._ready: asyncio.Future[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __call__(self, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+        """Play, and return the outcome; an agent as `Agent` says.
+
+        Raises:
+            VerifiersError: the episode failed.
+        """
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.ensure_future(self._serve(self._ready))
+        await asyncio.shield(self._ready)
+        async with serve(llm) as endpoint:
+            episode = await self._played(self._task(int(task.row.get("seed", 0))), endpoint)
+        if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            raise VerifiersError(f"{errors[-1].type}: {errors[-1].message}" if errors else "no reason is given")
+        traces = [each for each in episode.traces if each.agent.trainable]
+        parts = {name: float(found.value) for name, found in traces[0].rewards.items() if found is not None}
+        return AgentOutcome(reward=statistics.fmean(each.reward for each in traces), parts=parts)
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        """Hold what all episodes share, as long as this process lives: the proxy by which verifiers sees the calls."""
+        try:
+            async with self._environment.serving():
+                ready.set_result(None)
+                await asyncio.Future()
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _played(self, task: Any, endpoint: ChatEndpoint) -> Any:
+        library = self._library
+        with _variable(endpoint.api_key) as variable:
+            client = library.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
+            return await self._environment.run_episode(task, library.ModelContext(model="policy", client=client))
+
+    def _task(self, seed: int) -> Any:
+        """Return the task of a seed; those of evaluation are never trained on."""
+        if seed >= MOST_GENERATED:
+            return self._tasks[(seed - MOST_GENERATED) % self._held]
+        return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
+
+
+def _loaded(settings: VerifiersSettings) -> Any:
+    """Return the environment, whose agents run beside this process."""
+    loaders: Any = import_module("verifiers.v1.utils.loaders")
+    library: Any = import_module("verifiers.v1")
+    if settings.harness is None:
+        sys.modules[_HARNESS] = import_module("recipes.agent.environments.verifiers_chat")
+    agent = {"harness": {"id": settings.harness or _HARNESS}, "runtime": {"type": "subprocess"}}
+    kind = loaders.env_config_type(settings.name)
+    seats = [name for name, each in kind.model_fields.items() if isinstance(each.default, library.AgentConfig)]
+    taskset = {"id": settings.name, **settings.options}
+    return loaders.load_environment(
+        loaders.resolve_env_config({"taskset": taskset, **{seat: dict(agent) for seat in seats}})
+    )
+
+
+@contextmanager
+def _variable(value: str) -> Generator[str]:
+    """Give a variable of this process the value for a while: verifiers reads tokens from there alone."""
+    name = f"VERIFIERS_TOKEN_{secrets.token_hex(8)}"
+    os.environ[name] = value
+    try:
+        yield name
+    finally:
+        del os.environ[name]

@@ -1,0 +1,106 @@
+"""The harness by which environments of verifiers are played in the agent's own process: a chat with the task's tools.
+
+verifiers finds it by the name of a module. It is imported where verifiers is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from importlib import import_module
+from typing import Any, Final
+
+_library: Any = import_module("verifiers.v1")
+_openai: Any = import_module("openai")
+
+__all__ = ["InProcessChat"]
+
+
+class InProcessChat(_library.Harness[_library.HarnessConfig]):
+    """A chat with the model until it calls no tool."""
+
+    APPENDS_SYSTEM_PROMPT: Final = True
+    SUPPORTS_MCP: Final = True
+    SUPPORTS_RESUME: Final = True
+    EXECUTES_CODE: Final = False
+    NEEDS_CONTAINER: Final = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        # Of all rollouts: to make one takes longer than a turn.
+        self._client: Any = _openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: Mapping[str, str],
+        data: Any,
+    ) -> Any:
+        """Run the chat, and return as a program does that has ended well."""
+        client = self._client.with_options(base_url=endpoint, api_key=secret)
+        messages = _first_messages(*self.resolve_prompt(data))
+        async with AsyncExitStack() as stack:
+            tools = _Tools()
+            for url in mcp_urls.values():
+                await tools.connect(stack, url)
+            given: dict[str, Any] = {"tools": tools.listed} if tools.listed else {}
+            while True:
+                try:
+                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **given)
+                except _openai.APIStatusError as error:
+                    if error.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+                        raise
+                    break  # no turns or no tokens are left: what there is is scored
+                said = answer.choices[0].message
+                messages.append(said.model_dump(exclude_none=True))
+                if not said.tool_calls:
+                    break
+                for call in said.tool_calls:
+                    seen = await tools.call(call.function.name, call.function.arguments)
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": seen})
+        return _library.ProgramResult(0, "", "")
+
+
+class _Tools:
+    """The tools of a task, by the servers that offer them.
+
+    Attributes:
+        listed: as a chat completion is told of them.
+    """
+
+    def __init__(self) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._clients: dict[str, Any] = {}
+
+    async def connect(self, stack: AsyncExitStack, url: str) -> None:
+        """Connect to a server until the stack is left."""
+        client = await stack.enter_async_context(import_module("mcp").Client(url))
+        for each in (await client.list_tools()).tools:
+            self._clients[each.name] = client
+            described = {"name": each.name, "description": each.description or "", "parameters": each.input_schema}
+            self.listed.append({"type": "function", "function": described})
+
+    async def call(self, name: str, arguments: str) -> str:
+        """Return what a tool says; what goes wrong is for the model to read."""
+        if name not in self._clients:
+            return f"there is no tool `{name}`; there is {', '.join(self._clients)}"
+        try:
+            found = await self._clients[name].call_tool(name, json.loads(arguments or "{}"))
+        except Exception as error:  # noqa: BLE001 - of the tool, or of the arguments
+            return f"{type(error).__name__}: {error}"
+        return "\n".join(getattr(each, "text", f"[{each.type}]") for each in found.content)
+
+
+def _first_messages(system: str | None, prompt: Any) -> list[dict[str, Any]]:
+    """Return the messages that the conversation has when the model is asked."""
+    messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    wire = import_module("verifiers.v1.dialects.chat").message_to_wire
+    return messages + [wire(each) for each in prompt or ()]

@@ -1,0 +1,1 @@
+"""Agents that are written with frameworks, and the functions that train them."""

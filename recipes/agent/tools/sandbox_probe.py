@@ -1,0 +1,34 @@
+"""A trial of the sandbox of the tool `python`, as agent processes would find it.
+
+    python -m recipes.agent.tools.sandbox_probe
+
+The last line that it prints is a record in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+from recipes.agent.tools import sandbox
+from rlinf_core import ConfigError
+
+
+def look() -> dict[str, str]:
+    """Return what a trial program showed, as `rlinf doctor` reads it: `verdict`, `what` was seen, and `help`."""
+    try:
+        sandbox.check()
+    except ConfigError as error:
+        return {"verdict": "fault", "what": f"{error.message}: {error.why}", "help": error.help or ""}
+    return {"verdict": "ok", "what": f"{_version()} runs programs of the tool `python`", "help": ""}
+
+
+def _version() -> str:
+    """Return `bubblewrap 0.8.0`."""
+    program = shutil.which("bwrap") or "bwrap"
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))

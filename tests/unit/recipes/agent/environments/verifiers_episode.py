@@ -1,0 +1,38 @@
+"""Episodes of an environment of verifiers, with a model that says what it is told to; run where verifiers is.
+
+Its argument is JSON: `options` of the taskset, the `seed`, and the `turns` of the model; it prints JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from recipes.agent.agents import AgentTask
+from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
+from recipes.agent.llm import LanguageModel
+from recipes.agent.tools.toolbox import Toolbox
+from tests.unit.recipes.agent.test_llm import SETTINGS, Script
+
+
+def main(asked: dict[str, Any]) -> dict[str, Any]:
+    agent = VerifiersAgent(VerifiersSettings("verifiers-words", asked["options"], None, 1))
+    script = Script(*asked["turns"])
+    llm = LanguageModel(script, SETTINGS._replace(max_tokens=4000, max_new_tokens=1000))
+    task = AgentTask("", (), "", {"seed": asked["seed"]})
+    try:
+        outcome = asyncio.run(agent(task, llm, Toolbox((), 30.0)))
+    except VerifiersError as error:
+        return {"error": str(error)}
+    said = [[each.role, each.text] for request in script.requests for each in request.messages]
+    drawn = [
+        "".join(chr(token) for token, mine in zip(each.tokens, each.trained, strict=True) if mine)
+        for each in llm.segments()
+    ]
+    return {"reward": outcome.reward, "parts": dict(outcome.parts), "told": said, "drawn": drawn}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
