@@ -3,10 +3,12 @@
 `solve` knows nothing of training: it speaks to whatever server it is given.
 """
 
+# pyright: basic, reportMissingImports=false
+
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from recipes.agent.agents import AgentTask
 from recipes.agent.endpoint import serve
@@ -23,7 +25,7 @@ async def solve(question: str, base_url: str, api_key: str) -> str:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     model = OpenAIChatModel("policy", provider=OpenAIProvider(base_url=base_url, api_key=api_key))
-    agent: Any = Agent(model, model_settings={"stop_sequences": ["</calculator>"]})
+    agent = Agent(model, model_settings={"stop_sequences": ["</calculator>"]})
     result = await agent.run(question)
     while call := _CALL.search(result.output):
         product = int(call[1]) * int(call[2])
