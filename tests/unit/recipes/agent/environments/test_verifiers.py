@@ -1,6 +1,6 @@
 """Environments of verifiers.
 
-`RLINF_VERIFIERS_PYTHON` names an interpreter with that library and rlinf: `pip install rlinf-cli "verifiers>=0.4,<0.5"`
+`RLINF_VERIFIERS_PYTHON` names an interpreter with that library and rlinf: `pip install "rlinf-cli[verifiers]"`
 in an environment of its own.
 """
 
