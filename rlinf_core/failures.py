@@ -268,12 +268,19 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
         elif instead_of is not None and followed(first) and followed(failure):
             # Neither is the cause of the other; the later one may follow from workers having been ended since.
             continue
-        elif not followed(failure) and set_cause(first, failure):
+        elif _tells_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
             continue
         else:
             _log.error("besides, a call failed that nobody waited for: %s", failure.message)
     if first is not None and instead_of is None:
         raise first
+
+
+def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
+    """Return whether a failure tells of no more than the death of the very worker whose failure is told already."""
+    gone = failure.exceptions[0]
+    told = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
+    return isinstance(gone, WorkerDiedError) and gone.address in told
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

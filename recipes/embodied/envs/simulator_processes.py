@@ -62,10 +62,6 @@ class SimulatorDiedError(WorkerDiedError):
     To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
     """
 
-    def __init__(self, owner: str, process: str, cause: str) -> None:
-        super().__init__(owner, cause=cause)
-        self.message = f"`{owner}`: {process} died"
-
 
 class SimulatorError(RuntimeFailure):
     """A simulator raised an exception in its process."""
@@ -320,7 +316,7 @@ class _Child:
             cause = f"signal {-code} ({signal.Signals(-code).name})"
         else:
             cause = f"it ended with exit code {code}"
-        return SimulatorDiedError(self._owner, self._name, f"{cause}, {self._place}{self._last_words}")
+        return self._died(f"{cause}, {self._place}")
 
     def _silence(self) -> SimulatorDiedError:
         """End a process that gives no sign of life, and return the error for it."""
@@ -333,8 +329,10 @@ class _Child:
             self._process.kill()
             self._process.wait()
         self._reader.join(_END_SECONDS)
-        cause = f"no sign of life for {self._seconds:g} s, {place}: it was ended{self._last_words}"
-        return SimulatorDiedError(self._owner, self._name, cause)
+        return self._died(f"no sign of life for {self._seconds:g} s, {place}: it was ended")
+
+    def _died(self, cause: str) -> SimulatorDiedError:
+        return SimulatorDiedError(self._owner, cause=f"{self._name}: {cause}{self._last_words}")
 
     @property
     def _place(self) -> str:

@@ -277,6 +277,15 @@ def test_what_followed_from_the_end_of_workers_is_no_cause_of_an_error_under_way
     assert not caplog.records
 
 
+def test_the_death_of_a_worker_whose_failure_is_told_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    cause = failed(WorkerDiedError("env:0", cause="signal 11"), "env")
+    waited = failed(WorkerDiedError("env:0", cause="its group was shut down"), "rollout")
+    raise_unseen([waited], instead_of=cause)
+    assert not caplog.records
+    raise_unseen([failed(WorkerDiedError("env:1"), "rollout")], instead_of=cause)
+    assert "`env:1` died" in caplog.text
+
+
 def test_what_followed_is_told_from_what_failed_by_itself() -> None:
     assert followed(DeadlockError(("driver",), "picture"))
     assert followed(failed(WorkerDiedError("env:0")))

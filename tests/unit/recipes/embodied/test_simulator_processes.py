@@ -163,8 +163,7 @@ def test_a_segfault_names_the_process_and_the_place(at: str, closed: Any) -> Non
         moved(closed(made(2, breaks="segfault", at=at)))
     error = caught.value
     assert error.address == "EnvGroup:0"
-    assert "simulator process 1 of 2 (`one`, environment 0 of its batch) died" in error.message
-    assert "signal 11 (SIGSEGV)" in error.why
+    assert "simulator process 1 of 2 (`one`, environment 0 of its batch): signal 11 (SIGSEGV)" in error.why
     assert {"make": "making", "step": "stepping", "observe": "observing"}[at] + " environment 0" in error.why
     assert "the mesh has 0 faces" in error.why  # its last words
     assert "_maybe_break" in error.why
