@@ -20,7 +20,7 @@ from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArr
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,
     check_task,
-    reach_potential,
+    distance,
     reached,
     scaled_joints,
     scaled_position,
@@ -36,6 +36,8 @@ INSTRUCTION: Final = "touch the {color} point"
 POINT_LOW, POINT_HIGH, APART = np.array([0.35, -0.2]), np.array([0.6, 0.2]), 0.12
 POINT_HEIGHT: Final = 0.3
 HAND_STEP: Final = 0.04  # metres by which an action of 1 moves the hand
+# Rewards of a metre: those of a step then weigh about as much as success, which would else hide which way was better.
+METRE_REWARD: Final = 10.0
 # What the camera sees of the plane of the points: x upward, y to the left, in metres.
 SEEN_LOW, SEEN_HIGH = np.array([0.25, -0.3]), np.array([0.7, 0.3])
 POINT_RADIUS, HAND_RADIUS, ARM_WIDTH = 0.035, 0.022, 0.015
@@ -49,7 +51,7 @@ class FrankaVisionEnv(VectorEnv):
 
     Actions, at 20 Hz: the way of the hand along x, y and z, -1 to 1 of 4 cm; joints follow, the hand pointing down.
     Observations: `images.main` uint8 [H, W, 3] from above, `states` (joints and hand) and `instructions`. Rewards are
-    differences of the distance to that point, and 1 for success, which ends the episode.
+    differences of the distance to that point, 10 a metre, and 1 for success, which ends the episode.
 
     Options: `image_size`, 32 pixels by default; `points`, how many there are, 2 by default, at most 4.
     """
@@ -92,14 +94,14 @@ class FrankaVisionEnv(VectorEnv):
         self._places[:, :2, rows] = _apart(draws[8:].reshape(_ATTEMPTS, self._points, 2, len(rows)))
         self._places[:, 2, rows] = POINT_HEIGHT
         self._hand, self._axis = hand_pose(self._joints)
-        self._potential[rows] = reach_potential(self._target, self._hand)[rows]
+        self._potential[rows] = _potential(self._target, self._hand)[rows]
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         moved = step_toward(self._joints, self._hand + HAND_STEP * np.clip(actions.T, -1, 1))
         chosen = slice(None) if rows is None else rows
         self._joints[:, chosen] = np.clip(moved, JOINT_MIN[:, None], JOINT_MAX[:, None])[:, chosen]
         self._hand, self._axis = hand_pose(self._joints)
-        before, self._potential = self._potential, reach_potential(self._target, self._hand)
+        before, self._potential = self._potential, _potential(self._target, self._hand)
         successes = reached(self._target, self._hand)
         return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
 
@@ -164,6 +166,11 @@ def _option(settings: EnvSettings, name: str, default: int, bounds: tuple[int, i
     if not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"the option `{name}` of `env_type: franka_vision` is a number from {low} to {high}")
     return value
+
+
+def _potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
+    """Return [B], what rewards are differences of."""
+    return -METRE_REWARD * distance(target, hand)
 
 
 def _column(values: NDArray[Any]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import pytest
 from recipes.embodied.envs.contract import check_env
 from recipes.embodied.envs.franka_vision import COLORS, POINT_HEIGHT, SEEN_HIGH, SEEN_LOW, FrankaVisionEnv
 from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.robots.franka_arm import distance
 from rlinf_core.errors import ConfigError
 
 
@@ -61,6 +62,14 @@ def test_the_other_point_is_no_success() -> None:
         way = (wrong - env._hand) / 0.04
         env.step(np.clip(way, -1, 1).T.astype(np.float32)[:, None])
     assert env._episodes.success_once.mean() < 0.1
+
+
+def test_rewards_are_the_way_to_the_named_point_and_success() -> None:
+    env = make(64)
+    before = distance(env._target, env._hand)
+    found = env.step(np.random.default_rng(0).uniform(-1, 1, (64, 1, 3)).astype(np.float32))
+    after = distance(env._target, env._hand)
+    np.testing.assert_allclose(found.rewards[:, 0], 10 * (before - after) + (after < 0.05), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"points": 9}, {"points": 0}, {"image_size": 2}])
