@@ -56,9 +56,9 @@ class TurnEncoder:
                 " cannot be kept token by token",
                 help="write `data.apply_chat_template: false`, or use a tokenizer with another template",
             )
+        written = self._written(after)
         # The model may have ended its turn itself, in the template's way.
-        ended = self._tokenizer.decode([context[-1]], skip_special_tokens=False)
-        return self._written(after.removeprefix(ended) if ended else after)
+        return written[1:] if written[:1] == (context[-1],) else written
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, those that have none left out."""

@@ -160,7 +160,6 @@ def check_told(engine: LocalEngine, turns: Sequence[tuple[DrawRequest, DrawnTurn
             expected = tokenizer.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
             assert expected.endswith(f"{told}<|im_start|>assistant\n")
         assert turn.observed == tuple(tokenizer.encode(expected, add_special_tokens=False))
-        assert tokenizer.decode(turn.observed) == expected
 
 
 def _cases() -> list[Any]:

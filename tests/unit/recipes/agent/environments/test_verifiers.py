@@ -6,17 +6,27 @@ in an environment of its own.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersSettings
+from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
+from recipes.agent.llm import LanguageModel
+from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.data_config import MOST_GENERATED
 from rlinf_core import ConfigError
+from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 
 PYTHON = os.environ.get("RLINF_VERIFIERS_PYTHON", "")
 PROGRAM = "tests.unit.recipes.agent.environments.verifiers_episode"
@@ -62,6 +72,76 @@ class TestRealOnes:
     def test_a_run_without_further_turns_is_scored_as_it_is(self) -> None:
         found = played(*[CALL % "stone"] * 4, seed=0, options={"with_tool": True})
         assert found["reward"] == 0.0
+
+
+class Stub:
+    """An environment as verifiers has them, of which an episode is one question."""
+
+    def __init__(self, tasks: int) -> None:
+        self.taskset = list(range(tasks))
+        self.asked: list[int] = []
+        self.served = 0
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        self.served += 1
+        yield
+
+    async def run_episode(self, task: int, context: Any) -> Any:
+        self.asked.append(task)
+        request = urllib.request.Request(
+            f"{context.client.base_url}/chat/completions",
+            json.dumps({"messages": [{"role": "user", "content": f"task {task}"}]}).encode(),
+            {"Authorization": f"Bearer {os.environ[context.client.api_key_var]}"},
+        )
+        answer = json.load(await asyncio.to_thread(urllib.request.urlopen, request))
+        said = answer["choices"][0]["message"]["content"]
+        rewards = {"length": SimpleNamespace(value=float(len(said))), "judge": None}
+        errors = [SimpleNamespace(type="TaskError", message="no score")] if said == "bad" else []
+        seats = [SimpleNamespace(trainable=True), SimpleNamespace(trainable=False)]
+        traces = [SimpleNamespace(agent=seat, rewards=rewards, reward=float(len(said)), errors=[]) for seat in seats]
+        return SimpleNamespace(ok=not errors, errors=errors, traces=traces)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    made = Stub(tasks=5)
+    library = SimpleNamespace(EvalClientConfig=SimpleNamespace, ModelContext=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", library)
+    module = "recipes.agent.environments.verifiers_agent"
+    monkeypatch.setattr(f"{module}.missing_modules", lambda names: [])
+    monkeypatch.setattr(f"{module}._loaded", lambda settings: made)
+    return made
+
+
+async def outcomes(agent: VerifiersAgent, *seeds: int, says: str = "hello") -> list[AgentOutcome]:
+    models = [LanguageModel(Script(says), SETTINGS._replace(max_tokens=400)) for _ in seeds]
+    tasks = [AgentTask("", (), "", {"seed": seed}) for seed in seeds]
+    return await asyncio.gather(
+        *(agent(task, model, Toolbox((), 30.0)) for task, model in zip(tasks, models, strict=True))
+    )
+
+
+def test_episodes_share_what_is_served_and_each_has_a_token_of_its_own(stub: Stub) -> None:
+    found = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
+    assert found == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
+    assert stub.served == 1
+    assert not any(name.startswith("VERIFIERS_TOKEN") for name in os.environ)
+
+
+def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
+    agent = VerifiersAgent(VerifiersSettings("words", {}, None, 200))
+    asyncio.run(outcomes(agent, *range(6)))
+    trained = set(stub.asked)
+    stub.asked.clear()
+    asyncio.run(outcomes(agent, *range(MOST_GENERATED, MOST_GENERATED + 6)))
+    assert (trained, set(stub.asked)) == ({2, 3, 4}, {0, 1})
+
+
+def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
+    agent = VerifiersAgent(VerifiersSettings("words", {}, None, 2))
+    with pytest.raises(VerifiersError, match="TaskError: no score"):
+        asyncio.run(outcomes(agent, 0, says="bad"))
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
