@@ -38,7 +38,7 @@ def test_without_the_search_it_is_left_to_guess(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not FRAMEWORKS, reason="RLINF_FRAMEWORKS_PYTHON names no interpreter with pydantic-ai")
 def test_an_agent_of_a_framework_learns_through_its_endpoint(tmp_path: Path) -> None:
-    run = train(tmp_path, "agent_framework", "runner.max_steps=30", "data.val_size=50")
+    run = train(tmp_path, "agent_framework", "runner.max_steps=20", "data.val_size=50")
 
     rewards, greedy = metrics(run, "rollout/reward"), metrics(run, "eval/pass@1")
     assert statistics.fmean(rewards[-5:]) >= statistics.fmean(rewards[:3]) + 0.2
