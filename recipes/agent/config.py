@@ -80,7 +80,8 @@ class AgentWarmStartConfig(WarmStartConfig):
 
     tool_share: Fraction = Field(
         default=0.2,
-        description="How often the model then begins with a tool, and not with a guess: share of what it is shown.",
+        description="How often the model then begins with a tool, and not with a guess: share of what it is shown. In"
+        " episodes of `treasure`: how much of what is said there is well said.",
     )
 
 
