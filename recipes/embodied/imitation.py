@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base import BasePolicy
 
 # Share of a picture by which it is moved at most, for a classifier of success.
-_SHIFT: Final = 1 / 8
+_SHIFT: Final = 1 / 16
 
 
 class ImitationData:

@@ -102,17 +102,17 @@ def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) 
     assert ImitationData(write(normalization="none"), None, 1).normalization() == Normalization()
 
 
-def test_pictures_are_moved_by_an_eighth_at_most_and_their_edges_continued() -> None:
+def test_pictures_are_moved_by_a_sixteenth_at_most_and_their_edges_continued() -> None:
     torch.manual_seed(0)
-    pictures = np.zeros((200, 16, 24, 3), np.uint8)
-    pictures[:, 8, 12] = 7
+    pictures = np.zeros((200, 16, 48, 3), np.uint8)
+    pictures[:, 8, 24] = 7
     pictures[:, :, 0] = 5
     moved = shifted(pictures)
     assert moved.shape == pictures.shape
     _, rows, columns = np.nonzero(moved[..., 0] == 7)
-    assert (set(rows.tolist()), set(columns.tolist())) == ({6, 7, 8, 9, 10}, {9, 10, 11, 12, 13, 14, 15})
-    assert ((moved == 5).any(axis=(1, 2, 3)) == (columns >= 12)).all()
-    assert (moved[columns == 15, :, :4] == 5).all()
+    assert (set(rows.tolist()), set(columns.tolist())) == (set(range(7, 10)), set(range(21, 28)))
+    assert ((moved == 5).any(axis=(1, 2, 3)) == (columns >= 24)).all()
+    assert (moved[columns == 27, :, :4] == 5).all()
 
 
 def test_equal_seeds_move_pictures_equally() -> None:

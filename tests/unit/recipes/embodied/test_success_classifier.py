@@ -78,7 +78,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
     return learned(tmp_path_factory.mktemp("shown") / "set", arm(0, ignore_terminations=True))
 
 
-def learned(folder: Path, env: VectorEnv, updates: int = 200) -> TrainedPolicy:
+def learned(folder: Path, env: VectorEnv, updates: int = 300) -> TrainedPolicy:
     """Return a classifier of what the expert of an environment shows, recorded in a folder."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
