@@ -18,8 +18,8 @@ _ROOMS: Final = ("kitchen", "hall", "cellar", "library", "attic", "garden", "stu
 class Treasure(TextEnvironment):
     """A house of nine rooms. A turn is a direction, or `take`; the reward is 1 for the treasure.
 
-    The first text says in which room the treasure is, and each further one where the model is and which doors there
-    are: it has to remember, and to find its way.
+    The first text says in which room the treasure is, and each further one in which room the model is and which doors
+    it has: `hall (north, west).` The model has to remember, and to find its way.
     """
 
     stop: ClassVar[tuple[str, ...]] = (".", "\n")
@@ -31,7 +31,7 @@ class Treasure(TextEnvironment):
         places = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
         self._at, self._goal = chance.sample(places, 2)
         self._moves = 0
-        return f"the treasure is in the {self._room(self._goal)}. say a direction or take. {self._seen()}"
+        return f"find the {self._room(self._goal)}, and take. {self._seen()}"
 
     async def step(self, text: str) -> TextStep:
         """See `TextEnvironment`."""
@@ -62,4 +62,4 @@ class Treasure(TextEnvironment):
         return self._rooms[place[1] * _SIDE + place[0]]
 
     def _seen(self) -> str:
-        return f"you are in the {self._room(self._at)}, doors {', '.join(self._doors())}. "
+        return f"{self._room(self._at)} ({', '.join(self._doors())}). "

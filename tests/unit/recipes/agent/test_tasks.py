@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,28 @@ def test_a_model_is_shown_tools_as_often_as_it_is_told_to_be(share: float) -> No
         assert all(each.trained[said.stop :])
         assert each.tokens[-1] == tokenizer.eos_token_id
     assert all(all(each.trained) for each in shown if each.tokens[0] != opening)
+
+
+def test_episodes_are_shown_where_an_environment_has_examples() -> None:
+    played = {"run": "env_agent", "max_turns": 4}
+    sections: dict[str, Any] = {"data": {"type": "episodes"}, "actor": {"warm_start": {"steps": 2, "tool_share": 1.0}}}
+    config = agent_config(agent=played, **sections)
+    tokenizer = make_tokenizer(config.actor)
+
+    shown = conversations(config, tokenizer)
+
+    assert len(shown) == 2 * config.data.rollout_batch_size
+    for each in shown:
+        text = tokenizer.decode(each.prompt)
+        assert re.fullmatch(r"find the \w+, and take\. \w+ \([\w, ]+\)\. ", text)
+        said = [token for token, learned in zip(each.tokens, each.trained, strict=True) if learned]
+        words = str(tokenizer.decode(said, skip_special_tokens=True)).split(".")[:-1]
+        assert 1 <= len(words) <= 4
+        assert set(words) <= {"north", "south", "west", "east", "take"}
+        # Each is one of the doors that were told before it.
+        assert words[0] in text
+    elsewhere = {"type": "openenv", "url": "http://127.0.0.1:1"}
+    assert conversations(agent_config(agent={**played, "environment": elsewhere}, **sections), tokenizer) == []
 
 
 def test_tools_are_made_by_their_names() -> None:

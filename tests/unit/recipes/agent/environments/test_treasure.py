@@ -24,13 +24,13 @@ def said(seed: int, *texts: str) -> tuple[str, list[TextStep]]:
 
 
 def room(text: str) -> str:
-    return re.findall(r"you are in the (\w+)", text)[-1]
+    return re.findall(r"(\w+) \(", text)[-1]
 
 
 def solution(seed: int) -> list[str]:
     """Return the shortest way to the treasure, found by walking."""
     first, _ = said(seed)
-    goal = re.findall(r"treasure is in the (\w+)", first)[0]
+    goal = re.findall(r"find the (\w+)", first)[0]
     ways = deque([([], room(first))])
     seen = {room(first)}
     while True:
@@ -39,7 +39,7 @@ def solution(seed: int) -> list[str]:
             return way
         for move in MOVES:
             last = said(seed, *way, move)[1][-1].text
-            if last.startswith("you") and room(last) not in seen:
+            if "(" in last and room(last) not in seen:
                 seen.add(room(last))
                 ways.append(([*way, move], room(last)))
 
