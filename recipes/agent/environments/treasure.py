@@ -12,14 +12,14 @@ _MOST_MOVES: Final = 12
 # Share of the examples that try to take, wherever they are.
 _TAKES: Final = 0.3
 _MOVES: Final = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
-_ROOMS: Final = ("kitchen", "hall", "cellar", "library", "attic", "garden", "study", "pantry", "stable")
+_ROOMS: Final = "123456789"
 
 
 class Treasure(TextEnvironment):
-    """A house of nine rooms. A turn is a direction, or `take`; the reward is 1 for the treasure.
+    """A house of nine rooms with numbers. A turn is a direction, or `take`; the reward is 1 for the treasure.
 
     The first text says in which room the treasure is, and each further one in which room the model is and which doors
-    it has: `hall (north, west).` The model has to remember, and to find its way.
+    it has: `7 (north, west).` The model has to remember, and to find its way.
     """
 
     stop: ClassVar[tuple[str, ...]] = (".", "\n")
@@ -31,7 +31,7 @@ class Treasure(TextEnvironment):
         places = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
         self._at, self._goal = chance.sample(places, 2)
         self._moves = 0
-        return f"find the {self._room(self._goal)}, and take. {self._seen()}"
+        return f"find room {self._room(self._goal)} and take. {self._seen()}"
 
     async def step(self, text: str) -> TextStep:
         """See `TextEnvironment`."""

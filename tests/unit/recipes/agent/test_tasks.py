@@ -79,7 +79,7 @@ def test_episodes_are_shown_where_an_environment_has_examples() -> None:
     assert len(shown) == 2 * config.data.rollout_batch_size
     for each in shown:
         text = tokenizer.decode(each.prompt)
-        assert re.fullmatch(r"find the \w+, and take\. \w+ \([\w, ]+\)\. ", text)
+        assert re.fullmatch(r"find room \d and take\. \d \([a-z, ]+\)\. ", text)
         said = [token for token, learned in zip(each.tokens, each.trained, strict=True) if learned]
         words = str(tokenizer.decode(said, skip_special_tokens=True)).split(".")[:-1]
         assert 1 <= len(words) <= 4

@@ -24,13 +24,13 @@ def said(seed: int, *texts: str) -> tuple[str, list[TextStep]]:
 
 
 def room(text: str) -> str:
-    return re.findall(r"(\w+) \(", text)[-1]
+    return re.findall(r"(\d) \(", text)[-1]
 
 
 def solution(seed: int) -> list[str]:
     """Return the shortest way to the treasure, found by walking."""
     first, _ = said(seed)
-    goal = re.findall(r"find the (\w+)", first)[0]
+    goal = re.findall(r"find room (\d)", first)[0]
     ways = deque([([], room(first))])
     seen = {room(first)}
     while True:
