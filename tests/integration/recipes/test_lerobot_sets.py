@@ -4,7 +4,8 @@ They live in an interpreter of their own (with ffmpeg for torchcodec), which `RL
 the tests are skipped:
 
     python3.11 -m venv V && V/bin/pip install torch torchvision torchcodec && V/bin/pip install --no-deps lerobot
-    V/bin/pip install av datasets pandas draccus deepdiff termcolor jsonlines imageio einops opencv-python-headless
+    V/bin/pip install accelerate av datasets pandas draccus deepdiff termcolor jsonlines imageio einops
+    V/bin/pip install opencv-python-headless
 """
 
 from __future__ import annotations
