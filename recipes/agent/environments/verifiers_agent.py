@@ -134,7 +134,8 @@ def _loaded(settings: VerifiersSettings) -> Any:
 @contextmanager
 def _variable(value: str) -> Generator[str]:
     """Give a variable of this process the value for a while: verifiers reads tokens from there alone."""
-    name = f"VERIFIERS_TOKEN_{secrets.token_hex(8)}"
+    # Programs that verifiers starts inherit no variable of such a name: tokens of other tasks are none of theirs.
+    name = f"VERIFIERS_API_KEY_{secrets.token_hex(8)}"
     os.environ[name] = value
     try:
         yield name

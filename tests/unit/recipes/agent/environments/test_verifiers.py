@@ -126,7 +126,7 @@ def test_episodes_share_what_is_served_and_each_has_a_token_of_its_own(stub: Stu
     found = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
     assert found == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
     assert stub.served == 1
-    assert not any(name.startswith("VERIFIERS_TOKEN") for name in os.environ)
+    assert not any(name.startswith("VERIFIERS_API_KEY") for name in os.environ)
 
 
 def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
