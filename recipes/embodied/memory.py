@@ -23,12 +23,13 @@ from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.info import read_info
 from recipes.embodied.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_types import is_simulator
 from recipes.embodied.envs.franka_robot import SPEC as FRANKA_ROBOT
 from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.types import EnvSettings, EnvSpec
 from recipes.embodied.interventions.table import NONE
-from recipes.embodied.models.base import BasePolicy, Inputs
+from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
@@ -54,7 +55,7 @@ _OBSERVATION_COPIES: Final = 4
 _UNKNOWN_STATES: Final = 64
 
 
-class _Policy(NamedTuple):
+class PolicySizes(NamedTuple):
     """Sizes of a policy, in bytes.
 
     Attributes:
@@ -81,13 +82,13 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
         ConfigError: the policy cannot be made for the environment.
     """
     sizes = {name: count or 1 for name, count in world_sizes.items()}
-    spec, notes = _spec_of(config)
-    policy = _sizes_of(config, spec)
-    bases = {name: _base(name, config.actor.model.model_type) for name in ("actor", "rollout", "env")}
+    spec, notes = environment_spec(config.env.train)
+    policy = policy_sizes(config, spec)
+    bases = {name: empty_process(name, config.actor.model.model_type) for name in ("actor", "rollout", "env")}
     return [
         _actor(config, policy, spec, bases["actor"], sizes.get("actor", 1), notes),
         _rollout(config, policy, bases["rollout"], sizes.get("rollout", 1)),
-        _env(config, spec, bases["env"], sizes.get("env", 1), notes),
+        env_forecast(config.env.train, "interact", spec, bases["env"], sizes.get("env", 1), notes),
     ]
 
 
@@ -120,7 +121,12 @@ def _divisors(number: int) -> list[int]:
 
 
 def _actor(
-    config: EmbodiedConfig, policy: _Policy, spec: EnvSpec, base: Mapping[str, int], count: int, notes: tuple[str, ...]
+    config: EmbodiedConfig,
+    policy: PolicySizes,
+    spec: EnvSpec,
+    base: Mapping[str, int],
+    count: int,
+    notes: tuple[str, ...],
 ) -> ProcessForecast:
     """Return the forecast of one actor: weights in shards, where `sharding_strategy` makes some."""
     shards = 1 if config.actor.fsdp_config.sharding_strategy == "no_shard" else count
@@ -196,7 +202,7 @@ def _spilled(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[str, ..
     return (f"the replay buffers take {files / 2**30:.1f} GiB of disk in {replay.spill_path}",)
 
 
-def _rollout(config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], count: int) -> ProcessForecast:
+def _rollout(config: EmbodiedConfig, policy: PolicySizes, base: Mapping[str, int], count: int) -> ProcessForecast:
     """Return the forecast of one rollout worker."""
     steps = samples_of_a_step(config) * policy.sample // count
     rows = config.env.train.total_num_envs // count // config.rollout.pipeline_stage_num
@@ -215,23 +221,36 @@ def _rollout(config: EmbodiedConfig, policy: _Policy, base: Mapping[str, int], c
     return ProcessForecast("rollout", count, phases)
 
 
-def _env(
-    config: EmbodiedConfig, spec: EnvSpec, base: Mapping[str, int], count: int, notes: tuple[str, ...]
+def env_forecast(
+    environments: EnvironmentConfig,
+    phase: str,
+    spec: EnvSpec,
+    base: Mapping[str, int],
+    count: int,
+    notes: tuple[str, ...],
 ) -> ProcessForecast:
-    """Return the forecast of one env worker, with the processes of its simulators."""
-    train = config.env.train
-    rows = train.total_num_envs // count
+    """Return the forecast of one env worker, with the processes of its simulators.
+
+    Args:
+        environments: those that it steps in `phase`.
+        phase: the method that steps them.
+        spec: of the environments.
+        base: an empty process, by phase.
+        count: number of env workers.
+        notes: what is not known of the environments.
+    """
+    rows = environments.total_num_envs // count
     observed = rows * (4 * spec.state_size + _image_bytes(spec))
     parts = {"base": base["start"], "observations": _OBSERVATION_COPIES * observed}
-    if is_simulator(train.env_type):
-        per_simulator = SIMULATORS.get(train.env_type)
+    if is_simulator(environments.env_type):
+        per_simulator = SIMULATORS.get(environments.env_type)
         if per_simulator is None:
-            notes = (*notes, f"the processes of `{train.env_type}` are not counted: they were not measured")
+            notes = (*notes, f"the processes of `{environments.env_type}` are not counted: they were not measured")
         else:
             parts["simulators"] = rows * per_simulator[bool(spec.cameras)]
     phases = (
         PhaseForecast("init_worker", {"base": base["start"]}),
-        PhaseForecast("interact", parts),
+        PhaseForecast(phase, parts),
     )
     return ProcessForecast("env", count, phases, observed * count, notes)
 
@@ -239,8 +258,14 @@ def _env(
 # Sizes of the policy
 
 
-def _sizes_of(config: EmbodiedConfig, spec: EnvSpec) -> _Policy:
-    """Return the sizes of the policy for an environment, without its memory."""
+def policy_sizes(config: EmbodiedConfig, spec: EnvSpec, *, imitates: bool = False) -> PolicySizes:
+    """Return the sizes of the policy for an environment, without its memory.
+
+    Args:
+        config: the whole file.
+        spec: of the environment.
+        imitates: the activations are those of the loss of demonstrations, not of reinforcement learning.
+    """
     section = config.actor.model
     dtype = weight_type(config.actor)
     with torch.device("meta"):
@@ -256,11 +281,11 @@ def _sizes_of(config: EmbodiedConfig, spec: EnvSpec) -> _Policy:
     output = policy.act(inputs)
     values = 0 if output.values is None else output.values.numel()
     sample = _bytes([*inputs.values(), output.actions, output.logprobs]) + 4 * chunk + 3 * chunk + 8 * values
-    few, more = (_saved(policy, spec, rows) for rows in (1, 9))
-    return _Policy(weights, trained, sample, max(0, more - few) // 8)
+    few, more = (_saved(policy, spec, rows, imitates=imitates) for rows in (1, 9))
+    return PolicySizes(weights, trained, sample, max(0, more - few) // 8)
 
 
-def _saved(policy: BasePolicy, spec: EnvSpec, rows: int) -> int:
+def _saved(policy: BasePolicy, spec: EnvSpec, rows: int, *, imitates: bool) -> int:
     """Return the bytes that autograd keeps of a forward pass over so many samples, weights not counted."""
     inputs = example_inputs(policy, spec, rows, "meta")
     actions = policy.act(inputs).actions
@@ -273,10 +298,14 @@ def _saved(policy: BasePolicy, spec: EnvSpec, rows: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        found = policy.forward(inputs, actions)
-    loss = found.logprobs.sum() + found.entropy.sum()
-    _ = loss if found.values is None else loss + found.values.sum()
+        # The graph is held until all that it keeps is counted.
+        _ = policy.imitation_losses(inputs, actions) if imitates else _loss(policy.forward(inputs, actions))
     return _bytes(kept.values())
+
+
+def _loss(found: ActionEval) -> Tensor:
+    loss = found.logprobs.sum() + found.entropy.sum()
+    return loss if found.values is None else loss + found.values.sum()
 
 
 def _bytes(tensors: Any) -> int:
@@ -294,23 +323,24 @@ def example_inputs(policy: BasePolicy, spec: EnvSpec, count: int, device: str = 
 # Sizes of the environment, and bases
 
 
-def _spec_of(config: EmbodiedConfig) -> tuple[EnvSpec, tuple[str, ...]]:
-    """Return the spec of the environment; where it cannot be made here, what its options say, with a note."""
+def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[str, ...]]:
+    """Return the spec of environments; where they cannot be made here, what their options say, with a note."""
     from recipes.embodied.env_rules import options_of_simulator
     from recipes.embodied.envs.registry import make_env
 
-    train = config.env.train
-    if is_simulator(train.env_type):
-        options = options_of_simulator(train)
+    if is_simulator(environments.env_type):
+        options = options_of_simulator(environments)
         cameras: dict[str, Any] = {
             str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras
         }
-        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=train.env_type != "robosuite")
-        return spec, (f"the states of `{train.env_type}` are taken to be {_UNKNOWN_STATES} numbers",)
-    if train.env_type == "franka_robot":
+        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=environments.env_type != "robosuite")
+        return spec, (f"the states of `{environments.env_type}` are taken to be {_UNKNOWN_STATES} numbers",)
+    if environments.env_type == "franka_robot":
         return FRANKA_ROBOT, ()  # the arm is elsewhere
     try:
-        env = make_env(train.env_type, EnvSettings(num_envs=1, task=train.task, options=train.options))
+        env = make_env(
+            environments.env_type, EnvSettings(num_envs=1, task=environments.task, options=environments.options)
+        )
     except ConfigError as error:
         raise ConfigError("the environment cannot be made here", why=error.message, help=error.help) from error
     try:
@@ -324,11 +354,17 @@ def _image_bytes(spec: EnvSpec) -> int:
 
 
 @cache
-def _base(component: str, model_type: str) -> Mapping[str, int]:
-    """Return the bytes of a process of a component before it holds anything of a job, by phase."""
+def empty_process(component: str, model_type: str, modules: tuple[str, ...] = ()) -> Mapping[str, int]:
+    """Return the bytes of a process of a component before it holds anything of a job, by phase.
+
+    Args:
+        component: `actor`, `rollout` or `env`.
+        model_type: kind of policy.
+        modules: further ones that the worker imports.
+    """
     known = model_type if ":" not in model_type else "mlp_policy"
     done = subprocess.run(
-        [sys.executable, "-m", "recipes.embodied.memory_base", component, known],
+        [sys.executable, "-m", "recipes.embodied.memory_base", component, known, *modules],
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,9 +1,9 @@
 """The memory of a process before it holds anything of a job: run as a program, it prints its peaks by phase as JSON.
 
-    python -m recipes.embodied.memory_base COMPONENT MODEL_TYPE
+    python -m recipes.embodied.memory_base COMPONENT MODEL_TYPE [MODULE ...]
 
-It imports what a worker imports and does with a tiny policy what the worker does, so that libraries which are loaded on
-the way, such as the compiler that torch's optimizers import, are counted.
+It imports what a worker imports, further modules included, and does with a tiny policy what the worker does, so that
+libraries which are loaded on the way, such as the compiler that torch's optimizers import, are counted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _MODULES = {
 }
 
 
-def main(component: str, model_type: str) -> None:
+def main(component: str, model_type: str, *modules: str) -> None:
     """Print the peaks, in bytes: `start`, and for a component with a policy `init`, `act` and `train`."""
     meter = PeakMeter()
     with meter.during("start"):
         ray_api()
         importlib.import_module("rlinf_core.worker.process")
-        importlib.import_module(_MODULES[component])
+        for module in (_MODULES[component], *modules):
+            importlib.import_module(module)
     if component != "env":
         _with_policy(meter, component, model_type)
     print(json.dumps({phase: peak.rss for phase, peak in meter.peaks.items()}))

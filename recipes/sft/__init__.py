@@ -18,5 +18,6 @@ recipe = Recipe(
     export="recipes.embodied.exporting:export",
     play="recipes.embodied.playing:play",
     evaluate="recipes.embodied.evaluation:evaluate",
+    memory="recipes.sft.memory:forecast",
     training_data=("data.train_data_paths",),
 )

@@ -17,7 +17,7 @@ BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95
 
 @pytest.fixture(autouse=True)
 def bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_base", lambda component, model_type: BASES[component])  # pyright: ignore
+    monkeypatch.setattr(memory, "empty_process", lambda component, model_type: BASES[component])  # pyright: ignore
 
 
 def config_of(*overrides: str) -> Any:

@@ -1,0 +1,163 @@
+"""A forecast of the memory of a job of recipe `sft`, of its file and of what its data sets say of themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.info import DATA_FILES, HDF5_ENDINGS, DatasetInfo, read_info
+from recipes.demonstrations.shape import DatasetShape
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.memory import PolicySizes, empty_process, env_forecast, environment_spec, policy_sizes
+from recipes.sft.config import SftConfig, evaluates
+from recipes.training.memory import PhaseForecast, ProcessForecast
+from rlinf_core import ConfigError
+
+_ACTOR: Final = ("recipes.sft.actor_worker",)
+# What readers of a format import when there is something to read.
+_LEROBOT: Final = ("pyarrow.parquet",)
+_READERS: Final = {"image": "PIL.Image", "video": "av"}
+# Rows while they are read: the table of a file, and the arrays made of it.
+_READING_COPIES: Final = 2
+
+
+class _Data(NamedTuple):
+    """Sizes of data sets, known before they are read.
+
+    Attributes:
+        shape: sizes of the rows of the first one; None: none could be told.
+        size: bytes of all of them in memory.
+        modules: what their readers import.
+        notes: what is not known.
+    """
+
+    shape: DatasetShape | None
+    size: int
+    modules: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
+    """Return the memory that each process of a job will hold, by component and phase.
+
+    Args:
+        config: the whole file.
+        world_sizes: processes of each component; None where that is not known: 1.
+
+    Raises:
+        ConfigError: the policy cannot be made for the environment, or the sizes of the rows are not known.
+    """
+    sizes = {name: count or 1 for name, count in world_sizes.items()}
+    data, acts = _data_of(config), evaluates(config)
+    spec, notes = environment_spec(config.env.eval) if acts else (_spec_of_rows(config, data), ())
+    policy = policy_sizes(config, spec, imitates=True)
+    model = config.actor.model.model_type
+    base = empty_process("actor", model, (*_ACTOR, *data.modules))
+    actor = _actor(config, policy, base, sizes.get("actor", 1), data)
+    if not acts:
+        return [actor]
+    rollout = _rollout(config, policy, empty_process("rollout", model), sizes.get("rollout", 1))
+    count = sizes.get("env", 1)
+    return [
+        actor,
+        rollout,
+        env_forecast(config.env.eval, "evaluate", spec, empty_process("env", model), count, notes),
+    ]
+
+
+def _actor(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], count: int, data: _Data) -> ProcessForecast:
+    """Return the forecast of one actor: weights in shards, where `sharding_strategy` makes some."""
+    shards = 1 if config.actor.fsdp_config.sharding_strategy == "no_shard" else count
+    weights, trained = policy.weights // shards, policy.trained // shards
+    rows = max(1, (config.actor.global_batch_size or 1) // count)
+    micro = min(config.actor.micro_batch_size or rows, rows)
+    phases = (
+        PhaseForecast(
+            "init_actor",
+            {"base": base["init"], "weights": 2 * weights, "demonstrations": _READING_COPIES * data.size},
+            frozenset(("weights",)),
+        ),
+        PhaseForecast(
+            "learn",
+            {
+                "base": base["train"],
+                "weights": weights,
+                "gradients": trained,
+                "optimizer": 2 * trained,
+                "activations": micro * (policy.activations + policy.sample),
+                "demonstrations": data.size,
+            },
+            frozenset(("weights", "gradients", "optimizer", "activations")),
+        ),
+    )
+    return ProcessForecast("actor", count, phases, notes=data.notes)
+
+
+def _rollout(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], count: int) -> ProcessForecast:
+    """Return the forecast of one rollout worker, which acts in the environments that evaluate."""
+    rows = config.env.eval.total_num_envs // count // config.rollout.pipeline_stage_num
+    acting = {
+        "base": base["act"],
+        "weights": policy.weights,
+        # Without gradients a layer's output goes as soon as the next one is there.
+        "activations": rows * policy.activations // 4,
+    }
+    phases = (
+        PhaseForecast("init_worker", {"base": base["init"], "weights": 2 * policy.weights}, frozenset(("weights",))),
+        PhaseForecast("evaluate", acting, frozenset(("weights", "activations"))),
+    )
+    return ProcessForecast("rollout", count, phases)
+
+
+def _data_of(config: SftConfig) -> _Data:
+    """Return what the data sets say of themselves; their rows are not read."""
+    shape: DatasetShape | None = None
+    size = 0
+    modules: list[str] = []
+    notes: list[str] = []
+    for path in config.data.train_data_paths:
+        if path.endswith(HDF5_ENDINGS):
+            modules.append("h5py")
+            notes.append(f"the rows of `{path}` are not counted: only reading the file tells how many there are")
+            continue
+        try:
+            info = read_info(Path(path))
+            shape = shape or info.shape(path, config.data.state_keys)
+        except DatasetError as error:
+            raise ConfigError("the size of the demonstrations is not known", why=str(error)) from error
+        size += _size(path, info)
+        dtypes = sorted({each.dtype for each in info.cameras.values()})
+        modules += [*_LEROBOT, *(_READERS[each] for each in dtypes)]
+    return _Data(shape, size, tuple(dict.fromkeys(modules)), tuple(notes))
+
+
+def _size(path: str, info: DatasetInfo) -> int:
+    """Return the bytes of a data set in memory: float32 rows; images as they are encoded; videos stay files."""
+    numbers = sum(4 * math.prod(each.shape) for each in info.features.values() if not each.is_camera)
+    encoded = any(each.dtype == "image" for each in info.cameras.values())
+    pictures = sum(file.stat().st_size for file in Path(path).glob(DATA_FILES)) if encoded else 0
+    return info.total_frames * numbers + pictures
+
+
+def _spec_of_rows(config: SftConfig, data: _Data) -> EnvSpec:
+    """Return the sizes that a policy has which learns from rows alone, without environments."""
+    if data.shape is None:
+        raise ConfigError(
+            "the sizes of the demonstrations' rows are not known",
+            why="HDF5 files do not tell them without being read",
+            help="give `rollout` and `env` a place, whose environments tell them",
+        )
+    if config.data.target == "success":
+        return EnvSpec(0, 1, num_choices=2, cameras=data.shape.cameras)
+    # How many choices there are only the rows tell; it changes no more than a policy's last layer.
+    choices = 2 if data.shape.choices else None
+    return EnvSpec(
+        data.shape.state_size,
+        data.shape.action_size,
+        num_choices=choices,
+        cameras=data.shape.cameras,
+        has_instructions=True,
+    )
