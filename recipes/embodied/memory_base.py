@@ -3,7 +3,7 @@
     python -m recipes.embodied.memory_base COMPONENT MODEL_TYPE [MODULE ...]
 
 It imports what a worker imports, further modules included, and does with a tiny policy what the worker does, so that
-libraries which are loaded on the way, such as the compiler that torch's optimizers import, are counted.
+libraries which are loaded on the way are counted.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def _with_policy(meter: PeakMeter, component: str, model_type: str) -> None:
     from recipes.embodied.envs.types import EnvSpec
     from recipes.embodied.memory import example_inputs
     from recipes.embodied.models.registry import make_model
+    from recipes.sections.actor import OptimConfig
+    from recipes.training.optimizer import make_optimizer
 
     torch.set_num_threads(1)
     spec = EnvSpec(4, 2, cameras={"main": (48, 48, 3)}, has_instructions=True)
@@ -53,7 +55,7 @@ def _with_policy(meter: PeakMeter, component: str, model_type: str) -> None:
     if component != "actor":
         return
     with meter.during("train"):
-        optimizer = torch.optim.AdamW(policy.parameters(), foreach=True)
+        optimizer = make_optimizer(policy, OptimConfig())
         policy.forward(inputs, actions).logprobs.sum().backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
