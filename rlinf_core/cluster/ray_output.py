@@ -21,8 +21,8 @@ LOGGER = logging.getLogger("rlinf")
 
 # Whose lines these are, where those of workers have a process number.
 _RAYS_OWN: Final = frozenset({"raylet", "gcs_server", "autoscaler", "runtime_env"})
-# rlinf tells of a death itself, with the worker's name and why it died.
-_DEATH: Final = "A worker died or was killed"
+# rlinf tells of a death itself, with the worker's name and why it died; it starts more processes than cores on purpose.
+_KNOWN: Final = ("A worker died or was killed", "worker processes have been started on node")
 # Ray takes these out of what workers print, and all before it of what its own processes write.
 _MARKS: Final = (b":job_id:", b":actor_name:", b":task_name:")
 _INFORMATION: Final = ":info_message:"
@@ -71,7 +71,7 @@ def _log(source: str, lines: list[str], *, from_file: bool) -> None:
         if from_file:
             level = logging.DEBUG
         else:
-            level = logging.INFO if text.startswith(_DEATH) else logging.WARNING
+            level = logging.INFO if any(each in text for each in _KNOWN) else logging.WARNING
         LOGGER.log(level, "Ray's %s: %s", source, text)
 
 

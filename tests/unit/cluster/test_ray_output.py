@@ -55,6 +55,11 @@ def test_what_workers_print_is_left_to_ray(seen: list[dict[str, Any]]) -> None:
     [
         (lines_of("raylet", "the disk is full"), logging.WARNING, "Ray's raylet: the disk is full"),
         (lines_of("raylet", "A worker died or was killed while"), logging.INFO, "Ray's raylet: A worker died"),
+        (
+            lines_of("raylet", "WARNING: 8 PYTHON worker processes have been started on node: 0"),
+            logging.INFO,
+            "Ray's raylet: WARNING: 8 PYTHON",
+        ),
         (lines_of("gcs_server", "[t] no exporter", job=None), logging.DEBUG, "Ray's gcs_server: [t] no exporter"),
         (lines_of("raylet", "x :info_message:Spilled 1 MB", job=None), logging.DEBUG, "Ray's raylet: Spilled 1 MB"),
     ],
