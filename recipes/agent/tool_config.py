@@ -54,24 +54,23 @@ class McpServerConfig(ConfigModel):
     )
 
 
+def _only_of_type(name: str, *keys: str) -> NoEffect:
+    """Return the rule for keys that only environments of this `type` read."""
+    return NoEffect(
+        keys,
+        lambda environment, sizes: environment.type != name,
+        f"`type` is not {name}",
+        f"remove it, or write `type: {name}`",
+        because=("type",),
+    )
+
+
 class TextEnvironmentConfig(ConfigModel):
     """The environment that `run: env_agent` plays."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
-            ("url", "action_key", "observation_key"),
-            lambda environment, sizes: environment.type != "openenv",
-            "`type` is not openenv",
-            "remove it, or write `type: openenv`",
-            because=("type",),
-        ),
-        NoEffect(
-            ("name", "options", "harness"),
-            lambda environment, sizes: environment.type != "verifiers",
-            "`type` is not verifiers",
-            "remove it, or write `type: verifiers`",
-            because=("type",),
-        ),
+        _only_of_type("openenv", "url", "action_key", "observation_key"),
+        _only_of_type("verifiers", "name", "options", "harness"),
     )
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(

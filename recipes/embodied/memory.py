@@ -70,6 +70,11 @@ class PolicySizes(NamedTuple):
     sample: int
     activations: int
 
+    def of_one_actor(self, strategy: str, count: int) -> tuple[int, int]:
+        """Return the weights, and the trained ones, that one of so many actors holds; `strategy` may shard them."""
+        shards = 1 if strategy == "no_shard" else count
+        return self.weights // shards, self.trained // shards
+
 
 def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
     """Return the memory that each process of a job will hold, by component and phase.
@@ -128,9 +133,8 @@ def _actor(
     count: int,
     notes: tuple[str, ...],
 ) -> ProcessForecast:
-    """Return the forecast of one actor: weights in shards, where `sharding_strategy` makes some."""
-    shards = 1 if config.actor.fsdp_config.sharding_strategy == "no_shard" else count
-    weights, trained = policy.weights // shards, policy.trained // shards
+    """Return the forecast of one actor."""
+    weights, trained = policy.of_one_actor(config.actor.fsdp_config.sharding_strategy, count)
     samples = samples_of_an_actor(samples_of_a_step(config), count) * policy.sample
     _, micro = batch_sizes(config, count)
     kept = {

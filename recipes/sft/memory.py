@@ -69,9 +69,8 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
 
 
 def _actor(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], count: int, data: _Data) -> ProcessForecast:
-    """Return the forecast of one actor: weights in shards, where `sharding_strategy` makes some."""
-    shards = 1 if config.actor.fsdp_config.sharding_strategy == "no_shard" else count
-    weights, trained = policy.weights // shards, policy.trained // shards
+    """Return the forecast of one actor."""
+    weights, trained = policy.of_one_actor(config.actor.fsdp_config.sharding_strategy, count)
     rows = max(1, (config.actor.global_batch_size or 1) // count)
     micro = min(config.actor.micro_batch_size or rows, rows)
     phases = (

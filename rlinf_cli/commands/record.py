@@ -12,56 +12,62 @@ from rlinf_cli.lazy import command
 from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose, key_values
 from rlinf_cli.runs import DEFAULT_LOG_PATH
 
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", help="The new data set; what is there is never overwritten."),
+]
+_Episodes = Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="How many are kept.")]
+_Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="PATH",
+        help="Record the policy of this checkpoint or run, instead of the environment's scripted expert.",
+        show_default=False,
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Let a person drive, or correct the policy: keyboard, gamepad, spacemouse, remote; or scripted.",
+        show_default=False,
+    ),
+]
+_DeviceOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the device. May be repeated.", show_default=False),
+]
+_SuccessesOnly = Annotated[
+    bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
+]
+_Video = Annotated[
+    bool, typer.Option("--video", help="Write pictures as mp4, instead of PNG within the Parquet files.")
+]
+_Fps = Annotated[
+    int | None,
+    typer.Option(
+        "--fps",
+        metavar="N",
+        min=1,
+        help="Rows in a second; by default as many as the environment takes actions, where it tells.",
+        show_default=False,
+    ),
+]
 
-# Long by its options, which typer reads from the signature; what it does is short.
+
 def record(
     file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="The new data set; what is there is never overwritten."),
-    ] = None,
-    episodes: Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="How many are kept.")] = 50,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="PATH",
-            help="Record the policy of this checkpoint or run, instead of the environment's scripted expert.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            help="Let a person drive, or correct the policy: keyboard, gamepad, spacemouse, remote; or scripted.",
-            show_default=False,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", metavar="KEY=VALUE", help="An option of the device. May be repeated.", show_default=False
-        ),
-    ] = None,
-    successes_only: Annotated[
-        bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
-    ] = False,
-    video: Annotated[
-        bool, typer.Option("--video", help="Write pictures as mp4, instead of PNG within the Parquet files.")
-    ] = False,
-    fps: Annotated[
-        int | None,
-        typer.Option(
-            "--fps",
-            metavar="N",
-            min=1,
-            help="Rows in a second; by default as many as the environment takes actions, where it tells.",
-            show_default=False,
-        ),
-    ] = None,
+    out: _Out = None,
+    episodes: _Episodes = 50,
+    checkpoint: _Checkpoint = None,
+    device: _Device = None,
+    option: _DeviceOptions = None,
+    successes_only: _SuccessesOnly = False,
+    video: _Video = False,
+    fps: _Fps = None,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,

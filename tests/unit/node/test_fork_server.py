@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +23,9 @@ import json, os, random, sys
 said = {"pid": os.getpid(), "parent": os.getppid(), "mark": os.environ.get("MARK"), "folder": os.getcwd(),
         "loaded": getattr(sys.modules.get("heavy"), "pid", None), "words": sys.argv[1:], "drawn": random.random(),
         "name": __name__, "script_folder": "fork_server.py" in os.listdir(sys.path[0] or ".")}
-print(json.dumps(said))
+print(json.dumps(said), flush=True)
+if "stay" in sys.argv:
+    __import__("threading").Event().wait()
 raise SystemExit(3)
 """
 
@@ -71,16 +75,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.end()
 
 
-def wait_until_ended(pid: int) -> None:
-    """Wait until a process that is no child of this one has ended, however long that takes."""
+def has_ended(pid: int) -> bool:
+    """Return whether a process that is no child of this one ends within a minute."""
     try:
         opened = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
-    import select
-
-    assert select.select([opened], [], [], 60)[0], "the process did not end"
-    os.close(opened)
+        return True
+    try:
+        return bool(select.select([opened], [], [], 60)[0])
+    finally:
+        os.close(opened)
 
 
 def test_processes_are_forked_from_one_that_has_the_module(node: Node) -> None:
@@ -102,15 +106,21 @@ def test_only_the_user_may_ask_a_server(node: Node) -> None:
 
 
 def test_a_server_ends_with_the_node_manager(node: Node) -> None:
-    server = node.start()["parent"]
-    node.end()
-    wait_until_ended(server)
+    said = node.start("stay")  # a server without children would end by itself
+    try:
+        assert said["parent"] == said["loaded"]
+        node.manager.kill()
+        node.manager.wait()
+        assert has_ended(said["parent"])
+    finally:
+        os.kill(said["pid"], signal.SIGKILL)
 
 
 def test_a_server_without_children_ends_and_another_is_started(node: Node) -> None:
-    server = node.start()["parent"]
-    wait_until_ended(server)
-    assert node.start()["parent"] != server
+    first = node.start()
+    assert has_ended(first["parent"])
+    second = node.start()
+    assert first["parent"] == first["loaded"] != second["parent"] == second["loaded"]
 
 
 def test_a_module_that_starts_a_thread_is_left_to_the_processes(node: Node) -> None:
@@ -128,7 +138,9 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_processes(node: Node) -
 
 
 def test_a_server_that_dies_is_replaced(node: Node) -> None:
-    server = node.start()["parent"]
-    os.kill(server, 9)
-    wait_until_ended(server)
-    assert node.start()["parent"] != server
+    first = node.start()
+    assert first["parent"] == first["loaded"]
+    os.kill(first["parent"], signal.SIGKILL)
+    assert has_ended(first["parent"])
+    second = node.start()
+    assert first["parent"] != second["parent"] == second["loaded"]
