@@ -13,8 +13,8 @@ from mkdocs.structure.files import File
 from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
-# Links to files of the repository, which are no pages of the site: their text remains.
-_TO_CODE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+# A link that goes up so many folders, and at least as many as its page lies below docs/.
+_UP = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]*\)"
 
 # A block that is to be saved as a file: its name becomes the title.
 _NAMED = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
@@ -35,7 +35,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     if page.file.src_uri == "gallery.md":
         markdown = gallery.with_links(markdown)
-    return _NAMED.sub(r'```\1 title="\2"', _TO_CODE.sub(r"\1", markdown))
+    # Links out of docs/ lead to files of the repository, which are no pages of the site: their text remains.
+    to_code = _UP % (page.file.src_uri.count("/") + 1)
+    return _NAMED.sub(r'```\1 title="\2"', re.sub(to_code, r"\1", markdown))
 
 
 def _start() -> str:

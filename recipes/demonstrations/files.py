@@ -36,9 +36,28 @@ def check_files(folder: Path, info: DatasetInfo) -> None:
     _check_parquet(folder / TASKS)
     if not info.total_frames:
         raise DatasetError("the data set has no rows", where=str(folder), help="record or convert it again")
-    for name, feature in info.features.items():
-        if feature.dtype == "video" and name.startswith(IMAGES):
-            _check_videos(folder, info, name)
+    for files in videos(folder, info).values():
+        for file in files:
+            fault = _fault_of_mp4(file) if file.suffix == ".mp4" else None
+            if fault is not None:
+                raise DatasetError("a video is no whole mp4 file", where=str(file), why=fault, help=WHOLE)
+
+
+def videos(folder: Path, info: DatasetInfo) -> dict[str, list[Path]]:
+    """Return the videos of each camera that has some, by the name of its feature.
+
+    Raises:
+        DatasetError: those of a camera are missing.
+    """
+    names = [name for name, each in info.features.items() if each.dtype == "video" and name.startswith(IMAGES)]
+    found: dict[str, list[Path]] = {}
+    for name in names:
+        pattern = re.sub(r"\{(chunk|file)_index[^}]*\}", "*", info.video_path.replace("{video_key}", escape(name)))
+        found[name] = sorted(folder.glob(pattern))
+        if not found[name]:
+            message = f"the videos of the camera `{name.removeprefix(IMAGES)}` are missing"
+            raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
+    return found
 
 
 def check_hdf5(file: Path) -> None:
@@ -70,19 +89,6 @@ def _check_parquet(file: Path) -> None:
     if begin != _PARQUET or last != _PARQUET or end < 3 * len(_PARQUET):
         why = _not_a(begin) if begin != _PARQUET else "its end is missing"
         raise DatasetError("a file of the data set is no whole Parquet file", where=str(file), why=why, help=WHOLE)
-
-
-def _check_videos(folder: Path, info: DatasetInfo, name: str) -> None:
-    """Check the videos of a camera."""
-    pattern = re.sub(r"\{(chunk|file)_index[^}]*\}", "*", info.video_path.replace("{video_key}", escape(name)))
-    files = sorted(folder.glob(pattern))
-    if not files:
-        message = f"the videos of the camera `{name.removeprefix(IMAGES)}` are missing"
-        raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
-    for file in files:
-        fault = _fault_of_mp4(file) if file.suffix == ".mp4" else None
-        if fault is not None:
-            raise DatasetError("a video is no whole mp4 file", where=str(file), why=fault, help=WHOLE)
 
 
 def _fault_of_mp4(file: Path) -> str | None:

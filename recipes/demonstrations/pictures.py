@@ -124,6 +124,8 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
                 time = float(frame.pts * stream.time_base)
                 if time < begin - half:
                     continue
+                if frame.is_corrupt:  # the decoder makes up what it cannot read
+                    raise ValueError(f"the frame at {time:.3f} s is damaged")
                 yield time, frame.to_ndarray(format="rgb24")
                 given += 1
                 if given == count:

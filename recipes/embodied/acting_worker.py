@@ -13,19 +13,20 @@ from rlinf_core.runners.embodied_protocols import Layout
 class ActingWorker(MultiStepRolloutWorker):
     """Acts greedily by weights that it reads itself: there is no actor."""
 
-    def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str) -> None:
-        """Make the policy with the weights of a checkpoint.
+    def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str | None) -> None:
+        """Make the policy, with the weights of a checkpoint where one is given.
 
         Args:
             layout: of the job.
             spec: of the environments.
-            checkpoint: a folder `global_step_N` that this node sees.
+            checkpoint: a folder `global_step_N` that this node sees; None: as `actor.model.model_path` has it.
 
         Raises:
             CheckpointError: it cannot be read, or is of another model.
         """
         self.init_worker(layout, spec)
-        load_trained(self.policy, self._config.actor.model, spec, checkpoint)
+        if checkpoint is not None:
+            load_trained(self.policy, self._config.actor.model, spec, checkpoint)
 
     def describe_images(self) -> dict[str, Any]:
         """Return what the policy does to images, see `BasePolicy.describe_images`."""

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
+from recipes.embodied.compiling import compile_training
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.models.base import BasePolicy
 from recipes.embodied.trajectory import RolloutChunks
+from recipes.training.host_memory import release_host_memory
 from recipes.training.state import TrainingState
 from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import Worker
@@ -42,12 +44,13 @@ class BaseActor(Worker):
         )
         self._routes = routes_of(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
+        release_host_memory()
 
     def _training_state(
         self, module: torch.nn.Module, component: str = "actor", *, methods: Sequence[str] = ()
     ) -> TrainingState:
         config = self._config.actor
-        return TrainingState(
+        state = TrainingState(
             module,
             config.optim,
             config.fsdp_config,
@@ -57,6 +60,9 @@ class BaseActor(Worker):
             methods=methods,
             component=component,
         )
+        if config.model.compile:
+            compile_training(module, methods, self.torch_device)
+        return state
 
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them.

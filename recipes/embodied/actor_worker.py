@@ -20,6 +20,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.trained import load_trained
 from recipes.embodied.precision import weight_type
 from recipes.embodied.trajectory import joined
+from recipes.training.host_memory import keep_freed_memory
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.updater import SKIPPED
 from rlinf_core.runners.embodied_protocols import Layout
@@ -31,6 +32,8 @@ class EmbodiedFSDPActor(BaseActor):
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Create the policy and the optimizer; every rank begins with the same weights."""
         torch.set_num_threads(1)
+        if self.torch_device.type == "cpu":
+            keep_freed_memory()
         config = self._config.actor
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))

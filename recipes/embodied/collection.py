@@ -29,14 +29,15 @@ class Collection:
     Args:
         config: the whole file; `env.eval` says what is collected.
         cluster: where the workers run.
-        checkpoint: whose weights act; None: the environment's scripted expert.
-        intervention: who takes over from them; without a checkpoint that is a person who does everything.
+        checkpoint: whose weights act; None: the environment's scripted expert, unless `pretrained`.
+        intervention: who takes over from them; without a policy that is a person who does everything.
+        pretrained: the policy acts as `actor.model.model_path` has it, where there is no checkpoint.
 
     Attributes:
         spec: of the environments.
         facts: of the environments, see `CollectingEnvWorker.describe`.
         num_envs: environments that share a reset.
-        images: what the policy does to images, see `BasePolicy.describe_images`; empty without a checkpoint.
+        images: what the policy does to images, see `BasePolicy.describe_images`; empty without a policy.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Collection:
         cluster: Cluster,
         checkpoint: Path | None,
         intervention: InterventionConfig | None = None,
+        *,
+        pretrained: bool = False,
     ) -> None:
         placement = HybridComponentPlacement(config, cluster)
         # A group forwards the calls of its workers' methods to all ranks.
@@ -54,8 +57,8 @@ class Collection:
         )
         self._rollout: Any = None
         self._alone: Actor = "expert" if intervention is None else "nobody"
-        rollouts = 1
-        if checkpoint is not None:
+        rollouts, acts = 1, pretrained or checkpoint is not None
+        if acts:
             group = ActingWorker.create_group(config).launch(
                 cluster, placement_strategy=placement.get_strategy("rollout")
             )
@@ -67,8 +70,8 @@ class Collection:
         self.facts: dict[str, Any] = self._env.describe().wait()[0]
         self.num_envs = config.env.eval.total_num_envs
         self.images: dict[str, Any] = {}
-        if checkpoint is not None:
-            self._rollout.init_from(layout, self.spec, str(checkpoint)).wait()
+        if acts:
+            self._rollout.init_from(layout, self.spec, None if checkpoint is None else str(checkpoint)).wait()
             self.images = self._rollout.describe_images().wait()[0]
 
     def footage(self) -> list[Footage] | None:
@@ -95,6 +98,8 @@ def collecting(
     episodes: int,
     checkpoint: Path | None,
     intervention: InterventionConfig | None = None,
+    *,
+    pretrained: bool = False,
 ) -> Generator[Collection, None, None]:
     """Start the workers that collect episodes, on a cluster of their own, within the block.
 
@@ -104,6 +109,7 @@ def collecting(
         episodes: how many are wanted; more environments than that are not made.
         checkpoint: see `Collection`.
         intervention: see `Collection`; a person drives one environment of each env worker.
+        pretrained: see `Collection`.
 
     Raises:
         ConfigError: the environments cannot be made, or an episode has no end.
@@ -122,4 +128,5 @@ def collecting(
             }
         )
         env = config.env.model_copy(update={"eval": chosen})
-        yield Collection(config.model_copy(update={"env": env}), cluster, checkpoint, intervention)
+        filled = config.model_copy(update={"env": env})
+        yield Collection(filled, cluster, checkpoint, intervention, pretrained=pretrained)

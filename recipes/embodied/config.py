@@ -54,7 +54,7 @@ class EmbodiedModelConfig(ModelConfig):
         "image_size": "remove it: the environment tells how large its images are",
         **dict.fromkeys(("policy_setup", "unnorm_key"), "remove it: the policy's statistics are kept with its weights"),
         "lora_path": "`model_path` names the folder of the weights, adapters merged",
-        "trust_remote_code": "remove it: no code of a model's folder is ever run",
+        "trust_remote_code": "write it into `options`: a vlm_policy may run the code in its folder",
         "attn_implementation": "remove it: it is up to the policy",
     }
 
@@ -79,6 +79,11 @@ class EmbodiedModelConfig(ModelConfig):
         default=128, description="Width of the hidden layers; of the model built when there is no `model_path`."
     )
     add_value_head: Bool = Field(default=True, description="Estimate values too, as GAE needs.")
+    compile: Bool = Field(
+        default=False,
+        description="Compile the passes of training by torch.compile: a first step of a minute or more, then faster"
+        " ones. Needs a C++ compiler where the actor is placed, and triton on GPUs.",
+    )
 
 
 class EmbodiedOptimConfig(OptimConfig):

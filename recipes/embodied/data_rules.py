@@ -6,9 +6,10 @@ import os
 from pathlib import Path as FilePath
 
 from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.files import check_files, check_hdf5
+from recipes.demonstrations.files import check_files, check_hdf5, videos
 from recipes.demonstrations.info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape, check_alike
+from recipes.demonstrations.video_faults import check_videos
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.data_fit import check_fits
 from recipes.embodied.env_config import EnvironmentConfig
@@ -37,7 +38,7 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
             if path.endswith(HDF5_ENDINGS):
                 _check_hdf5(path, at, report)
             else:
-                info = _lerobot(path, at, report)
+                info = _lerobot(path, config, at, report)
                 shapes.append((at, info.shape(path, config.data.state_keys)))
         except DatasetError as error:
             report(at, "unusable-path", _told(error), error.help or "")
@@ -58,7 +59,7 @@ def _check_hdf5(path: str, at: Path, report: Report) -> None:
     _check_packages(path, ["h5py"], at, report)
 
 
-def _lerobot(path: str, at: Path, report: Report) -> DatasetInfo:
+def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> DatasetInfo:
     """Return what a folder says of itself, after a look at its files."""
     folder = FilePath(path)
     info = read_info(folder)
@@ -68,15 +69,24 @@ def _lerobot(path: str, at: Path, report: Report) -> DatasetInfo:
         report(at, "unusable-path", message, severity=Severity.NOTE)
     dtypes = {each.dtype for each in info.features.values()}
     needs = ["pyarrow", *(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
-    _check_packages(path, needs, at, report)
+    if _check_packages(path, needs, at, report):
+        try:
+            for name, files in videos(folder, info).items():
+                check_videos(files, name, info)
+        except DatasetError as error:
+            # The damaged episodes may be those that are left out.
+            severity = Severity.WARNING if config.data.episodes else Severity.ERROR
+            report(at, "unusable-path", _told(error), error.help or "", severity=severity)
     return info
 
 
-def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> None:
+def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> bool:
+    """Report a package that reading a data set needs and that is missing; return whether all are there."""
     missing = missing_modules(modules)
     if missing:
         needs = f"`{path}` needs the package `{missing[0]}`, which this Python does not have"
         report(at, "missing-extra", needs, f"run `{install_command(*missing)}`")
+    return not missing
 
 
 def _check_environment(

@@ -24,6 +24,7 @@ from recipes.embodied.messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, 
 from recipes.embodied.off_policy_config import is_off_policy
 from recipes.embodied.routing import Routes
 from recipes.training.finite import NonFiniteError
+from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 from rlinf_core.runners.embodied_protocols import Layout
 
@@ -206,7 +207,10 @@ class EnvWorker(Worker):
         self._step = layout.step
         self._rollout = self._config.rollout.group_name
         self._train = StagedEnvironments(self._config, self._config.env.train, self, layout, training=True)
-        return self._train.batches[0].spec
+        spec = self._train.batches[0].spec
+        if spec.cameras:
+            keep_freed_memory()
+        return spec
 
     def interact(self, step: int | None = None) -> Sums:
         """Step all environments for one rollout, `rollout_epoch` passes.

@@ -32,11 +32,12 @@ SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"
 # The one key of `eval.json` that differs between two evaluations of the same weights.
 TIMES: Final = "times"
+_DIGESTED: Final = 2**20  # bytes at a time: weights may be larger than memory
 
 
 def evaluate(
     job: Job,
-    checkpoint: Path,
+    checkpoint: Path | None,
     folder: Path,
     *,
     episodes: int | None = None,
@@ -44,11 +45,12 @@ def evaluate(
     video: bool | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Have the policy of a checkpoint act greedily in whole episodes of `env.eval`, and write `eval.json`.
+    """Have a policy act greedily in whole episodes of `env.eval`, and write `eval.json`.
 
     Args:
         job: the checked file.
-        checkpoint: a folder `global_step_N`.
+        checkpoint: a folder `global_step_N`; None: the weights that the file names, `actor.checkpoint_load_path` or
+            `actor.model.model_path`.
         folder: a new folder for the results.
         episodes: how many; None: `env.eval.total_num_envs` times `env.eval.rollout_epoch`.
         allow_training_starts: evaluate from starts that training sees.
@@ -59,8 +61,8 @@ def evaluate(
         The object of `eval.json`.
 
     Raises:
-        ConfigError: the starts are those of training, the environment cannot be made, or videos are wanted of one that
-            has nothing to show.
+        ConfigError: no weights are named, the starts are those of training, the environment cannot be made, or videos
+            are wanted of one that has nothing to show.
         CheckpointError: the checkpoint cannot be read, or is of another model.
         DatasetError: videos are wanted and cannot be written.
     """
@@ -68,12 +70,13 @@ def evaluate(
     shared = shared_starts(config)
     if shared is not None and not allow_training_starts:
         raise shared
+    checkpoint, named = weights_of(config, checkpoint)
     environments = config.env.eval
     wanted = episodes or environments.total_num_envs * environments.rollout_epoch
     films = _can_film(video, tell)
     began = time.time()
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
-    with collecting(config, environments, wanted, checkpoint) as collection:
+    with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
         found, footage = _collect(collection, wanted, environments, films, tell, required=video is True)
         facts = collection.facts
     folder.mkdir(parents=True)
@@ -82,9 +85,9 @@ def evaluate(
         "schema": SCHEMA,
         "recipe": job.recipe.name if job.recipe is not None else None,
         "checkpoint": {
-            "step": open_checkpoint(checkpoint).step,
-            "sha256": digest(sorted((checkpoint / ACTOR).rglob("*")), checkpoint),
-            "statistics_sha256": digest([checkpoint / STATISTICS], checkpoint),
+            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
+            "sha256": digest(sorted((named if checkpoint is None else named / ACTOR).rglob("*")), named),
+            "statistics_sha256": digest([named / STATISTICS], named),
         },
         "environment": {
             "env_type": environments.env_type,
@@ -97,7 +100,7 @@ def evaluate(
             **{name: value for name, value in facts.items() if name != "versions"},
         },
         "policy": {
-            **config.actor.model.model_dump(mode="json", exclude={"model_path", "trainable"}),
+            **config.actor.model.model_dump(mode="json", exclude={"model_path", "trainable", "compile"}),
             "images": collection.images,
         },
         "versions": {**versions(), **facts["versions"]},
@@ -108,6 +111,30 @@ def evaluate(
     }
     durable.write_whole(folder / FILE, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def weights_of(config: EmbodiedConfig, checkpoint: Path | None) -> tuple[Path | None, Path]:
+    """Return the checkpoint whose weights are evaluated, if it is one, and the folder that holds the weights.
+
+    Args:
+        config: the whole file.
+        checkpoint: that is given; None: what the file names.
+
+    Raises:
+        ConfigError: the file names none.
+    """
+    actor = config.actor
+    if checkpoint is None and actor.checkpoint_load_path is not None:
+        checkpoint = Path(actor.checkpoint_load_path)
+    if checkpoint is not None:
+        return checkpoint, checkpoint
+    if actor.model.model_path is None:
+        raise ConfigError(
+            "no weights are named",
+            where="actor.model.model_path",
+            help="name a run or a checkpoint by `--checkpoint`, or the folder of a model by `actor.model.model_path`",
+        )
+    return None, Path(actor.model.model_path)
 
 
 def _can_film(wanted: bool | None, tell: Callable[[str], None]) -> bool:
@@ -214,7 +241,9 @@ def digest(files: Sequence[Path], folder: Path) -> str | None:
     found = hashlib.sha256()
     for file in there:
         found.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-        found.update(file.read_bytes())
+        with file.open("rb") as stream:
+            while chunk := stream.read(_DIGESTED):
+                found.update(chunk)
     return found.hexdigest() if there else None
 
 

@@ -40,7 +40,7 @@ def _with_policy(meter: PeakMeter, component: str, model_type: str) -> None:
 
     from recipes.embodied.config import EmbodiedModelConfig
     from recipes.embodied.envs.types import EnvSpec
-    from recipes.embodied.memory import example_inputs
+    from recipes.embodied.memory_policy import example_inputs
     from recipes.embodied.models.registry import make_model
     from recipes.sections.actor import OptimConfig
     from recipes.training.optimizer import make_optimizer

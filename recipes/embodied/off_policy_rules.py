@@ -50,6 +50,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
     for path, given in (
         (("actor", "enable_offload"), config.actor.enable_offload),
         (("actor", "fsdp_config", "gradient_checkpointing"), fsdp.gradient_checkpointing),
+        (("actor", "model", "compile"), config.actor.model.compile),
     ):
         if given:
             message = f"`loss_type: {config.algorithm.loss_type}` does not support `{path[-1]}`"

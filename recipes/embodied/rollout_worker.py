@@ -17,6 +17,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks
+from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.weight_sync import receivers_of
 from recipes.training.weights import FlatWeights
@@ -42,6 +43,8 @@ class MultiStepRolloutWorker(Worker):
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Make the policy, whose weights come with the first `sync_model_from_actor`."""
         torch.set_num_threads(1)
+        if self.torch_device.type == "cpu":
+            keep_freed_memory()
         self._layout = layout
         self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
@@ -51,6 +54,7 @@ class MultiStepRolloutWorker(Worker):
         self._policy = policy
         self._weights = FlatWeights.adopt(policy)
         self._channel = self.connect_channel(layout.trajectories)
+        release_host_memory()
 
     def sync_model_from_actor(self) -> int:
         """Take the weights that the actor sends, in place.

@@ -11,7 +11,9 @@ from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.info import DATA_FILES, HDF5_ENDINGS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.memory import PolicySizes, empty_process, env_forecast, environment_spec, policy_sizes
+from recipes.embodied.memory import OBSERVATION_COPIES, empty_process, sent_weights
+from recipes.embodied.memory_env import EnvironmentSizes, env_forecast, environment_sizes
+from recipes.embodied.memory_policy import PolicyMemory
 from recipes.sft.config import SftConfig, evaluates
 from recipes.training.memory import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
@@ -52,31 +54,29 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
     """
     sizes = {name: count or 1 for name, count in world_sizes.items()}
     data, acts = _data_of(config), evaluates(config)
-    spec, notes = environment_spec(config.env.eval) if acts else (_spec_of_rows(config, data), ())
-    policy = policy_sizes(config, spec, imitates=True)
+    environment = environment_sizes(config.env.eval) if acts else EnvironmentSizes(_spec_of_rows(config, data))
+    policy = PolicyMemory(config.actor, environment.spec, imitates=True)
     model = config.actor.model.model_type
     base = empty_process("actor", model, (*_ACTOR, *data.modules))
-    actor = _actor(config, policy, base, sizes.get("actor", 1), data)
+    actor = _actor(config, policy, base, sizes.get("actor", 1), data, sends=acts)
     if not acts:
         return [actor]
     rollout = _rollout(config, policy, empty_process("rollout", model), sizes.get("rollout", 1))
-    count = sizes.get("env", 1)
-    return [
-        actor,
-        rollout,
-        env_forecast(config.env.eval, "evaluate", spec, empty_process("env", model), count, notes),
-    ]
+    base = empty_process("env", model, environment.modules)
+    return [actor, rollout, env_forecast(config.env.eval, "evaluate", environment, base, sizes.get("env", 1))]
 
 
-def _actor(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], count: int, data: _Data) -> ProcessForecast:
-    """Return the forecast of one actor."""
+def _actor(
+    config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], count: int, data: _Data, *, sends: bool
+) -> ProcessForecast:
+    """Return the forecast of one actor, which sends its weights where there are environments that evaluate."""
     weights, trained = policy.of_one_actor(config.actor.fsdp_config.sharding_strategy, count)
     rows = max(1, (config.actor.global_batch_size or 1) // count)
     micro = min(config.actor.micro_batch_size or rows, rows)
     phases = (
         PhaseForecast(
             "init_actor",
-            {"base": base["init"], "weights": 2 * weights, "demonstrations": _READING_COPIES * data.size},
+            {"base": base["init"], "weights": policy.making, "demonstrations": _READING_COPIES * data.size},
             frozenset(("weights",)),
         ),
         PhaseForecast(
@@ -86,26 +86,30 @@ def _actor(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], coun
                 "weights": weights,
                 "gradients": trained,
                 "optimizer": 2 * trained,
-                "activations": micro * (policy.activations + policy.sample),
+                **({"sent weights": sent_weights(config, policy, count)} if sends else {}),
+                "batch": micro * policy.sample,
+                "activations": policy.learning(micro, rows // micro),
                 "demonstrations": data.size,
             },
-            frozenset(("weights", "gradients", "optimizer", "activations")),
+            frozenset(("weights", "gradients", "optimizer", "batch", "activations")),
         ),
     )
     return ProcessForecast("actor", count, phases, notes=data.notes)
 
 
-def _rollout(config: SftConfig, policy: PolicySizes, base: Mapping[str, int], count: int) -> ProcessForecast:
+def _rollout(config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], count: int) -> ProcessForecast:
     """Return the forecast of one rollout worker, which acts in the environments that evaluate."""
     rows = config.env.eval.total_num_envs // count // config.rollout.pipeline_stage_num
     acting = {
         "base": base["act"],
         "weights": policy.weights,
-        # Without gradients a layer's output goes as soon as the next one is there.
-        "activations": rows * policy.activations // 4,
+        # The actor's copy in shared memory, which is mapped here too.
+        "received weights": policy.weights,
+        "observations": OBSERVATION_COPIES * rows * policy.inputs,
+        "activations": policy.acting(rows),
     }
     phases = (
-        PhaseForecast("init_worker", {"base": base["init"], "weights": 2 * policy.weights}, frozenset(("weights",))),
+        PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}, frozenset(("weights",))),
         PhaseForecast("evaluate", acting, frozenset(("weights", "activations"))),
     )
     return ProcessForecast("rollout", count, phases)

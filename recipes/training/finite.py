@@ -6,6 +6,7 @@ raises `NonFiniteError`.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -54,4 +55,8 @@ def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 def all_finite(values: NDArray[Any]) -> bool:
     """Return whether an array holds no NaN and no infinity; integers, booleans and texts hold none."""
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+    if values.dtype.kind != "f":
+        return True
+    # One pass over small arrays of every step: a sum of squares is finite only where all numbers are. It may be too
+    # large for its type where they are.
+    return isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())

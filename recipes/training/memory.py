@@ -23,6 +23,11 @@ class PhaseForecast(NamedTuple):
         """Bytes of all parts."""
         return sum(self.parts.values())
 
+    @property
+    def device(self) -> int:
+        """Bytes of the parts that lie in the accelerator's memory, where the process has one."""
+        return sum(size for name, size in self.parts.items() if name in self.on_device)
+
 
 class ProcessForecast(NamedTuple):
     """Memory of the processes of a component, each of which holds the same.
@@ -44,3 +49,12 @@ class ProcessForecast(NamedTuple):
     def peak(self) -> int:
         """Bytes of the largest phase."""
         return max(each.total for each in self.phases)
+
+    def on_host(self, *, accelerated: bool) -> int:
+        """Return the bytes of the host's memory in the largest phase, of a process with an accelerator or without."""
+        return max(each.total - (each.device if accelerated else 0) for each in self.phases)
+
+    @property
+    def on_device(self) -> int:
+        """Bytes of an accelerator's memory in the largest phase."""
+        return max(each.device for each in self.phases)

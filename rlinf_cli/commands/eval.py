@@ -52,8 +52,8 @@ def evaluate(
 ) -> None:
     """Evaluate a trained policy in whole episodes, and write what the number depends on to `eval.json`.
 
-    RUN is a run folder or its name; of a FILE say which weights by --checkpoint. KEY=VALUE replaces a value. The same
-    weights give the same `eval.json` but for `times`.
+    RUN is a run folder or its name; of a FILE say which weights by --checkpoint, else those that it begins with are
+    evaluated. KEY=VALUE replaces a value. The same weights give the same `eval.json` but for `times`.
 
     rlinf eval runs/embodied-20260314-101502 -n 200
     rlinf eval laptop --checkpoint runs/embodied-20260314-101502
@@ -66,10 +66,8 @@ def evaluate(
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has no evaluation of its own")
     weights = checkpoint_of(checkpoint, used.run)
-    if weights is None:
-        raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
     home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
-    folder = out or home / f"{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise RLinfError("the folder of the results exists", where=str(folder), help="name another by `--out`")
     found = function(

@@ -61,12 +61,13 @@ def export(
         raise RunError("this is not the folder of a run", where=run, help="`rlinf runs` lists them")
     job = load_job(str(found.config_file))
     function = job.recipe.function("export") if job.recipe is not None else None
-    if function is None or job.recipe is None:
-        name = "of the run" if job.recipe is None else f"`{job.recipe.name}`"
+    if job.recipe is not None and function is None:
         raise RLinfError(
-            f"recipe {name} has no export", help="its runs leave a folder of HuggingFace, `hf` of each checkpoint"
+            f"recipe `{job.recipe.name}` has no export",
+            help="its runs leave a folder of HuggingFace, `hf` of each checkpoint",
         )
-    if job.config is None:
+    if function is None or job.config is None:
+        job.raise_if_bad()
         raise RLinfError("the configuration of the run cannot be read", where=str(found.config_file))
     weights = checkpoint_of(checkpoint, found)
     assert weights is not None

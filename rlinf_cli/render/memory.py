@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,17 +15,23 @@ class MemoryView(NamedTuple):
 
     Attributes:
         forecasts: by component.
+        accelerated: components whose processes have accelerators.
         peaks: that processes of a run had, by component and rank, by phase.
-        nodes: bytes that the processes of each node hold at most, by its rank.
+        nodes: bytes of the host's memory that the processes of each node hold at most, by its rank.
+        devices: bytes of the accelerator that is used most, by the node's rank.
         available: bytes of a node; None: not known.
+        is_here: `available` is the memory of this machine.
         fits: whether every node has enough.
         change: overrides with which it would fit; None: none is known, or none is needed.
     """
 
     forecasts: Sequence[ProcessForecast]
+    accelerated: Collection[str]
     peaks: Mapping[tuple[str, int], Mapping[str, Peak]]
     nodes: Mapping[int, int]
+    devices: Mapping[int, int]
     available: int | None
+    is_here: bool
     fits: bool
     change: Sequence[str] | None
 
@@ -36,21 +42,53 @@ def memory_text(view: MemoryView) -> str:
     rows = [header if view.peaks else tuple(each for each in header if each != "measured")]
     for each in view.forecasts:
         for number, phase in enumerate(each.phases):
-            parts = ", ".join(f"{name} {_mib(size)}" for name, size in phase.parts.items() if size >= 2**19)
+            parts = ", ".join(f"{name} {_size(size)}" for name, size in phase.parts.items() if size >= 2**19)
             first = (each.component, str(each.processes)) if not number else ("", "")
             measured = (_measured(view, each.component, phase.phase),) if view.peaks else ()
-            rows.append((*first, phase.phase, f"{_mib(phase.total)} MiB", *measured, parts))
+            rows.append((*first, phase.phase, _size(phase.total), *measured, parts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    shared = sum(each.shared for each in view.forecasts)
-    lines += [f"messages in shared memory (/dev/shm): up to {_mib(shared)} MiB"]
+    lines += [f"messages in shared memory (/dev/shm): up to {_size(sum(each.shared for each in view.forecasts))}"]
     for rank, size in sorted(view.nodes.items()):
-        has = "" if view.available is None else f" of {_mib(view.available)} MiB"
-        lines.append(f"node {rank}: {_mib(size)} MiB{has}")
+        lines.append(f"node {rank}: {_size(size)}{_of_available(view)}")
+        if rank in view.devices:
+            lines.append(f"node {rank}, its fullest accelerator: {_size(view.devices[rank])} of {_on_device(view)}")
     lines += [f"note: {note}" for note in dict.fromkeys(note for each in view.forecasts for note in each.notes)]
     if not view.fits:
-        lines.append("it does not fit" if view.change is None else f"it would fit with: {' '.join(view.change)}")
+        lines.append(_remedy(view))
     return "\n".join(lines)
+
+
+def _of_available(view: MemoryView) -> str:
+    if view.available is None:
+        return ""
+    whose = ", the memory of this machine; `--available GIB` says that of another" if view.is_here else ""
+    return f" of {_size(view.available)}{whose}"
+
+
+def _on_device(view: MemoryView) -> str:
+    """Return the names of what lies in the memory of accelerators, in the order of the table."""
+    phases = [phase for each in view.forecasts if each.component in view.accelerated for phase in each.phases]
+    return ", ".join(dict.fromkeys(name for phase in phases for name in phase.parts if name in phase.on_device))
+
+
+def _remedy(view: MemoryView) -> str:
+    """Return what would fit, or what there is most of."""
+    if view.change is not None:
+        return f"it would fit with: {' '.join(view.change)}"
+    sizes = [
+        (size * each.processes, name, each, size)
+        for each in view.forecasts
+        for phase in each.phases
+        for name, size in phase.parts.items()
+        if each.component not in view.accelerated or name not in phase.on_device
+    ]
+    _, name, each, size = max(sizes, key=lambda found: found[0])
+    whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
+    return (
+        "it does not fit, and no smaller batch or number of environments is known that would;"
+        f" most of it is `{name}`: {_size(size)} in {whose} of `{each.component}`"
+    )
 
 
 def memory_record(view: MemoryView) -> dict[str, Any]:
@@ -60,6 +98,7 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
         "components": {
             each.component: {
                 "processes": each.processes,
+                "accelerated": each.component in view.accelerated,
                 "peak": each.peak,
                 "shared_memory": each.shared,
                 "notes": list(each.notes),
@@ -76,7 +115,10 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
             }
             for each in view.forecasts
         },
-        "nodes": [{"node_rank": rank, "forecast": size} for rank, size in sorted(view.nodes.items())],
+        "nodes": [
+            {"node_rank": rank, "forecast": size, "accelerator": view.devices.get(rank, 0)}
+            for rank, size in sorted(view.nodes.items())
+        ],
         "available": view.available,
         "fits": view.fits,
         "change": None if view.change is None else list(view.change),
@@ -85,7 +127,7 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
 
 def _measured(view: MemoryView, component: str, phase: str) -> str:
     found = _peak(view, component, phase)
-    return "-" if found is None else f"{_mib(found)} MiB"
+    return "-" if found is None else _size(found)
 
 
 def _peak(view: MemoryView, component: str, phase: str) -> int | None:
@@ -94,5 +136,6 @@ def _peak(view: MemoryView, component: str, phase: str) -> int | None:
     return max(found, default=None)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f}"
+def _size(size: int) -> str:
+    """Return a size in MiB, from 10 GiB on in GiB."""
+    return f"{size / 2**20:,.0f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.1f} GiB"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,17 +273,17 @@ class VectorEnv(ABC):
         """
         self._guard.check_actions(actions)
         chunk = actions.shape[1]
-        shape = (self.num_envs, chunk)
-        rewards = np.zeros(shape, np.float32)
-        terminations, truncations, valid = (np.zeros(shape, np.bool_) for _ in range(3))
+        rewards = np.zeros((self.num_envs, chunk), np.float32)
+        flags = np.zeros((3, self.num_envs, chunk), np.bool_)
+        terminations, truncations, valid = flags[0], flags[1], flags[2]
         resting = self._episodes.resting.copy()
         # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
-        some_rest = bool(resting.any())
+        some_rest = np.count_nonzero(resting) > 0
         executed = ExecutedActions(actions, self.intervention) if self.reports_actions else None
         if executed is None and self.judge is None and self.watcher is None:
             self._foresee(actions)
         for index in range(chunk):
-            active = ~resting
+            active = ~resting if some_rest else True
             rows = np.flatnonzero(active) if some_rest else None
             if rows is not None and not len(rows):
                 break
@@ -298,14 +298,14 @@ class VectorEnv(ABC):
             moved = self._guard.finite_rewards(moved, valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             if self.watcher is not None:
-                self.watcher(active, terminations[:, index], truncations[:, index])
+                self.watcher(~resting, terminations[:, index], truncations[:, index])
             resting |= terminations[:, index]
             resting |= truncations[:, index]
-            some_rest = bool(resting.any())
+            some_rest = np.count_nonzero(resting) > 0
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
-        fresh = resting & ~self._episodes.resting
+        fresh = resting > self._episodes.resting
         told = (None, None) if executed is None else (executed.actions, executed.taken)
-        if not fresh.any():
+        if not np.count_nonzero(fresh):
             return StepResult(observations, rewards, terminations, truncations, valid, None, None, *told)
         final, ended = observations, np.flatnonzero(fresh)
         knows_success = self.knows_success or self.judge is not None
@@ -359,9 +359,15 @@ class VectorEnv(ABC):
         self._start(rows, self._starts.of(rows, self._episodes.episode[rows]))
 
     def _account(
-        self, moved: Transition, active: BoolArray, rewards: FloatArray, terminations: BoolArray, truncations: BoolArray
+        self,
+        moved: Transition,
+        active: BoolArray | Literal[True],
+        rewards: FloatArray,
+        terminations: BoolArray,
+        truncations: BoolArray,
     ) -> None:
-        """Write a transition into the columns of the result, and add it to the running episodes."""
+        """Write a transition of the active environments, True for all, into the columns of the result, and add it to
+        the running episodes."""
         given = moved.rewards
         if self.settings.success_reward:
             solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
@@ -373,9 +379,10 @@ class VectorEnv(ABC):
             np.greater_equal(self._episodes.steps, limit, out=truncations)
         if moved.truncations is not None:
             truncations |= moved.truncations
-        truncations &= active
+        if active is not True:
+            truncations &= active
         if not self.settings.ignore_terminations:
-            np.logical_and(moved.terminations, active, out=terminations)
+            np.copyto(terminations, moved.terminations, where=active)
 
 
 def unrewarded(moved: Transition) -> Transition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -48,12 +48,12 @@ class RunningEpisodes:
         self.success_once[rows] = False
         self.success[rows] = False
 
-    def add(self, moved: Transition, rewards: FloatArray, active: BoolArray) -> None:
-        """Add a step of the active environments; `rewards` are 0 for the others."""
+    def add(self, moved: Transition, rewards: FloatArray, active: BoolArray | Literal[True]) -> None:
+        """Add a step of the active environments, True for all; `rewards` are 0 for the others."""
         self.returns += rewards
         self.steps += active
         if moved.successes is not None:
-            self.success = np.where(active, moved.successes, self.success)
+            np.copyto(self.success, moved.successes, where=active)
             self.success_once |= self.success
 
     def finished(self, rows: IntArray, *, knows_success: bool) -> FinishedEpisodes:

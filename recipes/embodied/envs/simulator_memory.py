@@ -24,17 +24,26 @@ _NUMBERS: Final = {operation: number for number, operation in enumerate(OPERATIO
 
 
 class Pulse:
-    """Signs of life of one simulator process: int64 [3], a counter, an environment, and what is done to it."""
+    """Signs of life of one simulator process: int64 [3], a counter, an environment, and what is done to it.
+
+    Args:
+        memory: that of the worker.
+        process: its number.
+
+    Attributes:
+        first_row: of the environments of the process, in the batch.
+    """
 
     def __init__(self, memory: mmap.mmap, process: int) -> None:
         first = process * _PULSE_WORDS
         # No array: it is written before every operation, and assignment to an array costs more.
         self._words = memoryview(memory)[: HEAD_BYTES // 8 * 8].cast("q")[first : first + _PULSE_WORDS]
+        self.first_row = 0
 
     def beat(self, row: int, operation: str) -> None:
-        """Tell that an operation begins."""
+        """Tell that an operation on one of the process's environments begins."""
         words = self._words
-        words[1] = row
+        words[1] = self.first_row + row
         words[2] = _NUMBERS[operation]
         words[0] += 1
 
@@ -80,6 +89,7 @@ class SharedArrays:
 
     Attributes:
         actions: [C, B, A].
+        outcomes: results of each action, where they are written.
         observations: by name, without texts.
     """
 
@@ -91,6 +101,7 @@ class SharedArrays:
             offset += _bytes(shape, kind)
         self._rewards, self._flags = found["rewards"], found["flags"]
         self.actions = found["actions"]
+        self.outcomes = self.outcomes_of(slice(count))
         self.observations: Mapping[str, NDArray[Any]] = {
             name.removeprefix("seen "): array for name, array in found.items() if name.startswith("seen ")
         }
@@ -100,10 +111,6 @@ class SharedArrays:
         return [
             Outcomes(rewards[rows], *flags[:, rows]) for rewards, flags in zip(self._rewards, self._flags, strict=True)
         ]
-
-    def copied_outcomes(self, index: int = 0) -> Outcomes:
-        """Return a copy of the results of an action."""
-        return Outcomes(self._rewards[index].copy(), *self._flags[index].copy())
 
     def clear_outcomes(self) -> None:
         """Set the results of all environments to 0, before a step of some of them."""

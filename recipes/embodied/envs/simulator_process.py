@@ -1,9 +1,9 @@
 """A simulator process: holds simulations for an env worker, and does what that says.
 
-    python -m recipes.embodied.envs.simulator_process NUMBER COMMANDS LIFELINE MEMORY
+    python -m recipes.embodied.envs.simulator_process NUMBER COMMANDS ANSWERS LIFELINE MEMORY
 
-The three last are descriptors that it inherits: a socket for commands, one that ends it with its worker, and the shared
-memory. It needs what the simulator needs, and numpy.
+The four last are descriptors that it inherits: pipes for commands and answers, a socket that ends it with its worker,
+and the shared memory. It needs what the simulator needs, and numpy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import fcntl
 import mmap
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -68,8 +67,8 @@ class SimulatorProcess:
 
     def _make(self, request: list[Any], first: int) -> dict[str, Any]:
         """Make the simulations; `first` is the first one's row in the arrays."""
-        self._first = first
-        self._batch = SimulationBatch(BatchRequest(*request), self._alive)
+        self._first = self._pulse.first_row = first
+        self._batch = SimulationBatch(BatchRequest(*request), self._pulse.beat)
         facts = self._batch.facts
         spec = facts.spec
         return {
@@ -104,8 +103,9 @@ class SimulatorProcess:
     def _observe(self) -> dict[int, str]:
         """Write the observations that have changed; return the texts among them that have, by row."""
         texts: dict[int, str] = {}
-        for number in self.batch.refresh():
-            for name, value in self.batch.row(number).items():
+        batch = self.batch
+        for number in batch.refresh():
+            for name, value in batch.row(number).items():
                 if name != INSTRUCTIONS:
                     self._observations[name][number] = value
                 elif self._texts.get(number) != value:
@@ -118,9 +118,6 @@ class SimulatorProcess:
         if found is not None:
             self._actions[0] = found
         return found is not None
-
-    def _alive(self, row: int, operation: str) -> None:
-        self._pulse.beat(self._first + row, operation)
 
     @property
     def batch(self) -> SimulationBatch:
@@ -135,13 +132,13 @@ class SimulatorProcess:
             self._batch.close()
 
 
-def main(number: int, commands: int, lifeline: int, memory: int) -> None:
+def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -> None:
     """Answer commands until `close`."""
     end_with(lifeline)
     faulthandler.enable()
     # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lines = Lines(socket.socket(fileno=commands))
+    lines = Lines(commands, answers)
     process = SimulatorProcess(number, memory)
     while True:
         try:
@@ -158,7 +155,6 @@ def main(number: int, commands: int, lifeline: int, memory: int) -> None:
         except Exception as error:  # noqa: BLE001 - a simulator may raise anything; its worker raises it
             traceback.print_exc()
             answer = {"raised": f"{type(error).__name__}: {error}"}
-        sys.stdout.flush()
         lines.send(answer)
 
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -145,7 +146,7 @@ class SimulatorProcesses:
         else:
             self._unseen.update(number for number, command in enumerate(commands) if command)
             self._all(commands)
-        return self._arrays.copied_outcomes()
+        return self._arrays.outcomes[0]
 
     def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
         """Carry out a chunk now, by one message to each process instead of one for each action."""
@@ -156,7 +157,7 @@ class SimulatorProcesses:
         self._arrays.clear_outcomes()
         each: list[int] = steps.tolist()
         self._look([_chunk(tuple(each[child.rows.start : child.rows.stop]), ends) for child in self._children])
-        self._ahead = deque(self._arrays.copied_outcomes(index) for index in range(chunk))
+        self._ahead = deque(self._arrays.outcomes[:chunk])
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
@@ -203,10 +204,10 @@ class SimulatorProcesses:
 
     def _all(self, commands: Sequence[_Command | None]) -> list[Any]:
         """Give every process its command, if it has one, then return their answers."""
-        busy = [(child, command) for child, command in zip(self._children, commands, strict=True) if command]
-        for child, command in busy:
-            child.send(command)
-        return [child.done() for child, _ in busy]
+        for child, command in zip(self._children, commands, strict=True):
+            if command:
+                child.send(command)
+        return [child.done() for child, command in zip(self._children, commands, strict=True) if command]
 
 
 def _code_folders() -> list[str]:
@@ -244,13 +245,14 @@ class _Child:
         last = rows.stop - 1
         environments = f"environments {rows.start}-{last}" if len(rows) > 1 else f"environment {last}"
         self._name = f"simulator process {number + 1} of {count} (`{task}`, {environments} of its batch)"
-        mine, theirs = socket.socketpair()
+        commands, sending = os.pipe()
+        receiving, answers = os.pipe()
         self._lifeline, other = socket.socketpair()
-        self._lines = Lines(mine, min(_LOOK_SECONDS, seconds))
-        descriptors = (theirs.fileno(), other.fileno(), memory)
-        with theirs, other:
+        self._lines = Lines(receiving, sending, min(_LOOK_SECONDS, seconds))
+        descriptors = (commands, answers, other.fileno(), memory)
+        with FileIO(commands), FileIO(answers, "w"), other:
             self._process = subprocess.Popen(
-                (sys.executable, "-P", "-m", _MODULE, str(number), *map(str, descriptors)),
+                (sys.executable, "-P", "-u", "-m", _MODULE, str(number), *map(str, descriptors)),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_code_folders())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -277,19 +279,21 @@ class _Child:
             SimulatorError: the simulator raised an exception.
             SimulatorDiedError: the process is gone, or gave no sign of life in time.
         """
-        pulse, since = self._pulse.read(), time.monotonic()
-        while True:
-            try:
-                answer = self._lines.receive()
-            except EOFError:
-                raise self._death() from None
-            if answer is not None:
-                return self._result(answer)
+        pulse, since = None, 0.0
+        while (answer := self._answer()) is None:
             now = self._pulse.read()
             if now != pulse:
                 pulse, since = now, time.monotonic()
-            elif time.monotonic() - since > (self._seconds if pulse[0] else max(self._seconds, _START_SECONDS)):
+            elif time.monotonic() - since > (self._seconds if now[0] else max(self._seconds, _START_SECONDS)):
                 raise self._silence()
+        return self._result(answer)
+
+    def _answer(self) -> Mapping[str, Any] | None:
+        """Return the next answer; None where none has come yet."""
+        try:
+            return self._lines.receive()
+        except EOFError:
+            raise self._death() from None
 
     def _result(self, answer: Mapping[str, Any]) -> Any:
         if "config" in answer:

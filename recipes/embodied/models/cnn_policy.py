@@ -12,7 +12,7 @@ from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec, ImageShape
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.feature_policy import FeaturePolicy
-from recipes.embodied.models.heads import linear
+from recipes.embodied.models.heads import OrthogonalLinear
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ImageEncoder(nn.Module):
             for network, (height, image_width, channels) in zip(self.convolutions, cameras.values(), strict=True):
                 flat += network(torch.zeros(1, channels, height, image_width)).shape[1]
         self.state_size = state_size
-        self.mix = nn.Sequential(linear(flat + state_size, width), nn.ReLU())
+        self.mix = nn.Sequential(OrthogonalLinear(flat + state_size, width), nn.ReLU())
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Return features [n, F] of `images.CAMERA` uint8 [n, H, W, channels] and of `states` float32 [n, S]."""

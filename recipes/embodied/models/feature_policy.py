@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recipes.embodied.envs.keys import STATES
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import action_head, linear
+from recipes.embodied.models.heads import OrthogonalLinear, action_head
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
@@ -33,7 +33,7 @@ class FeaturePolicy(BasePolicy):
         self.head = action_head(features, config.num_action_chunks, spec)
         self.critic: nn.Module | None = None
         if config.add_value_head:
-            self.critic = nn.Sequential(critic, linear(features, config.num_action_chunks, 1.0))
+            self.critic = nn.Sequential(critic, OrthogonalLinear(features, config.num_action_chunks, 1.0))
 
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`; states are normalized."""

@@ -17,7 +17,7 @@ from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.cnn_policy import SCALED_IMAGES, ImageEncoder
 from recipes.embodied.models.flow_base import FlowMatchingPolicy, with_value_head
 from recipes.embodied.models.flow_matching import FlowSde, Velocity
-from recipes.embodied.models.heads import hidden_layers, linear
+from recipes.embodied.models.heads import OrthogonalLinear, hidden_layers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class FlowPolicy(FlowMatchingPolicy):
         self.actor = _Encoder(spec, width)
         chunk = math.prod(self.shape)
         self.velocity = nn.Sequential(
-            linear(width + chunk + 2 * _FREQUENCIES, 2 * width),
+            OrthogonalLinear(width + chunk + 2 * _FREQUENCIES, 2 * width),
             nn.SiLU(),
-            linear(2 * width, 2 * width),
+            OrthogonalLinear(2 * width, 2 * width),
             nn.SiLU(),
-            linear(2 * width, chunk, 0.1),
+            OrthogonalLinear(2 * width, chunk, 0.1),
         )
         self.critic: nn.Module | None = None
         if config.add_value_head:
-            self.critic = nn.Sequential(_Encoder(spec, width), linear(width, config.num_action_chunks, 1.0))
+            self.critic = nn.Sequential(_Encoder(spec, width), OrthogonalLinear(width, config.num_action_chunks, 1.0))
 
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`: states normalized, images as they are."""

@@ -25,7 +25,7 @@ from recipes.embodied.model_options import FlowVlaOptions
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.flow_matching import FlowSde, Velocity
-from recipes.embodied.models.heads import linear
+from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.vision_language import encoded_prompts
 from rlinf_core import ConfigError
 
@@ -94,7 +94,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         self.critic: nn.Module | None = None
         if config.add_value_head:
             inputs = sizes.width + spec.state_size
-            self.critic = nn.Sequential(linear(inputs, sizes.width), nn.Tanh(), linear(sizes.width, 1, 1.0))
+            self.critic = nn.Sequential(
+                OrthogonalLinear(inputs, sizes.width), nn.Tanh(), OrthogonalLinear(sizes.width, 1, 1.0)
+            )
 
     @property
     def base(self) -> Any:

@@ -14,17 +14,18 @@ INITIAL_LOG_STD = -0.5
 _LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 
 
-def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
-    """Return a layer with orthogonal weights of the given gain, and no bias at first."""
-    layer = nn.Linear(inputs, outputs)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+class OrthogonalLinear(nn.Linear):
+    """A layer that begins with orthogonal weights of the given gain, and no bias."""
+
+    def __init__(self, inputs: int, outputs: int, gain: float = math.sqrt(2)) -> None:
+        super().__init__(inputs, outputs)
+        nn.init.orthogonal_(self.weight, gain)
+        nn.init.zeros_(self.bias)
 
 
 def hidden_layers(inputs: int, width: int) -> nn.Sequential:
     """Return two layers of tanh, as is usual for PPO on states."""
-    return nn.Sequential(linear(inputs, width), nn.Tanh(), linear(width, width), nn.Tanh())
+    return nn.Sequential(OrthogonalLinear(inputs, width), nn.Tanh(), OrthogonalLinear(width, width), nn.Tanh())
 
 
 class ActionHead(nn.Module, ABC):
@@ -49,7 +50,7 @@ class GaussianHead(ActionHead):
     def __init__(self, features: int, chunk: int, size: int) -> None:
         super().__init__()
         self.shape = (chunk, size)
-        self.mean = linear(features, chunk * size, 0.01)
+        self.mean = OrthogonalLinear(features, chunk * size, 0.01)
         self.log_std = nn.Parameter(torch.full((chunk, size), INITIAL_LOG_STD))
 
     def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,7 @@ class ChoiceHead(ActionHead):
     def __init__(self, features: int, chunk: int, choices: int) -> None:
         super().__init__()
         self.shape = (chunk, choices)
-        self.logits = linear(features, chunk * choices, 0.01)
+        self.logits = OrthogonalLinear(features, chunk * choices, 0.01)
 
     def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """See `ActionHead`."""

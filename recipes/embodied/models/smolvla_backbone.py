@@ -43,7 +43,8 @@ def require_lerobot() -> None:
             "`smolvla` needs the package lerobot in the interpreter of every actor and rollout worker",
             why=first_line(error),
             help="make an environment with `pip install 'lerobot[smolvla]'` and this rlinf, and name it by"
-            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout (docs/models.md)",
+            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run the"
+            " `rlinf` of that environment (docs/models/smolvla.md)",
         ) from None
 
 

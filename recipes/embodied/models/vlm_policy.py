@@ -22,7 +22,7 @@ from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.model_options import VlmOptions
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder import BACKBONE, is_policy_folder, load_normalization
-from recipes.embodied.models.heads import linear
+from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.vision_language import (
     VisionLanguageModel,
     built_backbone,
@@ -68,7 +68,7 @@ class VlmPolicy(BasePolicy):
             nn.init.normal_(self.project.weight)  # states from -1 to 1 as large as the embeddings beside them
         self.critic: nn.Module | None = None
         if config.add_value_head:
-            self.critic = nn.Sequential(linear(width, width), nn.Tanh(), linear(width, 1, 1.0))
+            self.critic = nn.Sequential(OrthogonalLinear(width, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
 
     # Observations and actions
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from recipes.training.memory import ProcessForecast
     from rlinf_core.job.load import Job
+    from rlinf_core.placement.placement import Placement
 
 
 def memory(
@@ -50,6 +51,7 @@ def memory(
     from rlinf_cli.layout import lay_out
     from rlinf_cli.memory_forecast import keep_forecast
     from rlinf_cli.memory_peaks import machine_memory, read_peaks
+    from rlinf_cli.memory_sums import accelerated, sums
     from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
     from rlinf_cli.using import find_run_folder
     from rlinf_core.errors import RLinfError
@@ -66,10 +68,7 @@ def memory(
     sizes = {component: len(processes) for component, processes in placements.items()}
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)
-    nodes: dict[int, int] = {}
-    for each in forecasts:
-        for placement in placements[each.component]:
-            nodes[placement.cluster_node_rank] = nodes.get(placement.cluster_node_rank, 0) + each.peak
+    nodes, devices = sums(forecasts, placements)
     has = int(available * 2**30) if available is not None else machine_memory()
     fits = has is None or all(size <= has for size in nodes.values())
     change = None
@@ -77,7 +76,17 @@ def memory(
         changes = [(*(overrides or ()), *each) for each in _savings(job)]
         found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
         change = None if found is None else found[len(overrides or ()) :]
-    view = MemoryView(forecasts, read_peaks(run.memory_file) if run is not None else {}, nodes, has, fits, change)
+    view = MemoryView(
+        forecasts,
+        accelerated(placements),
+        read_peaks(run.memory_file) if run is not None else {},
+        nodes,
+        devices,
+        has,
+        available is None,
+        fits,
+        change,
+    )
     if run is not None and not overrides and not assume and available is None:
         try:
             keep_forecast(run.path, memory_record(view))
@@ -106,18 +115,15 @@ def _fits(
     overrides: Sequence[str],
     assume: Sequence[str] | None,
     sizes: Mapping[str, int],
-    placements: Mapping[str, Sequence[object]],
+    placements: Mapping[str, Sequence[Placement]],
     available: int,
 ) -> bool:
     """Return whether a changed file is sound and fits, all its processes on the fullest node."""
     from rlinf_cli.lint.load import load_with_lint
+    from rlinf_cli.memory_sums import sums
 
     job = load_with_lint(name, overrides, assume=assume or ())
     if not job.ok:
         return False
-    nodes: dict[int, int] = {}
-    for each in _forecasts(job, sizes):
-        for placement in placements[each.component]:
-            rank = getattr(placement, "cluster_node_rank", 0)
-            nodes[rank] = nodes.get(rank, 0) + each.peak
+    nodes, _ = sums(_forecasts(job, sizes), placements)
     return all(size <= available for size in nodes.values())

@@ -44,7 +44,11 @@ def rlinf(folder: Path, *arguments: str) -> str:
 
 def evaluated(folder: Path, run: Path, out: str) -> dict[str, Any]:
     """Return `eval.json` without the one key that says when it was made."""
-    rlinf(folder, "eval", str(run), "--out", out)
+    return evaluation(folder, out, str(run))
+
+
+def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
+    rlinf(folder, "eval", *arguments, "--out", out)
     found: dict[str, Any] = json.loads((folder / out / "eval.json").read_text())
     del found["times"]
     return found
@@ -63,6 +67,12 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     assert first["total"]["episodes"] == 8
     assert all((tmp_path / "first" / each["file"]).stat().st_size for each in first["videos"])
     assert first["videos"]
+
+    # What is exported is evaluated as the model that a file begins with.
+    rlinf(tmp_path, "export", str(learned), "--format", "safetensors", "--out", "policy")
+    pretrained = evaluation(tmp_path, "third", "laptop", "actor.model.model_path=policy", *SMALL)
+    assert pretrained["total"] == first["total"]
+    assert pretrained["checkpoint"]["step"] is None
 
     newest = RunFolder.open(learned).checkpoints.latest()
     assert newest is not None

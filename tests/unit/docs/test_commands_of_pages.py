@@ -17,7 +17,7 @@ import typer.main
 from rlinf_cli.main import app
 
 REPOSITORY = Path(__file__).parents[3]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 # Usage lines made from the code, and what benchmarks print.
 MADE = {"commands.md", "reference.md", "diagnostics.md", "benchmarks.md"}
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
 
 REPOSITORY = Path(__file__).parents[3]
-WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
 YAML = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -30,9 +30,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    named = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in WRITTEN[1:] if f"(docs/{page.name})" not in named] == []
+def test_readme_and_overviews_lead_to_every_page() -> None:
+    docs = REPOSITORY / "docs"
+    # The pages of a folder are those that the page of its name leads to.
+    overviews = {page: page.parent.with_suffix(".md") if page.parent != docs else WRITTEN[0] for page in WRITTEN[1:]}
+    unnamed = [
+        page.name
+        for page, overview in overviews.items()
+        if f"({page.relative_to(overview.parent)})" not in overview.read_text(encoding="utf-8")
+    ]
+    assert unnamed == []
 
 
 def whole_files() -> list[tuple[str, str]]:

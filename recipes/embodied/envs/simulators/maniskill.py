@@ -1,6 +1,6 @@
 """ManiSkill 3: manipulation on SAPIEN, many environments at once on one accelerator, or a few on the CPU.
 
-Written to the interface of ManiSkill 3 and tested against a stand-in for it: it needs Vulkan, also without images.
+Written to the interface of ManiSkill 3.0.1 and tested against a stand-in for it: it needs Vulkan, also without images.
 """
 
 # ManiSkill is an optional package: the checker of types runs without it.
@@ -22,6 +22,10 @@ from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, IntArra
 from rlinf_core import ConfigError
 
 _DEFAULT_TASK = "PickCube-v1"
+_HELP = (
+    "ManiSkill needs a driver of Vulkan, also without images (`vulkaninfo --summary` shows what there is), and an"
+    " accelerator of NVIDIA for more than one environment"
+)
 # ManiSkill's names of cameras; not every task and robot has one at the hand.
 _CAMERAS = {"main": "base_camera", "wrist": "hand_camera"}
 
@@ -67,6 +71,9 @@ class ManiskillEnv(BatchedEnv):
             )
         except (gymnasium.error.Error, KeyError, NotImplementedError, AssertionError) as error:
             raise ConfigError(f"`{task}` cannot be made: {error}", where="env.task") from error
+        except RuntimeError as error:
+            # No driver, more environments on the CPU than one, a robot that there is not.
+            raise ConfigError(f"`{task}` cannot be made: {error}", where="env", help=_HELP) from error
         self._base: Any = self._env.unwrapped
         self.default_max_episode_steps = _limit(self._env)
         space = self._base.single_action_space
@@ -83,10 +90,17 @@ class ManiskillEnv(BatchedEnv):
         """The state as ManiSkill flattens it, and one image for each camera."""
         return self._spec
 
+    @property
+    def control_hz(self) -> float | None:
+        """See `VectorEnv`."""
+        return float(self._base.control_freq)
+
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
-        rows = self._torch.as_tensor(np.flatnonzero(mask), device=self._base.device)
-        options = {} if mask.all() else {"env_idx": rows}
-        found, _ = self._env.reset(seed=seeds.tolist(), options=options)
+        rows = np.flatnonzero(mask)
+        # Most tasks draw the starts of a reset by torch, seeded with the first of the seeds, whoever is reset.
+        given = [int(seeds[rows[0]]), *seeds[1:].tolist()]
+        options = {} if mask.all() else {"env_idx": self._torch.as_tensor(rows, device=self._base.device)}
+        found, _ = self._env.reset(seed=given, options=options)
         return self._read(found)
 
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:

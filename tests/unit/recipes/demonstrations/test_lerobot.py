@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -148,6 +149,20 @@ def damage(pattern: str) -> Callable[[Path], None]:
     return do
 
 
+def blot(pattern: str) -> Callable[[Path], None]:
+    """Return what spoils bytes within a frame, which decoders make up then."""
+
+    def do(folder: Path) -> None:
+        file = sorted(folder.glob(pattern))[1]
+        with av.open(str(file)) as container:
+            size, place = max((packet.size, packet.pos or 0) for packet in container.demux(video=0) if packet.size)
+        content = bytearray(file.read_bytes())
+        content[place + size // 2 : place + size] = bytes(size - size // 2)
+        file.write_bytes(content)
+
+    return do
+
+
 def describe(**changes: Any) -> Callable[[Path], None]:
     def do(folder: Path) -> None:
         file = folder / "meta" / "info.json"
@@ -171,6 +186,7 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (remove("meta/episodes/*/*.parquet"), "the list of episodes is missing", "episodes"),
         (remove("videos/*/*/*.mp4"), "the video of episode 0, camera `main`, is missing", "file-000.mp4"),
         (damage("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
+        (blot("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
         (describe(fps=30), "30 rows in a second would put it at", "set"),
         (describe(codebase_version="v2.1"), "version v2.1", "info.json"),
         (describe(total_frames=99), "says that it has 99 rows", "set"),

@@ -69,7 +69,10 @@ class StandIn(gymnasium.Env):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
     def __init__(self, num_envs: int, obs_mode: str, sensor_configs: dict[str, int], **given: Any) -> None:
+        if given["sim_backend"] == "physx_cpu" and num_envs > 1:
+            raise RuntimeError("Cannot set the sim backend to 'cpu' and have multiple environments.")
         self.given, self.num_envs, self.device = given, num_envs, torch.device("cpu")
+        self.control_freq = 20
         self.images, self.size = obs_mode == "rgb+state", sensor_configs
         self.single_action_space = gymnasium.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
         self.action_space = gymnasium.spaces.Box(-9, 9, (num_envs, 2))
@@ -78,9 +81,11 @@ class StandIn(gymnasium.Env):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         rows = (options or {}).get("env_idx", torch.arange(self.num_envs))
-        seeds = torch.as_tensor(np.resize(seed, self.num_envs))
         self.place[rows] = torch.zeros(len(rows), 3)
-        self.place[rows, 2] = (seeds[rows] % 5).float()
+        # As ManiSkill does it: the first seed counts, whoever is reset.
+        with torch.random.fork_rng():
+            torch.manual_seed(np.resize(seed, self.num_envs)[0])
+            self.place[rows, 2] = torch.rand(len(rows))
         return self.seen(), {}
 
     def step(self, actions: Any) -> Any:
@@ -127,6 +132,7 @@ class TestManiskill:
         assert (env.spec.state_size, env.spec.action_size, env.spec.cameras) == (3, 2, {"main": (16, 16, 3)})
         assert env.max_episode_steps == 7
         assert env._base.given["control_mode"] == "pd_joint_delta_pos"
+        assert env.control_hz == 20
         seen = env.reset()
         assert seen["images.main"].dtype == np.uint8
         starts = seen["states"][:, 2].copy()
@@ -143,6 +149,19 @@ class TestManiskill:
         assert second.observations["states"][0, :2].tolist() == [0, 0]
         assert second.observations["states"][1:, 2].tolist() == starts[1:].tolist()
         assert env.knows_success
+
+    def test_an_environment_that_is_reset_alone_begins_elsewhere_each_time(self) -> None:
+        env = self.make(EnvSettings(num_envs=3, task="StandIn-v1"))
+        env.reset()
+        actions = np.zeros((3, 1, 2), np.float32)
+        actions[2] = 1  # solves it in two steps
+        starts = [env.step(actions).observations["states"][2, 2] for _ in range(6)][1::2]
+        assert len(set(starts)) == 3
+
+    def test_what_the_simulator_refuses_is_told(self) -> None:
+        with pytest.raises(ConfigError, match="have multiple environments") as caught:
+            self.make(EnvSettings(num_envs=2, task="StandIn-v1", options={"sim_backend": "physx_cpu"}))
+        assert "Vulkan" in (caught.value.help or "")
 
     def test_a_camera_that_is_not_there(self) -> None:
         with pytest.raises(ConfigError, match="no camera `hand_camera`") as caught:

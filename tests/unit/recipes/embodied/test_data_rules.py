@@ -28,7 +28,7 @@ def write(tmp_path: Path) -> Write:
             "observation.state": Feature("float32", (states,)),
             "action": Feature(more.get("action_type", "float32"), (actions,)),
             **{
-                f"observation.images.{camera}": Feature("image", shape)
+                f"observation.images.{camera}": Feature(more.get("camera_type", "image"), shape)
                 for camera, shape in more.get("cameras", {}).items()
             },
         }
@@ -141,6 +141,21 @@ def test_damaged_files_are_an_error_with_their_name(write: Write, tmp_path: Path
     assert "there is no Parquet file in it" in told(found(path))[2]
     (tmp_path / "demo.hdf5").write_bytes(b"no such thing")
     assert "no HDF5 file" in told(found(str(tmp_path / "demo.hdf5")))[2]
+
+
+def test_a_video_that_is_damaged_within_is_an_error(write: Write, tmp_path: Path) -> None:
+    path = write(states=10, actions=3, cameras={"main": (32, 32, 3)}, camera_type="video")
+    assert found(path, config="franka_vision_sft") == []
+    video = tmp_path / "set" / "videos" / "observation.images.main" / "chunk-000" / "file-000.mp4"
+    content = bytearray(video.read_bytes())
+    begin = content.index(b"mdat") + 4
+    content[begin : begin + 40] = bytes(40)
+    video.write_bytes(content)
+    severity, code, message = told(found(path, config="franka_vision_sft"))
+    assert (severity, code) == ("ERROR", "unusable-path")
+    assert f"a video is damaged: `{video}`, its frame at 0.000 s" in message
+    # The damaged ones may be left out.
+    assert told(found(path, "data.episodes=[0]", config="franka_vision_sft"))[0] == "WARNING"
 
 
 def test_a_feature_that_is_not_there_is_named(write: Write) -> None:

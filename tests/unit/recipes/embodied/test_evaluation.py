@@ -9,8 +9,9 @@ import pytest
 
 from recipes.embodied.collecting import CollectedEpisode
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.evaluation import digest, figures, shared_starts, summary
+from recipes.embodied.evaluation import digest, figures, shared_starts, summary, weights_of
 from recipes.training.statistics import wilson_interval
+from rlinf_core import ConfigError
 
 
 def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> CollectedEpisode:
@@ -32,10 +33,20 @@ def test_success_may_be_unknown() -> None:
     assert (found["success_once"], found["success_once_interval"]) == (None, None)
 
 
-def config_of(**env: Any) -> EmbodiedConfig:
+def test_weights_are_those_given_or_those_that_the_file_names() -> None:
+    config, given = config_of(), Path("global_step_7")
+    assert weights_of(config, given) == (given, given)
+    with pytest.raises(ConfigError, match="no weights are named"):
+        weights_of(config, None)
+    assert weights_of(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model"))
+    loaded = config_of({"checkpoint_load_path": "global_step_3", "model": {"model_path": "model"}})
+    assert weights_of(loaded, None) == (Path("global_step_3"), Path("global_step_3"))
+
+
+def config_of(actor: Any = None, **env: Any) -> EmbodiedConfig:
     place = {"actor,rollout,env": {"node_group": "node", "placement": 0}}
     cluster = {"num_nodes": 1, "component_placement": place}
-    return EmbodiedConfig.model_validate({"recipe": "embodied", "cluster": cluster, "env": env})
+    return EmbodiedConfig.model_validate({"recipe": "embodied", "cluster": cluster, "env": env, "actor": actor or {}})
 
 
 def test_starts_of_training_are_refused() -> None:

@@ -17,7 +17,7 @@ BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95
 
 @pytest.fixture(autouse=True)
 def bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "empty_process", lambda component, model_type: BASES[component])  # pyright: ignore
+    monkeypatch.setattr(memory, "empty_process", lambda component, model_type, modules=(): BASES[component])  # pyright: ignore
 
 
 def config_of(*overrides: str) -> Any:
@@ -45,14 +45,17 @@ def test_weights_are_counted_without_their_memory() -> None:
     assert found["base"] == 120
     assert found["weights"] == found["gradients"] == 4 * numbers
     assert found["optimizer"] == 8 * numbers
-    assert parts(actor, "init_worker") == {"base": 100, "weights": 8 * numbers}
+    assert found["sent weights"] == 4 * numbers
+    # All weights, and what the largest layer, a square, is made from: three of its size.
+    assert parts(actor, "init_worker") == {"base": 100, "weights": 4 * numbers + 12 * width * width}
 
 
 def test_what_a_rollout_takes_grows_with_the_environments() -> None:
     few, many = (forecast(f"env.train.total_num_envs={count}") for count in (64, 128))
     for component, phase, part in (
-        ("actor", "run_training", "samples"),
-        ("actor", "run_training", "activations"),
+        ("actor", "recv_rollout_batch", "trajectories"),
+        ("actor", "run_training", "advantages"),
+        ("actor", "run_training", "batch"),
         ("rollout", "generate", "trajectories"),
         ("env", "interact", "observations"),
     ):
@@ -61,9 +64,18 @@ def test_what_a_rollout_takes_grows_with_the_environments() -> None:
     assert parts(few["rollout"], "generate")["trajectories"] == 2 * 64 * 50 * (4 * (21 + 2 * 8 + 1 + 2) + 3)
 
 
-def test_shards_are_parts_of_weights() -> None:
+def test_shards_are_parts_of_weights_and_are_sent_whole() -> None:
     whole, half = (parts(forecast(actors=count)["actor"], "run_training") for count in (1, 2))
     assert half["weights"] == whole["weights"] // 2
+    # Gathered, and in shared memory.
+    assert half["sent weights"] == 2 * whole["sent weights"]
+
+
+def test_weights_that_are_sent_behind_rollouts_are_copied() -> None:
+    waiting, behind = (
+        parts(forecast(f"runner.max_staleness={staleness}")["actor"], "run_training") for staleness in (0, 1)
+    )
+    assert behind["sent weights"] == 2 * waiting["sent weights"]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +109,14 @@ def test_savings_are_sound_and_save() -> None:
     assert changes
     for change in (changes[0], changes[len(changes) // 2]):
         assert forecast(*change)["actor"].peak < before
+
+
+def test_fewer_environments_keep_the_parts_of_a_batch_as_large_as_they_can_be() -> None:
+    fewer = [each for each in memory.savings(config_of()) if each[0].startswith("env")]
+    # 64 environments of 50 steps in four batches: of 32 a batch has 400.
+    halves = [f"actor.micro_batch_size={size}" for size in (400, 200, 100, 50, 25, 10, 5, 2, 1)]
+    half = ("env.train.total_num_envs=32", "env.eval.total_num_envs=32", "actor.global_batch_size=400")
+    assert fewer[: len(halves)] == [(*half, each) for each in halves]
 
 
 RLPD = (

@@ -1,0 +1,125 @@
+"""Faults of videos that are seen without decoding them: missing frames, wrong times, bytes that no encoder wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from recipes.demonstrations.errors import DatasetError, needed
+from recipes.demonstrations.info import IMAGES, DatasetInfo
+
+# Of larger data sets the first files alone are looked into: it reads them as a whole.
+LOOKED_INTO_BYTES: Final = 2 << 30
+# Where the configuration of a codec has how many bytes the length of a unit takes, less 1, in its two lowest bits.
+_LENGTH_SIZE_AT: Final = {"h264": 4, "hevc": 21}
+# Tells whether the bytes of a frame are units of its codec, one behind the other.
+_Whole: TypeAlias = Callable[[bytes], bool]
+
+
+def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
+    """Check that the videos of a camera hold a frame for each row, as far apart as rows are.
+
+    Damage that leaves the outer form of a frame as it was is found when the frame is decoded.
+
+    Args:
+        files: all videos of the camera.
+        name: of the feature.
+        info: of the data set.
+
+    Raises:
+        DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.
+    """
+    frames, left = 0, LOOKED_INTO_BYTES
+    for file in files:
+        left -= file.stat().st_size
+        if left < 0:
+            return
+        frames += _check_video(file, info.fps)
+    if frames != info.total_frames:
+        raise DatasetError(
+            f"the videos of the camera `{name.removeprefix(IMAGES)}` have {frames} frames, and the data set"
+            f" {info.total_frames} rows",
+            where=str(files[0].parent),
+            help="copy the data set again, whole",
+        )
+
+
+def _check_video(file: Path, fps: int) -> int:
+    """Return how many frames a video has."""
+    av = needed("av", "a data set with videos")
+    times: list[float] = []
+    try:
+        with av.open(str(file)) as container:
+            stream = container.streams.video[0]
+            whole = _form(stream.codec_context)
+            for packet in container.demux(stream):
+                if not packet.size:  # the end
+                    continue
+                time = float(packet.pts * stream.time_base)
+                if not whole(bytes(packet)):
+                    raise _damaged(file, f"its frame at {time:.3f} s is not what a `{stream.codec_context.name}` holds")
+                times.append(time)
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        # What av raises of damaged files are subclasses of the first two; a frame without a time is of the last.
+        raise _damaged(file, f"{type(error).__name__}: {error}") from error
+    for begin, end in pairwise(sorted(times)):
+        if abs(end - begin - 1 / fps) > 0.5 / fps:
+            raise DatasetError(
+                f"a video has a frame at {begin:.3f} s, and the next one at {end:.3f} s",
+                where=str(file),
+                why=f"the data set says {fps} frames a second",
+                help="correct `fps` in `meta/info.json`, or convert the data set again",
+            )
+    return len(times)
+
+
+def _damaged(file: Path, why: str) -> DatasetError:
+    return DatasetError(
+        "a video is damaged",
+        where=str(file),
+        why=why,
+        help="copy the file again, or leave its episodes out by `data.episodes`",
+    )
+
+
+def _form(codec: Any) -> _Whole:
+    """Return the check of the outer form of a codec's frames; one that accepts all where it is not known."""
+    settings: bytes = codec.extradata or b""
+    at = _LENGTH_SIZE_AT.get(codec.name)
+    if at is not None and len(settings) > at:
+        size = (settings[at] & 3) + 1
+        return lambda data: _is_units(data, size)
+    return _is_open_units if codec.codec.canonical_name == "av1" else lambda _: True
+
+
+def _is_units(data: bytes, size: int) -> bool:
+    """Return whether data are units of H.264 or HEVC, each behind its length of `size` bytes."""
+    at = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + size], "big")
+        if not length:
+            return False
+        at += size + length
+    return at == len(data)
+
+
+def _is_open_units(data: bytes) -> bool:
+    """Return whether data are open bitstream units of AV1; the last one may be without its length."""
+    at = 0
+    while at < len(data):
+        header = data[at]
+        if header & 0x81:  # bits that are 0
+            return False
+        at += 2 if header & 4 else 1
+        if not header & 2:
+            return at <= len(data)
+        length, shift = 0, 0
+        while at < len(data):
+            byte = data[at]
+            at, length, shift = at + 1, length | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                break
+        at += length
+    return at == len(data)

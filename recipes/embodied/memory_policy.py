@@ -1,0 +1,154 @@
+"""Memory of a policy, found on torch's meta device: its weights, and what it takes to act and to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.memory_attention import fuse_attention
+from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs
+from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.precision import weight_type
+from recipes.training.host_memory import LARGEST_KEPT
+from recipes.training.live_memory import LiveMemory
+
+
+class PolicyMemory:
+    """Sizes of a policy for an environment, in bytes; the policy itself has no memory.
+
+    Args:
+        actor: the section `actor`.
+        spec: of the environment.
+        imitates: it learns by the loss of demonstrations, not by reinforcement.
+
+    Attributes:
+        weights: all of them, as they are kept.
+        trained: those that are trained.
+        making: the most that there is while it is made and its weights become one buffer.
+    """
+
+    def __init__(self, actor: EmbodiedActorConfig, spec: EnvSpec, *, imitates: bool = False) -> None:
+        section = actor.model
+        with torch.device("meta"):
+            policy = make_model(section.model_copy(update={"model_path": None}), spec)
+        made = _weights(policy)
+        factors = [_factors(each) for each in policy.modules() if isinstance(each, OrthogonalLinear)]
+        policy = policy.to(weight_type(actor))
+        fuse_attention(policy)
+        if actor.fsdp_config.gradient_checkpointing:
+            policy.checkpoint_activations()
+        self.weights = _weights(policy)
+        self.trained = _bytes(each for each in policy.parameters() if each.requires_grad)
+        self.making = max(made + max(factors, default=0), 2 * self.weights)
+        self._chunk = section.num_action_chunks
+        self._policy = policy
+        self._imitates = imitates
+        self._example = example_inputs(policy, spec, 1, "meta")
+
+    def of_one_actor(self, strategy: str, count: int) -> tuple[int, int]:
+        """Return the weights, and the trained ones, that one of so many actors holds; `strategy` may shard them."""
+        shards = 1 if strategy == "no_shard" else count
+        return self.weights // shards, self.trained // shards
+
+    @cached_property
+    def inputs(self) -> int:
+        """The inputs of one observation."""
+        return _bytes(self._example.values())
+
+    @cached_property
+    def sample(self) -> int:
+        """One step of a rollout: inputs, actions, log-probabilities, rewards, flags, values."""
+        output = self._policy.act(self._inputs(1))
+        values = 0 if output.values is None else output.values.numel()
+        return self.inputs + _bytes([output.actions, output.logprobs]) + 4 * self._chunk + 3 * self._chunk + 8 * values
+
+    def acting(self, rows: int) -> int:
+        """Return what it takes to act for so many environments, besides weights and inputs."""
+        inputs = self._inputs(rows)
+        with LiveMemory() as live, torch.device("meta"):
+            self._policy.act(inputs)
+        return live.peak
+
+    def kept(self, batch: int, rows: int, learning: int) -> int:
+        """Return what the host's allocator keeps of a batch that was learned from.
+
+        Args:
+            batch: samples of an optimizer step.
+            rows: those of a forward and backward pass.
+            learning: what `learning` returns for them.
+        """
+        tensors = (batch * _bytes((each,)) for each in self._example.values())
+        if learning > LARGEST_KEPT:
+            learning = self.learning(rows, batch // rows, largest=LARGEST_KEPT)
+        return learning + sum(size for size in tensors if size <= LARGEST_KEPT)
+
+    def learning(self, rows: int, passes: int, *, largest: int | None = None) -> int:
+        """Return what it takes to learn, besides weights, gradients, the optimizer's state and the batch.
+
+        Args:
+            rows: samples of a forward and backward pass.
+            passes: those of an optimizer step. From the second on all gradients are there meanwhile.
+            largest: tensors of more bytes are not counted; None: all are.
+        """
+        policy, inputs = self._policy, self._inputs(rows)
+        actions = policy.act(inputs).actions
+        policy.zero_grad()
+        with LiveMemory(largest) as live, torch.device("meta"):
+            for _ in range(min(2, passes)):
+                losses = policy.imitation_losses(inputs, actions) if self._imitates else policy.forward(inputs, actions)
+                _loss(losses).backward()
+                del losses
+            within = live.peak - live.now
+            live.peak = live.now
+            for each in policy.parameters():
+                # Trained weights are looked at for NaN and infinities, one after the other.
+                if each.requires_grad:
+                    each.detach().isfinite()
+            checking = live.peak - live.now
+        policy.zero_grad()
+        return max(within, checking)
+
+    def _inputs(self, rows: int) -> Inputs:
+        return {name: each.new_empty((rows, *each.shape[1:])) for name, each in self._example.items()}
+
+
+def example_inputs(policy: BasePolicy, spec: EnvSpec, count: int, device: str = "cpu") -> Inputs:
+    """Return what the policy makes of zeros, for `count` environments, on a device."""
+    found: dict[str, Any] = {}
+    for name, (shape, kind) in spec.observations.items():
+        found[name] = np.array(["move"] * count) if name == INSTRUCTIONS else np.zeros((count, *shape), kind)
+    return {name: each.to(device) for name, each in policy.prepare(found).items()}
+
+
+def _loss(found: ActionEval | Tensor) -> Tensor:
+    if isinstance(found, Tensor):
+        return found.sum()
+    loss = found.logprobs.sum() + found.entropy.sum()
+    return loss if found.values is None else loss + found.values.sum()
+
+
+def _weights(policy: nn.Module) -> int:
+    """Return the bytes of all weights and buffers, those that layers share once."""
+    state: dict[str, Tensor] = policy.state_dict(keep_vars=True)
+    return _bytes({id(each): each for each in state.values()}.values())
+
+
+def _factors(layer: OrthogonalLinear) -> int:
+    """Return what orthogonal weights are made from: random numbers of their shape, Q of it too, and a square R.
+
+    `nn.init.orthogonal_` does nothing on the meta device.
+    """
+    return (2 * layer.weight.numel() + min(layer.weight.shape) ** 2) * layer.weight.element_size()
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)

@@ -1,0 +1,67 @@
+"""Memory of a policy: what it takes to make it, to act and to learn, sizes by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.memory_policy import PolicyMemory
+from recipes.training.host_memory import LARGEST_KEPT
+from rlinf_core import load_job
+
+STATES, ACTIONS, WIDTH = 21, 8, 64
+SPEC = EnvSpec(STATES, ACTIONS)
+
+
+def sizes(*overrides: str, imitates: bool = False) -> PolicyMemory:
+    job = load_job("laptop", (f"actor.model.hidden_dim={WIDTH}", *overrides))
+    job.raise_if_bad()
+    config: Any = job.config
+    return PolicyMemory(config.actor, SPEC, imitates=imitates)
+
+
+def test_learning_keeps_what_the_backward_pass_needs() -> None:
+    found = sizes()
+    few, many = (found.learning(rows, 1) for rows in (1000, 2000))
+    # Outputs of two hidden layers in two networks; gradients of one go when those of the one before are there.
+    assert many - few >= 1000 * 4 * 4 * WIDTH
+    assert many - few < 2 * 1000 * 4 * 4 * WIDTH
+
+
+def test_a_second_pass_finds_all_gradients() -> None:
+    found = sizes("actor.model.hidden_dim=512")
+    assert found.learning(1, 2) >= found.learning(1, 1)
+
+
+def test_weights_are_looked_at_for_infinities() -> None:
+    width = 2048
+    largest = 4 * width * width
+    # Absolute values, and flags of three comparisons.
+    assert sizes(f"actor.model.hidden_dim={width}").learning(1, 1) == largest + 3 * largest // 4
+
+
+def test_blocks_that_are_too_large_are_not_kept() -> None:
+    found = sizes()
+    # Outputs of a layer are WIDTH numbers of 4 bytes a row.
+    fit = LARGEST_KEPT // (4 * WIDTH)
+    few, many = (found.learning(rows, 1) for rows in (fit, 2 * fit))
+    assert found.kept(fit, fit, few) > few
+    assert found.kept(2 * fit, 2 * fit, many) < many / 2
+
+
+def test_acting_needs_less_than_learning() -> None:
+    found = sizes()
+    assert 0 < found.acting(1000) < found.learning(1000, 1)
+
+
+def test_demonstrations_have_a_loss_of_their_own() -> None:
+    # It needs no values.
+    assert sizes(imitates=True).learning(1000, 1) < sizes().learning(1000, 1)
+
+
+@pytest.mark.parametrize(("precision", "bytes_"), [("fp32", 4), ("bf16", 2)])
+def test_weights_are_made_in_float32(precision: str, bytes_: int) -> None:
+    found = sizes(f"actor.model.precision={precision}")
+    assert found.making - found.weights * 4 // bytes_ == 4 * 3 * WIDTH * WIDTH
