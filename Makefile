@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
+EVERYDAY := -m "not nightly" --durations=10
+# Both halves of the tests at once: pure tests bound no time, so that they give way to those that start processes.
+HALVES := $(MAKE) --no-print-directory --jobs=2 --keep-going tests-processes tests-pure
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery bench nightly nightly-processes nightly-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery bench nightly tests-processes tests-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -23,10 +26,10 @@ train: setup ## train the embodied recipe on this machine
 	$(BIN)/rlinf train recipe=embodied
 
 test: setup ## all tests but the nightly ones
-	$(BIN)/pytest -m "not nightly"
+	$(HALVES) PYTEST='$(EVERYDAY)'
 
 check: setup lint type ## what CI runs: lint, types, import contracts, tests
-	$(BIN)/pytest -m "not nightly" --durations=10
+	$(HALVES) PYTEST='$(EVERYDAY)'
 
 lint: setup
 	$(BIN)/ruff check .
@@ -55,16 +58,15 @@ bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
-# Both halves at once: pure tests bound no time, so that they can give way to those that start processes. Their output
-# comes when they have ended, so that it does not run into the other half's.
-	$(MAKE) --no-print-directory --jobs=2 --keep-going nightly-processes nightly-pure
+	$(HALVES) PYTEST='--hypothesis-profile=nightly --timeout=3600 --durations=10'
 
-nightly-processes: setup
-	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10 tests/cluster tests/integration
+tests-processes: setup
+	$(BIN)/pytest $(PYTEST) tests/cluster tests/integration
 
-nightly-pure: setup
-	nice -n 10 $(BIN)/pytest -p no:cacheprovider --hypothesis-profile=nightly --timeout=3600 --durations=10 \
-	  --ignore=tests/cluster --ignore=tests/integration tests > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
+# Its output comes when it has ended, so that it does not run into the other half's.
+tests-pure: setup
+	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(PYTEST) --ignore=tests/cluster --ignore=tests/integration tests \
+	  > tests-pure.log 2>&1; status=$$?; cat tests-pure.log; exit $$status
 
 release-check: setup ## build wheel and sdist, check them, and use them in clean environments
 	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import PORT, RayHosts, with_env
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 FILE = """\
 recipe: embodied

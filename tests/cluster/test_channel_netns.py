@@ -13,7 +13,7 @@ from tests.cluster import ray_hosts
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(240)]
 _SCRIPT = Path(__file__).with_name("channel_driver.py")
 HEAD, OTHER = "render0", "render1"
 

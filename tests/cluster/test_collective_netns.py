@@ -138,6 +138,7 @@ def test_who_sends_faster_than_the_other_receives_is_held_back(cable: Cable, sto
     assert [float(tensor[0]) for tensor in [first, *rest]] == list(range(30))
 
 
+@pytest.mark.nightly
 def test_a_host_that_vanishes_is_noticed_within_fifteen_seconds(cable: Cable, stop: list[Any]) -> None:
     cast = make_cast(cable.ours, timeout=40.0)
     stop.append(cast)

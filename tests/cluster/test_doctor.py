@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.cluster.host import Host
     from tests.cluster.hosts import Hosts
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 ROBOT = "10.99.0.1"
 LAB = """\

@@ -98,6 +98,7 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
         assert "the last thing that it said" in one["cause"]
 
 
+@pytest.mark.nightly
 def test_a_host_that_vanishes_is_told_within_fifteen_seconds(job: Any, pair: RayHosts, hosts: Hosts) -> None:
     job.begin("death", 0, 1)
     until_it_waits(pair, hosts["trainer0"], "peer:0")

@@ -129,6 +129,7 @@ def test_three_machines_train_one_policy(three: Three) -> None:
         assert three.hosts[host].address in where[part].splitlines()[0]
 
 
+@pytest.mark.nightly
 def test_processes_have_the_environment_that_was_shown_before(three: Three) -> None:
     env = {"XDG_STATE_HOME": str(three.folder / "state")}
     control, assume = three.hosts.control, ("train=0", "sim=0")

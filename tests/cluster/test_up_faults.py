@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.cluster.host import Host
     from tests.cluster.hosts import Hosts
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 PORTS = range(23000, 23200)
 

@@ -86,6 +86,7 @@ def check_report(report: dict[str, Any]) -> None:
     assert report["processes"] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_30_seconds(short_folder: Path) -> None:
     check_report(soak(30, 1, short_folder))

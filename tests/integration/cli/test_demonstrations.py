@@ -54,6 +54,7 @@ def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) -> None:
     rlinf(tmp_path, "record", "laptop", "--out", "shown", "-n", "4")
     rlinf(tmp_path, "train", "recipe=sft", "data.train_data_paths=shown", "runner.val_check_interval=-1", *SMALL)

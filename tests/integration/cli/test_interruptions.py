@@ -31,7 +31,12 @@ def check(case: Case, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "detached", "share"),
-    [(How.SIGTERM, False, 0.25), (How.CTRL_C, False, 0.5), (How.STOP, True, 0.4), (How.SIGTERM, False, 0.95)],
+    [
+        (How.SIGTERM, False, 0.25),
+        (How.STOP, True, 0.4),
+        pytest.param(How.CTRL_C, False, 0.5, marks=pytest.mark.nightly),
+        pytest.param(How.SIGTERM, False, 0.95, marks=pytest.mark.nightly),
+    ],
 )
 def test_at_a_few_moments(how: How, detached: bool, share: float, span: float, tmp_path: Path) -> None:
     check(Case(how, detached, share * span), tmp_path)

@@ -87,6 +87,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     assert not node_processes.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 
+@pytest.mark.nightly
 def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:
     address = run("up", "--timeout", "120")["address"]
     assert joined(env) == ["False", address]

@@ -350,6 +350,7 @@ def count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_after_close(make_cast: Any) -> None:
     shm, before = set(os.listdir("/dev/shm")), None
     # Other tests of this process may have an endpoint of their own open.
@@ -378,6 +379,7 @@ def test_nothing_is_left_after_close(make_cast: Any) -> None:
     assert set(os.listdir("/dev/shm")) == shm
 
 
+@pytest.mark.nightly
 def test_descriptors_do_not_grow_with_messages(make_cast: Any) -> None:
     cast = make_cast(arena_bytes=2 << 20, spill_after=0.0)
     there = cast.add("there:0")

@@ -13,6 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_the_robot_of_the_page_is_trained(follow_page: Callable[..., str], tmp_path: Path) -> None:
     assert follow_page("robots.md") == ""

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 RLINF = Path(sys.executable).with_name("rlinf")
 
 
+@pytest.mark.nightly
 def test_the_recipe_of_the_page_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (DOCS / "write-a-recipe.md").read_text(encoding="utf-8")
     for name, text in files_of(page).items():

@@ -103,6 +103,7 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
     assert "(calculator, " in text
 
 
+@pytest.mark.nightly
 def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) -> None:
     run = train_agent(f"agent.run={__name__}:branching", *CHECKED)
 
@@ -117,6 +118,7 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
     assert max(gaps(run)) < 1e-4
 
 
+@pytest.mark.nightly
 def test_agents_go_on_while_the_model_learns_and_after_a_restart(
     train_agent: Train, learned: dict[int, list[int]]
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
     assert learned(rest) == learned(whole)
 
 
+@pytest.mark.nightly
 def test_a_run_from_the_middle_of_episodes_ends_as_the_one_that_went_on(train: Train, spanning: Run) -> None:
     (middle,) = [each.path for each in spanning.folder.checkpoints.complete() if each.step == 3]
     rest = train(*SPANNING, "runner.max_steps=5", f"runner.resume_dir={middle}")

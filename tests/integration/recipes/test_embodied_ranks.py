@@ -32,6 +32,7 @@ def close(one: Run, other: Run) -> None:
         torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5, msg=name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["full_shard", pytest.param("no_shard", marks=pytest.mark.nightly)])
 def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
     one = train(*WHOLE)

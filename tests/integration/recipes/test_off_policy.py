@@ -32,6 +32,7 @@ def learned(run: Run) -> list[dict[str, float]]:
     return [{name: value for name, value in each.metrics.items() if name.startswith(kinds)} for each in run.metrics]
 
 
+@pytest.mark.nightly
 def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_included(train: Train) -> None:
     whole = train(*SAC, *HELPED)
     first = train(*SAC, *HELPED, "runner.max_steps=2")

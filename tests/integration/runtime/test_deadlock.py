@@ -85,6 +85,7 @@ def test_a_ring_of_receives_is_named_in_all_its_members(knot: WorkerGroup[Knot],
         assert "knot:2 waits in recv from knot:0" in error.picture
 
 
+@pytest.mark.nightly
 def test_a_part_of_a_group_can_be_stuck_while_the_rest_works(knot: WorkerGroup[Knot]) -> None:
     first, second = knot.execute_on(0).take(1), knot.execute_on(1).take(0)
     works = knot.execute_on(2).give(2, 1, after=6.0)
@@ -133,12 +134,14 @@ def test_a_call_that_is_under_way_may_wake_it(knot: WorkerGroup[Knot]) -> None:
     given.wait()
 
 
+@pytest.mark.nightly
 def test_a_wait_with_a_time_of_its_own_is_no_deadlock(knot: WorkerGroup[Knot]) -> None:
     patient, waiting = knot.execute_on(0).patient(4.0), knot.execute_on(2).take(0)
     assert waiting.wait() == ["here"]
     assert patient.wait() == ["gave"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["call", "call_in_a_task"])
 def test_workers_that_call_each_other(knot: WorkerGroup[Knot], method: str) -> None:
     began = time.monotonic()
@@ -154,6 +157,7 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
+@pytest.mark.nightly
 def test_circular_work_that_goes_on_is_no_deadlock(cluster: Cluster) -> None:
     environments = Env.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="environment")
     policies = Policy.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="policy")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Set
 from pathlib import Path
 
+import pytest
+
 from rlinf_core import Cluster, Worker
 from rlinf_core.cluster import engine
 
@@ -145,6 +147,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handle.wait(), group.r
 """
 
 JOIN = """
+import pytest
+
 from rlinf_core import Cluster, Worker
 
 class Idle(Worker):
@@ -196,6 +200,7 @@ def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
     assert [re.sub(r"pid=\d+", "pid", line) for line in lines] == ["it died", "(another:0 pid) last words"]
 
 
+@pytest.mark.nightly
 def test_after_its_end_nothing_starts_another_by_accident() -> None:
     done = _run(AFTERWARDS)
     assert done.returncode == 0, done.stderr

@@ -79,6 +79,7 @@ def test_a_deadlock_is_raised_from_the_failure_that_it_followed_from(cluster: Cl
         assert isinstance(cause.exceptions[0], ValueError)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wait", ["handle.wait()", "[channel.get(timeout=20) for _ in range(2)]"])
 def test_a_script_prints_the_first_cause_first(tmp_path: Path, wait: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(wait=wait))

@@ -134,6 +134,7 @@ def test_a_driver_that_returns_leaves_nothing(folder: Path) -> None:
     assert shared_memory() <= before
 
 
+@pytest.mark.nightly
 def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
     """As a run does that starts again after a worker died."""
     process = start(folder, "again")
@@ -157,6 +158,7 @@ def test_a_driver_that_is_killed_leaves_nothing_after_the_next_start(folder: Pat
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "process group"])
 def test_a_driver_that_is_interrupted_ends_at_once(folder: Path, whole_group: bool) -> None:
     process = start(folder, "block")
@@ -172,6 +174,7 @@ def test_a_driver_that_is_interrupted_ends_at_once(folder: Path, whole_group: bo
     until_none_is_left(folder, 20)
 
 
+@pytest.mark.nightly
 def test_a_driver_that_is_terminated_shuts_down_and_says_so(folder: Path) -> None:
     process = start(folder, "block")
     process.send_signal(signal.SIGTERM)
@@ -189,6 +192,7 @@ def test_a_failure_is_the_drivers_exit_status(folder: Path) -> None:
     assert "broken [4, 5]" in out, "a type of the script itself survives"
 
 
+@pytest.mark.nightly
 def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) -> None:
     process = start(folder, "unseen")
     _, err = process.communicate(timeout=60)
@@ -197,6 +201,7 @@ def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) 
     until_none_is_left(folder, 20)
 
 
+@pytest.mark.nightly
 def test_a_group_that_was_not_declared_fails_at_once(folder: Path) -> None:
     process = start(folder, "declared")
     out, err = process.communicate(timeout=60)

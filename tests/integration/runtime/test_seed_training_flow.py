@@ -110,6 +110,7 @@ def test_the_entry_program(
     assert str(folder.path) in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_training_loop_by_hand(entry: Callable[[str], dict[str, Any]]) -> None:
     last_line = "runner.run()\n"
     assert ENTRY.endswith(last_line)
@@ -141,6 +142,7 @@ def test_a_training_loop_by_hand(entry: Callable[[str], dict[str, Any]]) -> None
         assert mine == {name: theirs[name] for name in mine}, "the steps that nobody numbered are those of the runner"
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_says_so_in_its_folder(entry: Callable[[str], dict[str, Any]]) -> None:
     names = entry(ENTRY.partition("runner.init_workers()")[0])
     names["env_group"].shutdown()

@@ -208,7 +208,7 @@ def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 # Any of these once took minutes, or ended in an exception.
-@pytest.mark.parametrize("recipe", ["embodied", "math"])
+@pytest.mark.parametrize("recipe", ["embodied", pytest.param("math", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("number", ["9" * 17, "9" * 30, "-" + "9" * 400, "9" * 400, "9e307", "1e-320"])
 def test_a_number_beyond_reason_ends_in_findings_at_once(recipe: str, number: str) -> None:
     offered = find_recipe(recipe)

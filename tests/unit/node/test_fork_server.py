@@ -116,6 +116,7 @@ def test_a_server_ends_with_the_node_manager(node: Node) -> None:
         os.kill(said["pid"], signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_a_server_without_children_ends_and_another_is_started(node: Node) -> None:
     first = node.start()
     assert has_ended(first["parent"])

@@ -98,6 +98,7 @@ def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyP
     return open_judge("classifier", env, {"path": "runs/classifier", **options})
 
 
+@pytest.mark.nightly
 def test_success_is_told_from_failure_on_starts_that_were_not_shown(
     classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_places_where_success_was_never_seen_are_known(tmp_path: Path, monkeypat
     assert right[~truth].mean() > 0.9
 
 
+@pytest.mark.nightly
 def test_the_verdict_is_all_the_reward_there_is(classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     env = arm(7)
     env.judge = judge_of(env, classifier, monkeypatch, in_a_row=2)

@@ -148,7 +148,10 @@ def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str)
     assert found[-1].parts == {"together": 100.0}
 
 
-@pytest.mark.parametrize(("bad", "failure"), [("hang", "timeout"), ("block", "timeout"), ("die", "crash")])
+@pytest.mark.parametrize(
+    ("bad", "failure"),
+    [("hang", "timeout"), pytest.param("block", "timeout", marks=pytest.mark.nightly), ("die", "crash")],
+)
 def test_one_of_several_at_once_costs_itself(functions: str, bad: str, failure: str) -> None:
     with Scorer(f"{functions}:judge", timeout=1.0) as scorer:
         found = scorer.score_all([Item(text=text, answer="") for text in ("a", "bb", bad, "dddd")])
