@@ -2,9 +2,9 @@
 
     python benchmarks/bench_memory.py [FIRST LAST]
 
-Each configuration runs two training steps, of one pass over the samples each, in processes of its own; `memory.json`
-of its run has the peaks. A ratio is the forecast divided by the peak. One that is further than 15 % of the peak away
-has a line of its own, with what the forecast counts.
+Each configuration runs two training steps in processes of its own; `memory.json` of its run has the peaks. A ratio is
+the forecast divided by the peak. One that is further than 15 % of the peak away has a line of its own, with what the
+forecast counts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ from typing import Any, Final
 from recipes.training.memory import ProcessForecast
 from rlinf_core.job.load import load_job
 
-SHORT = (
-    "runner.max_steps=2",
-    "runner.val_check_interval=-1",
-    "runner.save_interval=-1",
-    # More passes take longer, and no more memory.
-    "algorithm.update_epoch=1",
-)
+SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 NEAR: Final = 0.15
 GOAL_CONFIGURATIONS: Final = 12
 VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")

@@ -366,8 +366,15 @@ class VectorEnv(ABC):
         terminations: BoolArray,
         truncations: BoolArray,
     ) -> None:
-        """Write a transition of the active environments, True for all, into the columns of the result, and add it to
-        the running episodes."""
+        """Write a transition into the columns of the result, and add it to the running episodes.
+
+        Args:
+            moved: what the environments did.
+            active: environments that were stepped; True: all.
+            rewards: column to write, [B], as are the others.
+            terminations: whether the task ended the episode.
+            truncations: whether a limit of steps ended it.
+        """
         given = moved.rewards
         if self.settings.success_reward:
             solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
