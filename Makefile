@@ -4,11 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 EVERYDAY := -m "not nightly" --durations=10
-# Both halves of the tests at once: pure tests bound no time, so that they give way to those that start processes.
-HALVES := $(MAKE) --no-print-directory --jobs=2 --keep-going tests-processes tests-pure
+LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery bench nightly tests-processes tests-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery bench nightly nightly-processes nightly-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -26,10 +25,10 @@ train: setup ## train the embodied recipe on this machine
 	$(BIN)/rlinf train recipe=embodied
 
 test: setup ## all tests but the nightly ones
-	$(HALVES) PYTEST='$(EVERYDAY)'
+	$(BIN)/pytest $(EVERYDAY)
 
 check: setup lint type ## what CI runs: lint, types, import contracts, tests
-	$(HALVES) PYTEST='$(EVERYDAY)'
+	$(BIN)/pytest $(EVERYDAY)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -58,15 +57,18 @@ bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
-	$(HALVES) PYTEST='--hypothesis-profile=nightly --timeout=3600 --durations=10'
+# Both halves at once, on a machine that has cores to spare: beside pure tests, a machine with none to spare starts
+# Ray too slowly.
+	$(MAKE) --no-print-directory --jobs=2 --keep-going nightly-processes nightly-pure
 
-tests-processes: setup
-	$(BIN)/pytest $(PYTEST) tests/cluster tests/integration
+nightly-processes: setup
+	$(BIN)/pytest $(LONG) tests/cluster tests/integration
 
-# Its output comes when it has ended, so that it does not run into the other half's.
-tests-pure: setup
-	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(PYTEST) --ignore=tests/cluster --ignore=tests/integration tests \
-	  > tests-pure.log 2>&1; status=$$?; cat tests-pure.log; exit $$status
+# Pure tests bound no time, so that they give way. Their output comes when they have ended, so that it does not run into
+# the other half's.
+nightly-pure: setup
+	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/integration tests \
+	  > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
 
 release-check: setup ## build wheel and sdist, check them, and use them in clean environments
 	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \
