@@ -134,9 +134,7 @@ def _actor(
         ),
     )
     shared = count * (rows * policy.sample + policy.weights)
-    notes = _spilled(config, spec, count)
-    if config.actor.model.model_path is not None:
-        notes = (*notes, f"`{config.actor.model.model_path}` is not read: sizes are those of a policy without a folder")
+    notes = (*_spilled(config, spec, count), *policy.notes)
     if config.actor.model.compile:
         notes = (*notes, "the compiler of the passes of training is not counted")
     return ProcessForecast("actor", count, phases, shared, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -34,12 +35,18 @@ class PolicyMemory:
         weights: all of them, as they are kept.
         trained: those that are trained.
         making: the most that there is while it is made and its weights become one buffer.
+        notes: what is not known.
     """
 
     def __init__(self, actor: EmbodiedActorConfig, spec: EnvSpec, *, imitates: bool = False) -> None:
         section = actor.model
+        folder = section.model_path
+        self.notes: tuple[str, ...] = ()
+        if folder is not None and not os.path.isdir(folder):
+            self.notes = (f"`{folder}` is not on this machine: sizes are those of a policy without a folder",)
+            section = section.model_copy(update={"model_path": None})
         with torch.device("meta"):
-            policy = make_model(section.model_copy(update={"model_path": None}), spec)
+            policy = make_model(section, spec)
         made = _weights(policy)
         factors = [_factors(each) for each in policy.modules() if isinstance(each, OrthogonalLinear)]
         policy = policy.to(weight_type(actor))

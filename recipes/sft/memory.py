@@ -94,7 +94,7 @@ def _actor(
             frozenset(("weights", "gradients", "optimizer", "batch", "activations")),
         ),
     )
-    return ProcessForecast("actor", count, phases, notes=data.notes)
+    return ProcessForecast("actor", count, phases, notes=(*data.notes, *policy.notes))
 
 
 def _rollout(config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], count: int) -> ProcessForecast:

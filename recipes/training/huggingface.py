@@ -124,6 +124,11 @@ def load_pretrained(
     return cast("PreTrainedModel", model)
 
 
+def are_shapes_only() -> bool:
+    """Return whether what is made now has no memory: within `torch.device("meta")`, where no weights are loaded."""
+    return torch.get_default_device().type == "meta"
+
+
 def check_folder(folder: str) -> None:
     """Check that a model folder is there.
 

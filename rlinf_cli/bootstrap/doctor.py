@@ -181,6 +181,7 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
             *room.ports(seen),
             *room.disks(seen),
             *room.shared_memory(seen),
+            *room.memory(seen),
             *room.limits(seen),
             *devices.judged(seen),
             *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),

@@ -62,6 +62,7 @@ class NodeTarget:
         declared_interpreter: whether the file names it; else it is the one that runs here.
         ports: what Ray listens on.
         accelerators: what its group declares, or None.
+        memory_gib: the least that its groups declare, or None.
         robots: what its groups declare, as (hardware type, unit).
         forwarded: the names of the variables that travel from the driver.
         environments: the other environments with an interpreter of their own that processes may run in there.
@@ -75,6 +76,7 @@ class NodeTarget:
     declared_interpreter: bool
     ports: NodePorts
     accelerators: DeclaredAccelerators | None = None
+    memory_gib: float | None = None
     robots: tuple[tuple[str, RobotUnit], ...] = ()
     forwarded: tuple[str, ...] = ()
     environments: tuple[GroupEnvironment, ...] = ()
@@ -198,6 +200,7 @@ def _target(
         declared_interpreter=declared is not None,
         ports=ports,
         accelerators=next((group.accelerators for group in members if group.accelerators), None),
+        memory_gib=min((group.memory_gib for group in members if group.memory_gib is not None), default=None),
         robots=tuple(
             (group.hardware.type, unit)
             for group in members

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from recipes.training.memory import ProcessForecast
+    from rlinf_cli.memory_sums import NodeMemory, NodeNeed
     from rlinf_core.memory import Peak
+
+
+# Said of a node whose memory nobody has declared.
+_WHOSE: Final = ", the memory of this machine; `memory_gib` of a node group or `--available GIB` says that of another"
 
 
 class MemoryView(NamedTuple):
@@ -17,10 +22,8 @@ class MemoryView(NamedTuple):
         forecasts: by component.
         accelerated: components whose processes have accelerators.
         peaks: that processes of a run had, by component and rank, by phase.
-        nodes: bytes of the host's memory that the processes of each node hold at most, by its rank.
-        devices: bytes of the accelerator that is used most, by the node's rank.
-        available: bytes of a node; None: not known.
-        is_here: `available` is the memory of this machine.
+        needs: what the processes of each node hold at most, by its rank.
+        nodes: what these nodes have.
         fits: whether every node has enough.
         change: overrides with which it would fit; None: none is known, or none is needed.
     """
@@ -28,10 +31,8 @@ class MemoryView(NamedTuple):
     forecasts: Sequence[ProcessForecast]
     accelerated: Collection[str]
     peaks: Mapping[tuple[str, int], Mapping[str, Peak]]
-    nodes: Mapping[int, int]
-    devices: Mapping[int, int]
-    available: int | None
-    is_here: bool
+    needs: Mapping[int, NodeNeed]
+    nodes: Mapping[int, NodeMemory]
     fits: bool
     change: Sequence[str] | None
 
@@ -49,21 +50,20 @@ def memory_text(view: MemoryView) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"messages in shared memory (/dev/shm): up to {_size(sum(each.shared for each in view.forecasts))}"]
-    for rank, size in sorted(view.nodes.items()):
-        lines.append(f"node {rank}: {_size(size)}{_of_available(view)}")
-        if rank in view.devices:
-            lines.append(f"node {rank}, its fullest accelerator: {_size(view.devices[rank])} of {_on_device(view)}")
+    for rank, need in view.needs.items():
+        has = view.nodes[rank]
+        lines.append(f"node {rank}: {_size(need.host)}{_of(has.host)}{_WHOSE if has.is_here else ''}")
+        if need.accelerator:
+            on_device = f"{_size(need.accelerator)}{_of(has.accelerator)}: {_on_device(view)}"
+            lines.append(f"node {rank}, its fullest accelerator: {on_device}")
     lines += [f"note: {note}" for note in dict.fromkeys(note for each in view.forecasts for note in each.notes)]
     if not view.fits:
         lines.append(_remedy(view))
     return "\n".join(lines)
 
 
-def _of_available(view: MemoryView) -> str:
-    if view.available is None:
-        return ""
-    whose = ", the memory of this machine; `--available GIB` says that of another" if view.is_here else ""
-    return f" of {_size(view.available)}{whose}"
+def _of(available: int | None) -> str:
+    return "" if available is None else f" of {_size(available)}"
 
 
 def _on_device(view: MemoryView) -> str:
@@ -76,25 +76,27 @@ def _remedy(view: MemoryView) -> str:
     """Return what would fit, or what there is most of."""
     if view.change is not None:
         return f"it would fit with: {' '.join(view.change)}"
+    hosts_fit = all(need._replace(accelerator=0).fits(view.nodes[rank]) for rank, need in view.needs.items())
     sizes = [
         (size * each.processes, name, each, size)
         for each in view.forecasts
         for phase in each.phases
         for name, size in phase.parts.items()
-        if each.component not in view.accelerated or name not in phase.on_device
+        if (each.component in view.accelerated and name in phase.on_device) == hosts_fit
     ]
     _, name, each, size = max(sizes, key=lambda found: found[0])
+    whose_memory = "an accelerator" if hosts_fit else "a node"
     whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
     return (
-        "it does not fit, and no smaller batch or number of environments is known that would;"
-        f" most of it is `{name}`: {_size(size)} in {whose} of `{each.component}`"
+        f"{whose_memory} does not have enough memory, and no smaller batch or number of environments is known that"
+        f" fits: most is `{name}`: {_size(size)} in {whose} of `{each.component}`"
     )
 
 
 def memory_record(view: MemoryView) -> dict[str, Any]:
     """Return the same for `--output json`, sizes in bytes."""
     return {
-        "schema": "rlinf.memory_forecast/1",
+        "schema": "rlinf.memory_forecast/2",
         "components": {
             each.component: {
                 "processes": each.processes,
@@ -116,10 +118,16 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
             for each in view.forecasts
         },
         "nodes": [
-            {"node_rank": rank, "forecast": size, "accelerator": view.devices.get(rank, 0)}
-            for rank, size in sorted(view.nodes.items())
+            {
+                "node_rank": rank,
+                "forecast": need.host,
+                "available": view.nodes[rank].host,
+                "accelerator": need.accelerator,
+                "accelerator_available": view.nodes[rank].accelerator,
+                "fits": need.fits(view.nodes[rank]),
+            }
+            for rank, need in view.needs.items()
         ],
-        "available": view.available,
         "fits": view.fits,
         "change": None if view.change is None else list(view.change),
     }

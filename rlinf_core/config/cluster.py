@@ -56,6 +56,8 @@ RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
 MAX_NODES = 100_000
 MAX_ACCELERATORS_PER_NODE = 1024
 
+Memory = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+
 
 class PlacementEntry(ConfigModel):
     """The placement of a component's processes. A rank map alone stands for the whole entry."""
@@ -129,6 +131,11 @@ class DeclaredAccelerators(ConfigModel):
     )
     per_node: Annotated[Int, Field(ge=0, le=MAX_ACCELERATORS_PER_NODE)] = Field(
         description="How many each node has; 0 for nodes without any."
+    )
+    memory_gib: Memory | None = Field(
+        default=None,
+        description="Memory of each in GiB, which `rlinf inspect memory` compares its forecast with. Default: not"
+        " known.",
     )
 
 
@@ -216,6 +223,11 @@ class NodeGroup(ConfigModel):
         default=None,
         description="Accelerators that each node has. Lets ranges be checked offline; on a live cluster what is found"
         " must equal it. Default: unknown until the nodes are seen.",
+    )
+    memory_gib: Memory | None = Field(
+        default=None,
+        description="Memory of each node in GiB, which `rlinf inspect memory` compares its forecast with, and"
+        " `rlinf doctor` the nodes; of groups that share a node the least counts. Default: not known.",
     )
     ssh: SshConfig | None = Field(
         default=None, description="How to reach this group's nodes; wins over `cluster.ssh` value by value."

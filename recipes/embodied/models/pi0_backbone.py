@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.vision_language import initialize_narrow
-from recipes.training.huggingface import check_folder, config_of, first_line, load_pretrained, require_transformers
+from recipes.training.huggingface import (
+    are_shapes_only,
+    check_folder,
+    config_of,
+    first_line,
+    load_pretrained,
+    require_transformers,
+)
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -99,6 +106,8 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0ForConditionalGeneration
 
+    if are_shapes_only():
+        return shaped_pi0(folder)
     check_pi0(folder)
     return load_pretrained(PI0ForConditionalGeneration, folder)  # pyright: ignore[reportReturnType]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recipes.embodied.models.folder import is_policy_folder, load_normalization, load_weights
+from recipes.training.huggingface import are_shapes_only
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.registry import Registry
 
@@ -33,6 +34,8 @@ register_model = _MODELS.register
 def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     """Return a policy in fp32 on the CPU: with the weights of the folder `model_path`, or with fresh ones.
 
+    Within `torch.device("meta")` it has the shapes of these weights, and nothing is loaded.
+
     Args:
         config: the section `actor.model`.
         spec: of the environment that it acts in.
@@ -44,7 +47,8 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     options = checked_options(class_, config.options, "actor.model.options")
     policy = class_(config.model_copy(update={"options": options}), spec)
     if config.model_path is not None and is_policy_folder(config.model_path):
-        load_weights(policy, config.model_path)
+        if not are_shapes_only():
+            load_weights(policy, config.model_path)
         policy.normalization = load_normalization(config.model_path, spec)
     elif config.model_path is not None and not class_.loads_model_path:
         raise ConfigError(

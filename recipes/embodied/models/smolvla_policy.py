@@ -44,7 +44,7 @@ from recipes.embodied.models.smolvla_backbone import (
     with_special_tokens,
 )
 from recipes.embodied.models.vision_language import tokenizer_of
-from recipes.training.huggingface import with_lora
+from recipes.training.huggingface import are_shapes_only, with_lora
 from rlinf_core import ConfigError
 
 _PROJECTIONS: Final = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
@@ -86,7 +86,7 @@ class SmolVlaPolicy(FlowVlaPolicy):
                 check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
         shape.chunk_size = shape.n_action_steps = config.num_action_chunks
         network = make_network(shape, words, vlm, config, options, spec)
-        if inner is not None and not is_own:
+        if inner is not None and not is_own and not are_shapes_only():
             load_weights(network, inner)
         steps = options.steps or int(shape.num_steps)
         width = int(network.vlm_with_expert.config.text_config.hidden_size)

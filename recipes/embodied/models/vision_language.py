@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.model_folders import ARCHITECTURES
-from recipes.training.huggingface import config_of, load_pretrained, load_tokenizer, require_transformers
+from recipes.training.huggingface import (
+    are_shapes_only,
+    config_of,
+    load_pretrained,
+    load_tokenizer,
+    require_transformers,
+)
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +143,10 @@ def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrained
     require_transformers()
     from transformers import AutoModelForImageTextToText
 
-    model = load_pretrained(AutoModelForImageTextToText, folder, trust_remote_code=trust_remote_code)
+    if are_shapes_only():
+        model = shaped_backbone(folder)
+    else:
+        model = load_pretrained(AutoModelForImageTextToText, folder, trust_remote_code=trust_remote_code)
     kind = cast("Any", model.config).model_type
     known = ARCHITECTURES["vlm_policy"]
     if kind not in known:

@@ -1,4 +1,4 @@
-"""Room on each node: disk, shared memory, descriptors, ports, and a clock that tells the time."""
+"""Room on each node: disk, shared memory, memory, descriptors, ports, and a clock that tells the time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _GOOD_DISK: Final = 5 * GIB
 # Ray's object store and rlinf's arenas live there; a container has 64 MiB unless it is told otherwise.
 _LEAST_SHM: Final = 100 * MIB
 _GOOD_SHM: Final = 1 * GIB
+# The firmware and the kernel keep some percent of a machine's memory.
+_SEEN_MEMORY: Final = 0.9
 # Every connection, file and pipe of a worker is one.
 _LEAST_FILES: Final = 1024
 _GOOD_FILES: Final = 4096
@@ -32,6 +34,24 @@ def disks(seen: Sequence[Seen]) -> list[Finding]:
 def shared_memory(seen: Sequence[Seen]) -> list[Finding]:
     """Free room in each node's /dev/shm."""
     return [_room(each, "shm", each.facts["shm_free"], _LEAST_SHM, _GOOD_SHM, "in /dev/shm") for each in seen]
+
+
+def memory(seen: Sequence[Seen]) -> list[Finding]:
+    """Return whether nodes have the memory that the file declares."""
+    return [finding for each in seen if (finding := _memory(each)) is not None]
+
+
+def _memory(each: Seen) -> Finding | None:
+    declared = each.node.memory_gib
+    if declared is None:
+        return None
+    found: int = each.facts["memory"]
+    data = {"declared_gib": declared, "found_bytes": found}
+    if found < _SEEN_MEMORY * declared * GIB:
+        what = f"{size(found)} of memory, {declared:g} GiB declared"
+        help = "correct `memory_gib` of its group, or look for a memory module that is not seen"
+        return each.finding("memory", CheckVerdict.FAULT, what, help, data)
+    return each.ok("memory", f"{declared:g} GiB, as declared", data)
 
 
 def _room(each: Seen, check: str, free: int, least: int, good: int, where: str) -> Finding:

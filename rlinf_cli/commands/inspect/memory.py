@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from recipes.training.memory import ProcessForecast
+    from rlinf_cli.memory_sums import NodeMemory
     from rlinf_core.job.load import Job
     from rlinf_core.placement.placement import Placement
 
@@ -27,7 +28,7 @@ def memory(
             "--available",
             metavar="GIB",
             min=0.001,
-            help="Memory of each node in GiB; by default that of this machine.",
+            help="Memory of each node in GiB; by default what the file declares, else that of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +52,7 @@ def memory(
     from rlinf_cli.layout import lay_out
     from rlinf_cli.memory_forecast import keep_forecast
     from rlinf_cli.memory_peaks import machine_memory, read_peaks
-    from rlinf_cli.memory_sums import accelerated, sums
+    from rlinf_cli.memory_sums import accelerated, fit, node_memory, sums
     from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
     from rlinf_cli.using import find_run_folder
     from rlinf_core.errors import RLinfError
@@ -68,11 +69,11 @@ def memory(
     sizes = {component: len(processes) for component, processes in placements.items()}
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)
-    nodes, devices = sums(forecasts, placements)
-    has = int(available * 2**30) if available is not None else machine_memory()
-    fits = has is None or all(size <= has for size in nodes.values())
+    needs = sums(forecasts, placements)
+    has = node_memory(parts.cluster, needs, given=available, here=machine_memory())
+    fits = fit(needs, has)
     change = None
-    if not fits and has is not None:
+    if not fits:
         changes = [(*(overrides or ()), *each) for each in _savings(job)]
         found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
         change = None if found is None else found[len(overrides or ()) :]
@@ -80,10 +81,8 @@ def memory(
         forecasts,
         accelerated(placements),
         read_peaks(run.memory_file) if run is not None else {},
-        nodes,
-        devices,
+        needs,
         has,
-        available is None,
         fits,
         change,
     )
@@ -116,14 +115,13 @@ def _fits(
     assume: Sequence[str] | None,
     sizes: Mapping[str, int],
     placements: Mapping[str, Sequence[Placement]],
-    available: int,
+    has: Mapping[int, NodeMemory],
 ) -> bool:
-    """Return whether a changed file is sound and fits, all its processes on the fullest node."""
+    """Return whether a changed file is sound and fits."""
     from rlinf_cli.lint.load import load_with_lint
-    from rlinf_cli.memory_sums import sums
+    from rlinf_cli.memory_sums import fit, sums
 
     job = load_with_lint(name, overrides, assume=assume or ())
     if not job.ok:
         return False
-    nodes, _ = sums(_forecasts(job, sizes), placements)
-    return all(size <= available for size in nodes.values())
+    return fit(sums(_forecasts(job, sizes), placements), has)

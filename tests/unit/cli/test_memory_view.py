@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from recipes.training.memory import PhaseForecast, ProcessForecast
-from rlinf_cli.memory_sums import accelerated, sums
+from rlinf_cli.memory_sums import NodeMemory, NodeNeed, accelerated, fit, node_memory, sums
 from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
+from rlinf_core.job.load import load_job
 from rlinf_core.memory import Peak
 from rlinf_core.placement.placement import Placement
 
@@ -53,10 +54,8 @@ def view(**changes: Any) -> MemoryView:
         forecasts=(ACTOR, ENV),
         accelerated=(),
         peaks={},
-        nodes={0: 30 * 1024 * MIB},
-        devices={},
-        available=24 * 1024 * MIB,
-        is_here=True,
+        needs={0: NodeNeed(30 * 1024 * MIB)},
+        nodes={0: NodeMemory(24 * 1024 * MIB, is_here=True)},
         fits=False,
         change=None,
     )
@@ -66,19 +65,16 @@ def view(**changes: Any) -> MemoryView:
 def test_parts_on_an_accelerator_are_none_of_the_host() -> None:
     placements = {"actor": [placement_of(0, 0), placement_of(1, 1)], "env": [placement_of(0, None)]}
     assert set(accelerated(placements)) == {"actor"}
-    hosts, devices = sums((ACTOR, ENV), placements)
-    assert hosts == {0: (2 * (330 + 9000) + 130 + 20 * 1024) * MIB}
-    assert devices == {0: 100 * MIB}
+    assert sums((ACTOR, ENV), placements) == {0: NodeNeed((2 * (330 + 9000) + 130 + 20 * 1024) * MIB, 100 * MIB)}
 
 
 def test_components_on_one_accelerator_share_it() -> None:
     both = {"actor": [placement_of(0, 0), placement_of(1, 0)], "env": [placement_of(0, None)]}
-    assert sums((ACTOR, ENV), both)[1] == {0: 200 * MIB}
+    assert sums((ACTOR, ENV), both)[0].accelerator == 200 * MIB
 
 
 def test_without_accelerators_all_is_of_the_host() -> None:
-    hosts, devices = sums((ACTOR,), {"actor": [placement_of(0, None)]})
-    assert (hosts, devices) == ({0: 9380 * MIB}, {})
+    assert sums((ACTOR,), {"actor": [placement_of(0, None)]}) == {0: NodeNeed(9380 * MIB)}
 
 
 def test_units_follow_the_size() -> None:
@@ -86,15 +82,30 @@ def test_units_follow_the_size() -> None:
     assert "9,380 MiB" in lines[2]
     assert "activations 9,000 MiB" in lines[2]
     assert "20.1 GiB" in lines[3]
-    assert "node 0: 30.0 GiB of 24.0 GiB, the memory of this machine; `--available GIB` says that of another" in lines
-    assert "node 0: 30.0 GiB of 24.0 GiB" in memory_text(view(is_here=False)).splitlines()
+    assert (
+        "node 0: 30.0 GiB of 24.0 GiB, the memory of this machine; `memory_gib` of a node group or `--available GIB`"
+        " says that of another" in lines
+    )
+    declared = memory_text(view(nodes={0: NodeMemory(24 * 1024 * MIB)})).splitlines()
+    assert "node 0: 30.0 GiB of 24.0 GiB" in declared
 
 
 def test_accelerators_have_a_line_of_their_own() -> None:
-    text = memory_text(view(accelerated=("actor",), devices={0: 100 * MIB}))
-    assert "node 0, its fullest accelerator: 100 MiB of weights" in text.splitlines()
-    record = memory_record(view(accelerated=("actor",), devices={0: 100 * MIB}))
-    assert record["nodes"] == [{"node_rank": 0, "forecast": 30 * 1024 * MIB, "accelerator": 100 * MIB}]
+    on_device = view(accelerated=("actor",), needs={0: NodeNeed(30 * 1024 * MIB, 100 * MIB)})
+    assert "node 0, its fullest accelerator: 100 MiB: weights" in memory_text(on_device).splitlines()
+    declared = on_device._replace(nodes={0: NodeMemory(24 * 1024 * MIB, 80 * MIB)})
+    assert "node 0, its fullest accelerator: 100 MiB of 80 MiB: weights" in memory_text(declared).splitlines()
+    record = memory_record(declared)
+    assert record["nodes"] == [
+        {
+            "node_rank": 0,
+            "forecast": 30 * 1024 * MIB,
+            "available": 24 * 1024 * MIB,
+            "accelerator": 100 * MIB,
+            "accelerator_available": 80 * MIB,
+            "fits": False,
+        }
+    ]
     assert [each["accelerated"] for each in record["components"].values()] == [True, False]
 
 
@@ -104,14 +115,63 @@ def test_accelerators_have_a_line_of_their_own() -> None:
         (("a.b=1", "c.d=2"), "it would fit with: a.b=1 c.d=2"),
         (
             None,
-            "it does not fit, and no smaller batch or number of environments is known that would;"
-            " most of it is `simulators`: 20.0 GiB in the process of `env`",
+            "a node does not have enough memory, and no smaller batch or number of environments is known that fits:"
+            " most is `simulators`: 20.0 GiB in the process of `env`",
         ),
     ],
 )
 def test_what_would_fit_or_what_there_is_most_of_comes_last(change: tuple[str, ...] | None, last: str) -> None:
     assert memory_text(view(change=change)).splitlines()[-1] == last
     assert memory_text(view(change=change, fits=True)).splitlines()[-1] == "note: a note"
+
+
+def test_what_an_accelerator_holds_most_of_is_told_where_only_that_is_too_small() -> None:
+    small = view(
+        accelerated=("actor",),
+        needs={0: NodeNeed(30 * 1024 * MIB, 100 * MIB)},
+        nodes={0: NodeMemory(64 * 1024 * MIB, 80 * MIB)},
+    )
+    assert memory_text(small).splitlines()[-1] == (
+        "an accelerator does not have enough memory, and no smaller batch or number of environments is known that"
+        " fits: most is `weights`: 100 MiB in each of 2 processes of `actor`"
+    )
+
+
+TWO_GROUPS = """
+cluster:
+  num_nodes: 3
+  node_groups:
+    - {label: train, node_ranks: 0-1, memory_gib: 512, accelerators: {per_node: 8, memory_gib: 80}}
+    - {label: small, node_ranks: 1, memory_gib: 64}
+"""
+
+
+def test_nodes_have_what_the_file_declares_the_least_of_groups_that_share_one() -> None:
+    cluster = load_job("-", stdin=TWO_GROUPS.encode()).cluster
+    assert cluster is not None
+    here = 24 * 2**30
+    assert node_memory(cluster, range(3), given=None, here=here) == {
+        0: NodeMemory(512 * 2**30, 80 * 2**30),
+        1: NodeMemory(64 * 2**30, 80 * 2**30),
+        2: NodeMemory(here, None, is_here=True),
+    }
+    given = node_memory(cluster, range(3), given=16, here=here)
+    assert {each.host for each in given.values()} == {16 * 2**30}
+    assert node_memory(cluster, [2], given=None, here=None) == {2: NodeMemory()}
+
+
+@pytest.mark.parametrize(
+    ("has", "fits"),
+    [
+        (NodeMemory(), True),
+        (NodeMemory(10, 5), True),
+        (NodeMemory(9, 5), False),
+        (NodeMemory(10, 4), False),
+        (NodeMemory(None, 4), False),
+    ],
+)
+def test_a_job_fits_where_every_node_has_enough(has: NodeMemory, fits: bool) -> None:
+    assert fit({0: NodeNeed(1), 1: NodeNeed(10, 5)}, {0: NodeMemory(), 1: has}) is fits
 
 
 def test_peaks_of_a_run_stand_beside_the_forecast() -> None:

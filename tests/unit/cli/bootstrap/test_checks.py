@@ -24,6 +24,7 @@ FACTS: dict[str, Any] = {
     "folder": "/tmp/x",
     "disk_free": 1 << 40,
     "shm_free": 1 << 34,
+    "memory": 503 << 30,
     "files_soft": 1024,
     "files_hard": 1 << 20,
     "taken": [],
@@ -51,6 +52,11 @@ GPUS = """\
 cluster:
   num_nodes: 1
   node_groups: [{label: gpu, node_ranks: 0, hosts: h0, accelerators: {model: RTX 4090, per_node: 8}}]
+"""
+MEMORY = """\
+cluster:
+  num_nodes: 1
+  node_groups: [{label: gpu, node_ranks: 0, hosts: h0, memory_gib: 512}]
 """
 
 
@@ -138,6 +144,14 @@ def test_what_is_wrong_on_one_node_is_told_of_it(
 )
 def test_what_is_merely_unwise_is_a_warning(see: See, check: str, change: dict[str, Any]) -> None:
     assert only_fault(SOUND[check](see({}, {}, {}, change))).verdict is CheckVerdict.WARNING
+
+
+@pytest.mark.parametrize(("found", "verdict"), [(503 << 30, CheckVerdict.OK), (251 << 30, CheckVerdict.FAULT)])
+def test_memory_is_compared_with_what_the_file_declares(see: See, found: int, verdict: CheckVerdict) -> None:
+    (said,) = room.memory(see({"memory": found}, text=MEMORY))
+    assert said.verdict is verdict
+    assert "512 GiB" in said.what
+    assert room.memory(see({"memory": found})) == []
 
 
 def test_a_wrong_clock_here_is_told_of_here(see: See) -> None:

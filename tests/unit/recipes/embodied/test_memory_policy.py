@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.memory_policy import PolicyMemory
+from recipes.embodied.models.folder import BACKBONE, WEIGHTS, save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.training.host_memory import LARGEST_KEPT
 from rlinf_core import load_job
 
@@ -65,3 +69,26 @@ def test_demonstrations_have_a_loss_of_their_own() -> None:
 def test_weights_are_made_in_float32(precision: str, bytes_: int) -> None:
     found = sizes(f"actor.model.precision={precision}")
     assert found.making - found.weights * 4 // bytes_ == 4 * 3 * WIDTH * WIDTH
+
+
+@pytest.mark.parametrize("kind", ["vlm_policy", "pi0"])
+def test_a_folder_tells_the_sizes_without_its_weights(kind: str, tmp_path: Path) -> None:
+    spec = EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}, has_instructions=True)
+    model = {"model_type": kind, "hidden_dim": 32, "options": {"num_layers": 3}}
+    section = EmbodiedModelConfig.model_validate(model)
+    save_policy(make_model(section, spec), section, spec, tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+
+    def read(**changes: Any) -> PolicyMemory:
+        return PolicyMemory(EmbodiedActorConfig.model_validate({"model": {**model, **changes}}), spec)
+
+    built = read()
+    # The rest of the section is of another model.
+    for folder in (tmp_path, tmp_path / BACKBONE):
+        found = read(model_path=str(folder), hidden_dim=64, options={"num_layers": 1})
+        assert found.weights == built.weights
+        assert found.learning(2, 1) == built.learning(2, 1)
+        assert found.notes == ()
+    missing = read(model_path="/not/here")
+    assert missing.weights == built.weights
+    assert missing.notes == ("`/not/here` is not on this machine: sizes are those of a policy without a folder",)
