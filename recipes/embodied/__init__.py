@@ -20,7 +20,7 @@ recipe = Recipe(
     export="recipes.embodied.exporting:export",
     play="recipes.embodied.playing:play",
     memory="recipes.embodied.memory:forecast",
-    savings="recipes.embodied.memory:savings",
+    savings="recipes.embodied.memory_savings:savings",
     inputs="recipes.embodied.config:inputs",
     training_data=("data.train_data_paths",),
 )

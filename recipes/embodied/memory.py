@@ -64,39 +64,6 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
     ]
 
 
-def savings(config: EmbodiedConfig) -> list[tuple[str, ...]]:
-    """Return changes that save memory, the nearest first: smaller parts of a batch, fewer environments, both."""
-    share, micro = batch_sizes(config, 1)
-    given = () if config.actor.global_batch_size is not None else (f"actor.global_batch_size={share}",)
-    found = [(f"actor.micro_batch_size={size}", *given) for size in _divisors(share) if size < micro]
-    envs, group = config.env.train.total_num_envs, config.algorithm.group_size
-    for count in _divisors(envs)[1:]:
-        batch = share * count // envs
-        if count % group or not batch:
-            continue
-        fewer = (
-            f"env.train.total_num_envs={count}",
-            f"env.eval.total_num_envs={count}",
-            f"actor.global_batch_size={batch}",
-        )
-        found += [(*fewer, f"actor.micro_batch_size={size}") for size in _halves(batch, micro)]
-    return found
-
-
-def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, the largest first."""
-    return [each for each in range(number, 0, -1) if number % each == 0]
-
-
-def _halves(number: int, most: int) -> list[int]:
-    """Return divisors of a number that are at most `most`, each no more than half of the one before, down to 1."""
-    found: list[int] = []
-    for each in _divisors(number):
-        if each <= most and (not found or 2 * each <= found[-1] or each == 1):
-            found.append(each)
-    return found
-
-
 def _actor(
     config: EmbodiedConfig, policy: PolicyMemory, spec: EnvSpec, base: Mapping[str, int], count: int
 ) -> ProcessForecast:

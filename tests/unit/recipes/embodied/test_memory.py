@@ -103,22 +103,6 @@ def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
     assert parts(found["rollout"], "generate")["weights"] > 0
 
 
-def test_savings_are_sound_and_save() -> None:
-    before = forecast()["actor"].peak
-    changes = memory.savings(config_of())
-    assert changes
-    for change in (changes[0], changes[len(changes) // 2]):
-        assert forecast(*change)["actor"].peak < before
-
-
-def test_fewer_environments_keep_the_parts_of_a_batch_as_large_as_they_can_be() -> None:
-    fewer = [each for each in memory.savings(config_of()) if each[0].startswith("env")]
-    # 64 environments of 50 steps in four batches: of 32 a batch has 400.
-    halves = [f"actor.micro_batch_size={size}" for size in (400, 200, 100, 50, 25, 10, 5, 2, 1)]
-    half = ("env.train.total_num_envs=32", "env.eval.total_num_envs=32", "actor.global_batch_size=400")
-    assert fewer[: len(halves)] == [(*half, each) for each in halves]
-
-
 RLPD = (
     "actor.model={model_type: squashed_policy, hidden_dim: 32}",
     "algorithm.loss_type=sac",
