@@ -1,8 +1,11 @@
 """SmolVLA in an interpreter with lerobot, which `RLINF_TEST_SMOLVLA` names; without one the tests are skipped.
 
-It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf:
+It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf. lerobot 0.6 needs Python 3.12:
 
-    python3.11 -m venv V && V/bin/pip install 'lerobot[smolvla]' && V/bin/pip install -e '.[train]'
+    python3.12 -m venv V && V/bin/pip install 'lerobot[smolvla,dataset]' peft pytest pytest-timeout hypothesis
+    V/bin/pip install -e '.[train,demonstrations,mujoco]' && RLINF_TEST_SMOLVLA=V/bin/python V/bin/python -m pytest ...
+
+or 0.4.4 on Python 3.11, by this very interpreter's pytest: `python3.11 -m venv V`, and the same installs.
 """
 
 from __future__ import annotations
