@@ -1,6 +1,6 @@
 """SmolVLA in an interpreter with lerobot, which `RLINF_TEST_SMOLVLA` names; without one the tests are skipped.
 
-It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf. lerobot 0.6 needs Python 3.12:
+It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf. lerobot 0.6 is for Python 3.12:
 
     python3.12 -m venv V && V/bin/pip install 'lerobot[smolvla,dataset]' peft pytest pytest-timeout hypothesis
     V/bin/pip install -e '.[train,demonstrations,mujoco]' && RLINF_TEST_SMOLVLA=V/bin/python V/bin/python -m pytest ...

@@ -12,7 +12,7 @@ import pytest
 
 from recipes.embodied import interpreters
 from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
-from recipes.embodied.simulator_probe import DISTRIBUTIONS, look
+from recipes.embodied.simulator_probe import DISTRIBUTIONS, ProbeRequest, look
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.recipe import find_recipe
 
@@ -147,6 +147,19 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
 
     assert tried("{train: {env_type: franka_kin}}") == []
     (states,) = tried("{train: {env_type: metaworld}}")
-    assert states[:4] == ("env", "simulator", "recipes.embodied.simulator_probe", ("metaworld", "states"))
-    both = tried("{train: {env_type: libero}, eval: {env_type: metaworld, options: {}}}")
-    assert [each.arguments for each in both] == [("libero", "frame"), ("metaworld", "states")]
+    assert states[:3] == ("env", "simulator", "recipes.embodied.simulator_probe")
+    assert states.each_process
+    kind, request = states.arguments
+    assert (kind, json.loads(request)["frame"]) == ("metaworld", False)
+    both = [
+        (each.arguments[0], ProbeRequest(**json.loads(each.arguments[1])))
+        for each in tried(
+            "{train: {env_type: libero, task: libero_goal, total_num_envs: 8, num_processes: 4},"
+            " eval: {env_type: metaworld, task: null, options: {}, total_num_envs: 6}}"
+        )
+    ]
+    assert [(kind, request.frame, request.batches) for kind, request in both] == [
+        ("libero", True, [[8, 4]]),
+        ("metaworld", False, [[6, 4]]),
+    ]
+    assert both[0][1].task == "libero_goal"
