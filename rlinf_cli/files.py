@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
+# Codes of findings about files that are named, are missing, or need a package to be read.
+_ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
 
 
 def is_override(argument: str) -> bool:
@@ -114,11 +116,27 @@ def load_sound(
 ) -> SoundJob:
     """Return a file that has no errors; its warnings and notes are for `rlinf validate` to tell.
 
+    Where things run is the same whether data to learn from are here or not.
+
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
         ClusterError: with `live`, a node cannot be asked.
     """
-    return sound(load(name, overrides, assume, live=live))
+    return sound(without_training_data(load(name, overrides, assume, live=live)))
+
+
+def without_training_data(job: Job) -> Job:
+    """Return a job without what was found about files that only training reads: they may be moved, or not made yet."""
+    from rlinf_core.config.diagnostics import Diagnostics
+
+    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
+    kept = Diagnostics()
+    kept.extend(
+        each
+        for each in job.diagnostics
+        if each.code not in _ABOUT_FILES or not any(each.path[: len(key)] == key for key in keys)
+    )
+    return job._replace(diagnostics=kept)
 
 
 def sound(job: Job) -> SoundJob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_cli import console
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
     from rlinf_core.runners.run_folder import RunFolder
-
-# Codes of findings about files that are named, are missing, or need a package to be read.
-_ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
 
 
 class UsedJob(NamedTuple):
@@ -44,7 +41,7 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
         ConfigError: it selects no recipe.
         RLinfError: it is to run on machines that this one is none of.
     """
-    from rlinf_cli.files import load, show_findings, sound
+    from rlinf_cli.files import load, show_findings, sound, without_training_data
     from rlinf_cli.remote import choose_cluster, cluster_elsewhere
     from rlinf_cli.runnable import check_installed
     from rlinf_core.config.diagnostics import Severity
@@ -68,20 +65,6 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
         )
     choose_cluster(parts, file, told=True)
     return UsedJob(job, job.recipe, run)
-
-
-def without_training_data(job: Job) -> Job:
-    """Return a job without what was found about files that only training reads: they may be moved, or not made yet."""
-    from rlinf_core.config.diagnostics import Diagnostics
-
-    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
-    kept = Diagnostics()
-    kept.extend(
-        each
-        for each in job.diagnostics
-        if each.code not in _ABOUT_FILES or not any(each.path[: len(key)] == key for key in keys)
-    )
-    return job._replace(diagnostics=kept)
 
 
 def find_run_folder(name: str, log_path: Path) -> RunFolder | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.models.trained import load_trained
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
+from recipes.training.seeding import Purpose, seed_of
 from rlinf_core.runners.embodied_protocols import Layout
 
 
@@ -24,6 +27,8 @@ class ActingWorker(MultiStepRolloutWorker):
         Raises:
             CheckpointError: it cannot be read, or is of another model.
         """
+        # What neither a folder nor the checkpoint has is made as the actor made it.
+        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.WEIGHTS))
         self.init_worker(layout, spec)
         if checkpoint is not None:
             load_trained(self.policy, self._config.actor.model, spec, checkpoint)

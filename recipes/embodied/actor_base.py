@@ -59,6 +59,8 @@ class BaseActor(Worker):
             device=self.torch_device,
             methods=methods,
             component=component,
+            # Those of a folder are read from there again.
+            saves_frozen=config.model.model_path is None or config.checkpoint_load_path is not None,
         )
         if config.model.compile:
             compile_training(module, methods, self.torch_device)

@@ -45,7 +45,8 @@ def _check(
     if not own:
         keys = " or ".join(f"`{key}`" for key in names)
         message = f"`{at[-1]}` has no effect: nothing of your own is named by {keys}"
-        report(at, "not-available", message, "remove it, or name something by `package.module:name`")
+        help = "remove it, or name something by `package.module:name`"
+        report(at, "not-available", message, help, about=[(*at[:-1], key) for key in names])
         return
     owners: list[object] = []
     for key, name in own.items():

@@ -13,6 +13,7 @@ from recipes.embodied.env_rules import sizes_of
 from recipes.embodied.model_folders import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.sections.checks import Report
 from recipes.sections.model_folders import FolderFault, read_object
+from rlinf_core import CheckpointError
 from rlinf_core.runners.checkpoint import MANIFEST
 
 # Of torch.distributed.checkpoint: which tensor is in which file.
@@ -42,6 +43,23 @@ def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | No
     fault = fault_of_fit(folder, config.actor.model, spec)
     if fault is not None:
         report(at, "conflicting-settings", f"{fault.message}: `{folder}`", fault.help, about=about)
+
+
+def check_given(config: EmbodiedConfig, environments: EnvironmentConfig, folder: FilePath) -> None:
+    """Check that the policy of a checkpoint is that of the file, before anything starts.
+
+    Args:
+        config: the whole file.
+        environments: those that the policy acts in.
+        folder: a `global_step_N` folder.
+
+    Raises:
+        CheckpointError: its statistics are missing, or it is of another policy, or of other observations or actions.
+    """
+    fault = fault_of_statistics(folder)
+    fault = fault or fault_of_fit(folder, config.actor.model, sizes_of(config, environments).spec)
+    if fault is not None:
+        raise CheckpointError(fault.message, where=str(folder), help=fault.help)
 
 
 def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.env_config import InterventionConfig
-from recipes.embodied.env_types import ENV_TYPES
+from recipes.embodied.env_versions import versions_of
 from recipes.embodied.env_worker import EnvWorker, StagedEnvironments, attach
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.types import EnvSpec
@@ -43,15 +42,13 @@ class CollectingEnvWorker(EnvWorker):
     def describe(self) -> dict[str, Any]:
         """Return what an episode depends on besides the file: horizon, pictures, versions of packages."""
         batch = self._batches[0]
-        known = ENV_TYPES.get(self._config.env.eval.env_type)
-        packages = ["numpy", *([known.module] if known is not None and known.module else [])]
         return {
             "max_episode_steps": batch.max_episode_steps,
             "control_hz": batch.control_hz,
             "state_size": batch.spec.state_size,
             "action_size": batch.spec.action_size,
             "cameras": {name: list(shape) for name, shape in batch.spec.cameras.items()},
-            "versions": {name: found for name in packages if (found := _version(name)) is not None},
+            "versions": {"numpy": np.__version__, **versions_of(self._config.env.eval.env_type)},
         }
 
     @property
@@ -109,11 +106,3 @@ def _expert_actions(batch: VectorEnv) -> NDArray[Any]:
             help="record by a policy (`--checkpoint`), or give your environment an `expert`",
         )
     return np.asarray(actions)[:, None]
-
-
-def _version(module: str) -> str | None:
-    """Return the version of a package by the name of its module; None where it is not known."""
-    try:
-        return version(module.replace("_", "-"))
-    except PackageNotFoundError:
-        return None

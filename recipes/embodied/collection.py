@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.acting_worker import ActingWorker
+from recipes.embodied.checkpoint_rules import check_given
 from recipes.embodied.collecting import CollectedEpisode, Keep
 from recipes.embodied.collecting_workers import Actor, CollectingEnvWorker
 from recipes.embodied.config import EmbodiedConfig
@@ -115,6 +116,8 @@ def collecting(
         ConfigError: the environments cannot be made, or an episode has no end.
         CheckpointError: the checkpoint cannot be read, or is of another model.
     """
+    if checkpoint is not None:
+        check_given(config, environments, checkpoint)
     with Cluster(cluster_cfg=config.cluster) as cluster:
         workers = HybridComponentPlacement(config, cluster).get_world_size("env")
         shares = workers * config.rollout.pipeline_stage_num

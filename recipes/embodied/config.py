@@ -35,6 +35,18 @@ from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "smolvla")
+_OPENVLA = (
+    "write `vlm_policy`, a vision-language model whose tokens are actions, in chunks by one pass"
+    " (docs/models/vlm_policy.md); OpenVLA's own weights are not read: begin with a LLaVA and demonstrations"
+    " (docs/from-a-checkpoint.md)"
+)
+_PI0 = "write `pi0`: folders of HuggingFace and lerobot are read, openpi's own checkpoints are not (docs/models/pi0.md)"
+# Models of related projects, each with what there is in its place.
+OTHER_MODELS = {
+    **dict.fromkeys(("openvla", "openvla_oft", "openvla-oft"), _OPENVLA),
+    **dict.fromkeys(("openpi", "pi05", "pi0_5", "pi0.5"), _PI0),
+    "gr00t": "write `pi0` or `smolvla`, which learn by flow matching as it does; its own weights are not read",
+}
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -58,7 +70,7 @@ class EmbodiedModelConfig(ModelConfig):
         "attn_implementation": "remove it: it is up to the policy",
     }
 
-    model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
+    model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
         default="mlp_policy",
         description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), squashed_policy"
         " (either, for SAC and TD3), vlm_policy, pi0 and smolvla (images and an instruction), or"

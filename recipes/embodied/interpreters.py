@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_rules import facts_of
 from recipes.embodied.env_types import ENV_TYPES, has_setup, is_simulator
+from recipes.embodied.simulator_probe import ProbeRequest
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.job.recipe import Trial
 
@@ -159,16 +160,27 @@ env:
 
 
 def trials(config: EmbodiedConfig) -> list[Trial]:
-    """Return what `rlinf doctor` tries: the simulators of a file, and a frame of those whose images are observed."""
-    wanted: dict[str, bool] = {}
+    """Return what `rlinf doctor` tries: the simulators of a file, as many at once as each env worker holds, and a frame
+    of those whose images are observed.
+    """
+    wanted: dict[str, ProbeRequest] = {}
+    evaluates = config.runner.val_check_interval > 0 or config.runner.only_eval
     for environments in (config.env.train, config.env.eval):
         kind = environments.env_type
-        if is_simulator(kind):
-            cameras = facts_of(config, environments).has_images is not False
-            wanted[kind] = wanted.get(kind, False) or cameras
+        if not is_simulator(kind):
+            continue
+        request = wanted.get(kind, ProbeRequest(frame=False, task=environments.task, options=environments.options))
+        batches = list(request.batches)
+        if environments is config.env.train or evaluates:
+            stages = config.rollout.pipeline_stage_num
+            processes = 1 if environments.num_processes is None else max(1, environments.num_processes)
+            batches += [(environments.total_num_envs // stages, processes)] * stages
+        frame = request.frame or facts_of(config, environments).has_images is not False
+        options = environments.options if frame and not request.frame else request.options
+        wanted[kind] = request._replace(frame=frame, options=options, batches=batches)
     return [
-        Trial("env", "simulator", PROBE, (kind, "frame" if frame else "states"), _PROBE_SECONDS)
-        for kind, frame in wanted.items()
+        Trial("env", "simulator", PROBE, (kind, json.dumps(request._asdict())), _PROBE_SECONDS, each_process=True)
+        for kind, request in wanted.items()
     ]
 
 

@@ -16,6 +16,7 @@ from recipes.embodied.models.base import BasePolicy
 from recipes.embodied.models.folder import is_policy_folder, read_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.trained import load_trained
+from recipes.training.seeding import Purpose, seed_of
 from rlinf_core import ConfigError
 
 
@@ -93,6 +94,10 @@ def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> Tr
         model = EmbodiedModelConfig.model_validate({**data, "model_path": str(folder)})
         return TrainedPolicy(make_model(model, spec).to(device), spec)
     model = EmbodiedModelConfig.model_validate(data) if config is None else config.actor.model
-    policy = make_model(model, spec)
+    with torch.random.fork_rng(devices=[]):
+        if config is not None:
+            # What neither a folder nor the checkpoint has is made as the actor made it.
+            torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+        policy = make_model(model, spec)
     load_trained(policy, model, spec, str(folder))
     return TrainedPolicy(policy.to(device), spec)

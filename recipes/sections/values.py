@@ -30,12 +30,14 @@ FilePaths = Annotated[
 class KnownOrOwn:
     """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
 
-    `others` are names that related projects use, each read as ours.
+    `others` are names that related projects use, each read as ours; `instead` are such names, each with what there is
+    in its place.
     """
 
     what: str
     known: tuple[str, ...]
     others: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    instead: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def check(self, text: str) -> str:
         """Return our name for `text`, or `text` where it has the form of an import.
@@ -49,11 +51,8 @@ class KnownOrOwn:
         from rlinf_core.suggest import did_you_mean
 
         hint = did_you_mean(text, self.known) or "known: " + ", ".join(f"`{name}`" for name in self.known) + ";"
-        raise problem(
-            "unknown-choice",
-            f"unknown {self.what} `{text}`",
-            help=f"{hint} your own is written `package.module:name`",
-        )
+        help = self.instead.get(text, f"{hint} your own is written `package.module:name`")
+        raise problem("unknown-choice", f"unknown {self.what} `{text}`", help=help)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_after_validator_function(self.check, handler(source))

@@ -7,7 +7,7 @@ That module takes a second to import, which the first checkpoint spends and not 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recipes.training.adapters import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,9 +26,24 @@ ACTOR: Final = "actor"
 
 
 def save(
-    folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int, component: str = ACTOR
+    folder: Path,
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    component: str = ACTOR,
+    *,
+    frozen: bool = False,
 ) -> None:
     """Write `folder/actor`, or the folder of another component; all ranks of it call it.
+
+    Args:
+        folder: of the checkpoint.
+        policy: its weights.
+        optimizer: of them.
+        version: of the weights.
+        component: see above.
+        frozen: weights that are not trained are written, too: without them they have to be what the model is built
+            with, as those of a folder of HuggingFace are.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -36,7 +52,7 @@ def save(
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     _complete(optimizer)
-    model, state = get_state_dict(policy, optimizer, options=_options())
+    model, state = get_state_dict(policy, optimizer, options=_options(frozen=frozen))
     with _explained(
         "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
     ):
@@ -59,11 +75,12 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    options = _options()
+    options = _options(frozen=True)
     model, state = get_state_dict(policy, optimizer, options=options)
-    stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
     sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
     with _explained("the weights of the checkpoint cannot be read", folder, sizes):
+        kept = {mine: model[mine] for mine in _stored_names(folder / component, policy, model)}
+        stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
         state_dict_loader.load(stored, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
@@ -74,25 +91,38 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
 def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> None:
     """Read the weights alone of `folder/actor`, in place; all ranks of the component call it.
 
-    A weight that is not trained may be missing: it is what the model was built with.
+    A weight that is not trained may be missing: it is what the model was built with. Weights that had no adapters are
+    read beneath new ones, which stay as they were made.
 
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
     from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
     with _explained("the weights of the checkpoint cannot be read", folder, fits):
-        names = set(FileSystemReader(folder / component).read_metadata().state_dict_metadata)
-        trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
         state: dict[str, Any] = policy.state_dict()
-        kept = {name: each for name, each in state.items() if f"model.{name}" in names}
-        missing = sorted(trained - set(kept))
-        if missing:
-            raise ValueError(f"it has no weight `{missing[0]}`")
-        state_dict_loader.load({"model": kept}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
-        policy.load_state_dict(kept, strict=False)
+        names = _stored_names(folder / component, policy, state)
+        stored = {theirs: state[mine] for mine, theirs in names.items()}
+        state_dict_loader.load({"model": stored}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+        policy.load_state_dict({mine: stored[theirs] for mine, theirs in names.items()}, strict=False)
+
+
+def _stored_names(folder: Path, policy: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return which weights of a policy a checkpoint holds, each with its name there.
+
+    Raises:
+        ValueError: it lacks one that is trained.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    names = beneath_adapters(state, {name.removeprefix("model.") for name in metadata if name.startswith("model.")})
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+    missing = sorted(name for name in trained - set(names) if name not in new_adapters(state, names.values()))
+    if missing:
+        raise ValueError(f"it has no weight `{missing[0]}`")
+    return names
 
 
 def _complete(optimizer: torch.optim.Optimizer) -> None:
@@ -109,11 +139,11 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
             }
 
 
-def _options() -> StateDictOptions:
-    """Return which weights are kept: those that are trained. The others are what the model was built with."""
+def _options(*, frozen: bool) -> StateDictOptions:
+    """Return which weights are kept: those that are trained, and the others where that is asked for."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    return StateDictOptions(ignore_frozen_params=True, strict=False)
+    return StateDictOptions(ignore_frozen_params=not frozen, strict=False)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class TrainingState:
         compute_dtype: type that layers compute in, with copies of the weights, and that `whole_weights` returns; see
             `parallelize`. None: that of the weights.
         exact: those of `blocks` that compute in the type of their weights.
+        saves_frozen: see `recipes.training.checkpoint.save`.
 
     Attributes:
         policy: see above.
@@ -60,8 +61,10 @@ class TrainingState:
         component: str = ACTOR,
         compute_dtype: torch.dtype | None = None,
         exact: Sequence[nn.Module] = (),
+        saves_frozen: bool = False,
     ) -> None:
         self.policy = policy
+        self._saves_frozen = saves_frozen
         self.version = 0
         self._optim = optim
         self._component = component
@@ -140,7 +143,14 @@ class TrainingState:
         Random numbers are a function of the step: there is no more to write.
         """
         with self.awake():
-            save(Path(folder), self.policy, self.optimizer, self.version, self._component)
+            save(
+                Path(folder),
+                self.policy,
+                self.optimizer,
+                self.version,
+                self._component,
+                frozen=self._saves_frozen,
+            )
 
     def load(self, folder: str) -> None:
         """Read what `save` wrote, by any number of ranks.

@@ -6,6 +6,7 @@ Nothing is started but for the moment of a measurement, and nothing is written.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -196,10 +198,15 @@ async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Trans
     if not request.trials:
         return []
     by_rank = {each.node.rank: each for each in seen}
-    nodes = nodes_of_components(request.cluster, by_rank)
-    wanted = [
-        (trial, by_rank[rank]) for trial in request.trials for rank in nodes.get(trial.component, ()) if rank in by_rank
-    ]
+    placed = _placed(request.cluster, by_rank)
+    wanted: list[tuple[Trial, Seen]] = []
+    for trial in request.trials:
+        variables: dict[int, list[dict[str, str]]] = {}
+        for each in placed.get(trial.component, ()):
+            variables.setdefault(each.cluster_node_rank, []).append(each.environment())
+        for rank in sorted(variables.keys() & by_rank.keys()):
+            last = (json.dumps(variables[rank]),) if trial.each_process else ()
+            wanted.append((trial._replace(arguments=(*trial.arguments, *last)), by_rank[rank]))
     if not wanted:
         return []
     names = ", ".join(dict.fromkeys(trial.what for trial, _ in wanted))
@@ -267,9 +274,13 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
 
 
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
-    """Return the nodes on which the processes of each component will run, by what is declared, else by what was
-    found.
-    """
+    """Return the nodes on which the processes of each component will run."""
+    placed = _placed(cluster, seen)
+    return {name: sorted({each.cluster_node_rank for each in placements}) for name, placements in placed.items()}
+
+
+def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[Placement]]:
+    """Return the places of each component's processes, by what is declared, else by what was found."""
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):
         nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]
@@ -277,14 +288,13 @@ def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dic
             topology = ClusterTopology.from_nodes(nodes, cluster)
         except PlacementError:
             return {}  # what was found is not what is declared, which is told for itself
-    found: dict[str, list[int]] = {}
+    found: dict[str, list[Placement]] = {}
     for name in cluster.component_placement:
         alone = cluster.model_copy(update={"component_placement": {name: cluster.component_placement[name]}})
         try:
-            placements = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
+            found[name] = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
         except PlacementError:
             continue
-        found[name] = sorted({each.cluster_node_rank for each in placements})
     return found
 
 

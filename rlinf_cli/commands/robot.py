@@ -169,10 +169,9 @@ def _arm(file: str, robot: str | None) -> Franka:
 def _robots(file: str) -> list[Listed]:
     """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
     from recipes.embodied.robots.by_hand import robots_of
-    from rlinf_cli.files import load, sound
-    from rlinf_cli.using import without_training_data
+    from rlinf_cli.files import load_sound
 
-    return robots_of(sound(without_training_data(load(file))).cluster)
+    return robots_of(load_sound(file).cluster)
 
 
 def _done(arm: Franka, what: str, message: str, output: Output) -> None:

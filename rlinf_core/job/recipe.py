@@ -33,6 +33,8 @@ class Trial(NamedTuple):
         what: name of the check, as in `simulator`.
         module, arguments: what `python -m` runs.
         seconds: that it may take.
+        each_process: whether a last argument follows, in JSON: a list of the variables that the component's processes
+            on that node get from their places, as `WORLD_SIZE` and the one that says which accelerators they see.
     """
 
     component: str
@@ -40,6 +42,7 @@ class Trial(NamedTuple):
     module: str
     arguments: tuple[str, ...] = ()
     seconds: float = 120.0
+    each_process: bool = False
 
 
 class Recipe(NamedTuple):

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.rendering_device import render_on_own_accelerator
 from recipes.embodied.envs.simulation import BatchRequest, SimulationBatch, Start
 from recipes.embodied.envs.simulator_lines import Lines
 from recipes.embodied.envs.simulator_memory import HEAD_BYTES, Pulse, SharedArrays
@@ -136,6 +137,7 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
     """Answer commands until `close`."""
     end_with(lifeline)
     faulthandler.enable()
+    render_on_own_accelerator()
     # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines = Lines(commands, answers)

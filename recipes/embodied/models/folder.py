@@ -27,6 +27,7 @@ from torch import Tensor
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.model_folders import DESCRIPTION, SHARDS, STATISTICS, WEIGHTS
 from recipes.embodied.models.normalization import Normalization
+from recipes.training.adapters import beneath_adapters, new_adapters
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -165,6 +166,11 @@ def load_weights(policy: BasePolicy, folder: str) -> None:
             f"the weights `{path}` cannot be read", why=str(error), help="copy the folder again"
         ) from None
     own: dict[str, Tensor] = policy.state_dict()
+    names = beneath_adapters(own, found.keys())
+    found = {name: each for name, each in found.items() if name not in names.values()} | {
+        **{name: own[name] for name in new_adapters(own, found)},
+        **{mine: found[theirs] for mine, theirs in names.items()},
+    }
     different = _different(found, own)
     if different is not None:
         raise ConfigError(

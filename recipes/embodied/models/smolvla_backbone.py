@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.model_options import SmolVlaOptions
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 # Folder of the vision-language model's configuration, in the one of the policy.
 VLM: Final = "vlm"
 _HEAD = 32
+# Keys and values of each layer.
+Memory: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+_KEYS, _VALUES = "key_states", "value_states"
 _FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
@@ -155,6 +160,49 @@ def make_network(
     if vlm is None:
         initialize_narrow(network)
     return network
+
+
+def read_prefix(model: Any, embedded: Tensor, attention: Tensor, positions: Tensor) -> tuple[Tensor, Memory]:
+    """Let lerobot's two models read an observation.
+
+    Args:
+        model: its `SmolVLMWithExpertModel`.
+        embedded: what is read, [n, L, width].
+        attention: which of it sees which, bool [n, L, L].
+        positions: of what is read, [n, L].
+
+    Returns:
+        What the vision-language model makes of it, [n, L, width], and keys and values of each layer.
+    """
+    filled = {"fill_kv_cache": True} if _keeps_dictionaries(model) else {}
+    found, memory = model.forward(
+        attention_mask=attention,
+        position_ids=positions,
+        past_key_values=None,
+        inputs_embeds=[embedded, None],
+        use_cache=True,
+        **filled,
+    )
+    if filled:
+        return found[0], tuple((memory[index][_KEYS], memory[index][_VALUES]) for index in range(len(memory)))
+    return found[0], tuple((each.keys, each.values) for each in memory.layers)
+
+
+def memory_of(model: Any, pairs: Memory) -> Any:
+    """Return the keys and values of `read_prefix` as lerobot's `denoise_step` takes them."""
+    if _keeps_dictionaries(model):
+        return {index: {_KEYS: keys, _VALUES: values} for index, (keys, values) in enumerate(pairs)}
+    from transformers import DynamicCache
+
+    memory = DynamicCache()
+    for index, (keys, values) in enumerate(pairs):
+        memory.update(keys, values, index)
+    return memory
+
+
+def _keeps_dictionaries(model: Any) -> bool:
+    """Return whether keys and values are in dictionaries: lerobot before 0.6, which is told when to fill them."""
+    return "fill_kv_cache" in inspect.signature(model.forward).parameters
 
 
 def load_weights(network: Any, folder: str) -> None:

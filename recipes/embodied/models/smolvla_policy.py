@@ -39,6 +39,8 @@ from recipes.embodied.models.smolvla_backbone import (
     folder_config,
     load_weights,
     make_network,
+    memory_of,
+    read_prefix,
     require_lerobot,
     statistics_of,
     with_special_tokens,
@@ -49,7 +51,6 @@ from rlinf_core import ConfigError
 
 _PROJECTIONS: Final = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
 _LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_KEYS, _VALUES = "key_states", "value_states"
 # As lerobot trains it: the share of noise, and the least of it.
 _BETA: Final = (1.5, 1.0)
 _SCALE, _OFFSET = 0.999, 0.001
@@ -117,21 +118,15 @@ class SmolVlaPolicy(FlowVlaPolicy):
         images = [self._pixels(inputs[key]) for key in self._cameras]
         present = [torch.ones(len(each), dtype=torch.bool, device=each.device) for each in images]
         embedded, mask, ahead = base.embed_prefix(images, present, inputs[TOKENS], inputs[MASK], state=states)
-        found, memory = base.vlm_with_expert.forward(
-            attention_mask=make_att_2d_masks(mask, ahead),
-            position_ids=torch.cumsum(mask, dim=1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded, None],
-            use_cache=True,
-            fill_kv_cache=True,
+        found, pairs = read_prefix(
+            base.vlm_with_expert, embedded, make_att_2d_masks(mask, ahead), torch.cumsum(mask, dim=1) - 1
         )
-        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found[0].dtype)
-        pairs = tuple((memory[index][_KEYS], memory[index][_VALUES]) for index in range(len(memory)))
-        return ReadObservation((found[0] * weights).sum(dim=1), pairs, mask)
+        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.dtype)
+        return ReadObservation((found * weights).sum(dim=1), pairs, mask)
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """See `FlowVlaPolicy`."""
-        memory = {index: {_KEYS: keys, _VALUES: values} for index, (keys, values) in enumerate(seen.memory)}
+        memory = memory_of(self.base.vlm_with_expert, seen.memory)
         return -self.base.denoise_step(seen.mask, memory, chunk, 1 - time)
 
     def times(self, count: int) -> Tensor:

@@ -116,6 +116,8 @@ def check_folders(home: Path) -> None:
     inputs = source.prepare(SEEN)
     wanted = source.act(inputs, greedy=True).actions
     assert torch.equal(again.act(again.prepare(SEEN), greedy=True).actions, wanted)
+    adapted = make(model_path=str(home / "own"), lora={"rank": 2})
+    assert torch.equal(adapted.act(inputs, greedy=True).actions, wanted)
     # As lerobot writes a policy: its own class, its own configuration, its own statistics.
     folder, vlm = home / "lerobot", str(home / "own" / "backbone" / "vlm")
     shape = smolvla_backbone.folder_config(str(home / "own" / "backbone"))

@@ -3,6 +3,10 @@
 They live in an interpreter of their own (with ffmpeg for torchcodec), which `RLINF_TEST_LEROBOT` names; without one
 the tests are skipped:
 
+    python3.12 -m venv V && V/bin/pip install 'lerobot[dataset]'
+
+or an older lerobot on Python 3.11, without its pin of torch:
+
     python3.11 -m venv V && V/bin/pip install torch torchvision 'torchcodec<0.12' && V/bin/pip install --no-deps lerobot
     V/bin/pip install accelerate av datasets pandas draccus deepdiff termcolor jsonlines imageio einops
     V/bin/pip install opencv-python-headless

@@ -1,8 +1,13 @@
 """SmolVLA in an interpreter with lerobot, which `RLINF_TEST_SMOLVLA` names; without one the tests are skipped.
 
-It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf:
+It has lerobot with its extra `smolvla`, of the same Python as rlinf, and this very rlinf. With Python 3.12 pip takes
+lerobot 0.6, and the tests run in that interpreter:
 
-    python3.11 -m venv V && V/bin/pip install 'lerobot[smolvla]' && V/bin/pip install -e '.[train]'
+    python3.12 -m venv V && V/bin/pip install 'lerobot[smolvla,dataset]' peft pytest pytest-timeout hypothesis
+    V/bin/pip install -e '.[train,demonstrations,mujoco]'
+    RLINF_TEST_SMOLVLA=V/bin/python V/bin/python -m pytest -m nightly tests/integration/recipes/test_smolvla.py
+
+With 3.11 it takes 0.4.4, and they run in any interpreter of rlinf.
 """
 
 from __future__ import annotations

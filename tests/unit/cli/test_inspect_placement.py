@@ -316,3 +316,16 @@ def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path)
     for shown in (tree, picture):
         assert shown.count("not declared") == shown.count("accelerators not declared (nodes 1-3)") == 1
         assert "unknown" not in shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("libero_spatial_ppo", "libero_sft", "libero_8gpu", "libero_disaggregated", "libero_4090_a800"),
+        *("metaworld_reach_ppo", "metaworld_press_sft", "smolvla_sft_rl"),
+    ],
+)
+def test_shipped_simulators_are_laid_out_where_neither_they_nor_data_are(cli: Cli, name: str) -> None:
+    ended = cli("inspect", "placement", name)
+    assert ended.code == 0
+    assert "on node" in ended.out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.using import without_training_data
+from rlinf_cli.files import without_training_data
 from rlinf_core.job.load import load_job
 
 

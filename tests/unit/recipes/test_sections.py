@@ -121,7 +121,9 @@ def test_a_number_of_steps_is_positive_or_minus_one(value: int) -> None:
 
 
 class TestKnownOrOwn:
-    ADAPTER: TypeAdapter[str] = TypeAdapter(Annotated[Text, KnownOrOwn("colour", ("red", "green"))])
+    ADAPTER: TypeAdapter[str] = TypeAdapter(
+        Annotated[Text, KnownOrOwn("colour", ("red", "green"), instead={"rouge": "write `red`"})]
+    )
 
     @pytest.mark.parametrize("name", ["red", "my_lab.colours:Teal", "colours:blue"])
     def test_ours_and_your_own(self, name: str) -> None:
@@ -134,6 +136,7 @@ class TestKnownOrOwn:
             ("blue", "known: `red`, `green`; your own is written `package.module:name`"),
             ("my lab:Teal", "known: `red`, `green`; your own is written `package.module:name`"),
             ("colours:", "known: `red`, `green`; your own is written `package.module:name`"),
+            ("rouge", "write `red`"),
         ],
     )
     def test_another_name(self, name: str, help: str) -> None:

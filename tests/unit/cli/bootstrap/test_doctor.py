@@ -38,6 +38,7 @@ class Machines(Transport):
         self.results: dict[int, Result] = {}
         self.asked: list[tuple[int, str]] = []
         self.trials: list[tuple[int, str, Any]] = []
+        self.arguments: list[list[str]] = []
         self.tried: dict[str, Any] = {"found": {"verdict": "ok", "what": "a frame", "help": ""}}
 
     async def run(
@@ -89,6 +90,7 @@ class Machines(Transport):
 
     def _try(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
         self.trials.append((node.rank, request["module"], request["environment"]))
+        self.arguments.append(request["arguments"])
         return {"event": "result", **self.tried}
 
     def _serve(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machin
 
 
 def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examine, machines: Machines) -> None:
-    trial = Trial("env", "simulator", "my.probe", ("metaworld",))
+    trial = Trial("env", "simulator", "my.probe", ("metaworld",), each_process=True)
     own = "      env_configs: [{node_ranks: 2, python_interpreter_path: /opt/sim/bin/python, env_vars: [{GL: egl}]}]\n"
     report = examine(
         FILE.replace("ignore_hardware: true}", "}")
@@ -143,6 +145,10 @@ def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examin
     assert (found.verdict, found.rank, found.what) == (CheckVerdict.OK, 2, "a frame")
     environment = {"interpreter": "/opt/sim/bin/python", "env": {"GL": "egl"}, "prepended": []}
     assert machines.trials == [(2, "my.probe", environment)]
+    (arguments,) = machines.arguments
+    assert arguments[0] == "metaworld"
+    (variables,) = json.loads(arguments[1])
+    assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
     machines.tried = {"fault": "No module named 'metaworld'"}
     (found,) = [each for each in examine(trials=(trial,)).findings if each.check == "simulator"]
     assert found.verdict is CheckVerdict.FAULT

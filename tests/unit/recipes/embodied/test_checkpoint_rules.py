@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from recipes.embodied.checkpoint_rules import check_given
 from rlinf_cli.lint.load import load_with_lint
+from rlinf_core import CheckpointError, load_job
 
 MODEL = {"model_type": "mlp_policy", "num_action_chunks": 1, "hidden_dim": 128}
 # Of `franka_kin`, task `pick`.
@@ -108,3 +110,20 @@ def test_statistics_that_the_policy_was_trained_with_are_missed(checkpoint: Path
     assert (code, "statistics are missing" in message) == ("unusable-path", True)
     (checkpoint / "normalization.json").write_text("{}")
     assert told(checkpoint) == []
+
+
+def test_a_checkpoint_that_is_given_to_a_command_is_looked_at_before_anything_starts(checkpoint: Path) -> None:
+    def refusal(*overrides: str) -> CheckpointError:
+        config: Any = load_job("laptop", overrides).config
+        with pytest.raises(CheckpointError) as caught:
+            check_given(config, config.env.eval, checkpoint)
+        return caught.value
+
+    fitting: Any = load_job("laptop").config
+    check_given(fitting, fitting.env.eval, checkpoint)
+    assert "`hidden_dim: 128`" in refusal("actor.model.hidden_dim=64").message
+    other = refusal("env.train.task=reach")
+    assert "8 numbers in an action, and the environment 7" in other.message
+    assert other.where == str(checkpoint)
+    describe(checkpoint, statistics="normalization.json")
+    assert "statistics are missing" in refusal().message

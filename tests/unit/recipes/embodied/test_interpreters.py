@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.embodied import interpreters
+from recipes.embodied.env_versions import DISTRIBUTIONS, versions_of
 from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
-from recipes.embodied.simulator_probe import DISTRIBUTIONS, look
+from recipes.embodied.simulator_probe import ProbeRequest, look
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.recipe import find_recipe
 
@@ -46,8 +48,14 @@ def test_every_simulator_has_a_lock_of_exact_versions() -> None:
         pins = [line for line in lines if not line.startswith("#")]
         assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[^ ]+", line) for line in pins)
         names = {line.partition("==")[0].lower().replace("_", "-") for line in pins}
-        assert {DISTRIBUTIONS[name], "mujoco", "numpy", "ray", "pydantic"} <= names
+        assert {*DISTRIBUTIONS[name], "mujoco", "numpy", "ray", "pydantic"} <= names
         assert not names & {"torch", "rlinf-cli"}
+
+
+def test_versions_are_those_of_the_packages_that_an_environment_needs() -> None:
+    assert versions_of("franka_mujoco") == {"mujoco": metadata.version("mujoco")}
+    assert versions_of("gymnasium")["gymnasium"] == metadata.version("gymnasium")
+    assert versions_of("franka_kin") == versions_of("my_lab.envs:Own") == {}
 
 
 def test_the_lock_and_this_very_rlinf_are_installed(tmp_path: Path, commands: list[list[str]]) -> None:
@@ -147,6 +155,19 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
 
     assert tried("{train: {env_type: franka_kin}}") == []
     (states,) = tried("{train: {env_type: metaworld}}")
-    assert states[:4] == ("env", "simulator", "recipes.embodied.simulator_probe", ("metaworld", "states"))
-    both = tried("{train: {env_type: libero}, eval: {env_type: metaworld, options: {}}}")
-    assert [each.arguments for each in both] == [("libero", "frame"), ("metaworld", "states")]
+    assert states[:3] == ("env", "simulator", "recipes.embodied.simulator_probe")
+    assert states.each_process
+    kind, request = states.arguments
+    assert (kind, json.loads(request)["frame"]) == ("metaworld", False)
+    both = [
+        (each.arguments[0], ProbeRequest(**json.loads(each.arguments[1])))
+        for each in tried(
+            "{train: {env_type: libero, task: libero_goal, total_num_envs: 8, num_processes: 4},"
+            " eval: {env_type: metaworld, task: null, options: {}, total_num_envs: 6}}"
+        )
+    ]
+    assert [(kind, request.frame, request.batches) for kind, request in both] == [
+        ("libero", True, [[8, 4]]),
+        ("metaworld", False, [[6, 4]]),
+    ]
+    assert both[0][1].task == "libero_goal"

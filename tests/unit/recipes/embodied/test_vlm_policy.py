@@ -208,3 +208,17 @@ def test_it_computes_in_bfloat16() -> None:
 def test_an_environment_without_images_is_refused() -> None:
     with pytest.raises(ConfigError, match="`vlm_policy` needs images"):
         make_model(config(), EnvSpec(4, 2))
+
+
+def test_adapters_are_put_on_what_was_trained_without(tmp_path: Path) -> None:
+    spec, seen = environment()
+    policy, folder = make(), tmp_path / "policy"
+    save_policy(policy, config(), spec, folder)
+    torch.manual_seed(1)
+    adapted = make_model(config(model_path=str(folder), lora={"rank": 2}), spec)
+    trained = [name for name, each in adapted.named_parameters() if each.requires_grad]
+    assert any("lora_A" in name for name in trained)
+    inputs = policy.prepare(seen)
+    found, theirs = policy.act(inputs, greedy=True), adapted.act(adapted.prepare(seen), greedy=True)
+    assert torch.equal(found.actions, theirs.actions)
+    torch.testing.assert_close(found.logprobs, theirs.logprobs)

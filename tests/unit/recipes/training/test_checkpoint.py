@@ -71,3 +71,55 @@ def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, the
         checkpoint.load(tmp_path, *trained(3))
     assert "Traceback" not in str(caught.value)
     assert "size" in str(caught.value)
+
+
+def test_weights_that_are_not_trained_are_written_where_nothing_else_has_them(tmp_path: Path) -> None:
+    def half_trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        both = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        both[0].requires_grad_(False)
+        return both, torch.optim.Adam(both[1].parameters())
+
+    policy, optimizer = half_trained(0)
+    for frozen in (True, False):
+        folder = tmp_path / str(frozen)
+        checkpoint.save(folder, policy, optimizer, version=1, frozen=frozen)
+        other, _ = half_trained(1)
+        checkpoint.load_weights(folder, other)
+        resumed, state = half_trained(2)
+        assert checkpoint.load(folder, resumed, state) == 1
+        for read in (other, resumed):
+            same = {name: torch.equal(each, policy.get_parameter(name)) for name, each in read.named_parameters()}
+            assert same == {"0.weight": frozen, "0.bias": frozen, "1.weight": True, "1.bias": True}
+
+
+def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    class Policy(torch.nn.Module):
+        def __init__(self, seed: int, *, adapted: bool) -> None:
+            super().__init__()
+            torch.manual_seed(seed)
+            body = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+            self.head = torch.nn.Linear(2, 1)
+            self.body: torch.nn.Module = (
+                get_peft_model(body, LoraConfig(r=2, target_modules=["0"])) if adapted else body  # type: ignore[arg-type]
+            )
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(inputs))
+
+    plain = Policy(0, adapted=False)
+    checkpoint.save(tmp_path / "plain", plain, torch.optim.Adam(plain.parameters()), version=1)
+    adapted = Policy(1, adapted=True)
+    checkpoint.load_weights(tmp_path / "plain", adapted)
+    inputs = torch.ones(5, 3)
+    assert torch.equal(adapted(inputs), plain(inputs))  # adapters begin with nothing
+    checkpoint.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
+    again = Policy(2, adapted=True)
+    checkpoint.load_weights(tmp_path / "adapted", again)
+    assert all(torch.equal(each, adapted.state_dict()[name]) for name, each in again.state_dict().items())
+    # What was trained with adapters is not read by a model that has none.
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
+    assert "it has no weight `body.0" in str(caught.value.why)
