@@ -3,10 +3,13 @@
     RLINF_METAWORLD_PYTHON=/opt/venv/metaworld/bin/python python benchmarks/bench_simulators.py [ENV_TYPE ...] [--few]
 
 `RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
-interpreters, which `rlinf env setup` makes; simulators without one are left out. The three take turns on the same
+interpreters, which `rlinf env setup` makes; simulators without one are left out. They take turns on the same
 copies of the task, with the same actions and without images; CPU seconds are those of both processes. A chunk is what a
 policy answers an observation with. `--few` leaves out all but four environments and one action at a time. The
 goal is 0.9 of the bare simulator.
+
+The bare simulator also takes a turn with a pause before each chunk, as long as the worker computes between two
+messages to its process: what the processor's caches lose meanwhile, no message can win back.
 """
 
 from __future__ import annotations
@@ -34,6 +37,14 @@ def cpu_seconds(pids: list[int]) -> float:
     """Return CPU seconds of this process and of some others."""
     # The number of a process's own clock, as Linux makes it of the process's number.
     return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+
+
+def own_seconds(step: Callable[[], Any], calls: int = 200) -> float:
+    """Return CPU seconds of this process for a call."""
+    begun = time.process_time()
+    for _ in range(calls):
+        step()
+    return (time.process_time() - begun) / calls
 
 
 def bare_step(simulation: Any) -> Callable[[Any], Any]:
@@ -72,13 +83,19 @@ def measure(env_type: str, num_envs: int, chunk: int) -> None:
             for step, action in zip(steps, here._simulators.simulations[0].native(actions[:, index]), strict=True):
                 step(action)
 
+    def paused() -> None:
+        time.sleep(pause)
+        bare()
+
     ways: dict[str, Callable[[], Any]] = {
         "bare": bare,
+        "with pauses": paused,
         "in the worker": lambda: here.step(actions),
         "in its process": lambda: apart.step(actions),
     }
     here.reset()
     apart.reset()
+    pause = own_seconds(lambda: apart.step(actions))
     for step in ways.values():
         step()
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -100,16 +117,16 @@ def measure(env_type: str, num_envs: int, chunk: int) -> None:
         for name, found in rates.items()
     }
     line = f"{env_type:<20} {TASKS[env_type]:<20} {num_envs:4} {chunk:5} {statistics.median(rates['bare']):9,.0f}"
-    for name in ("in the worker", "in its process"):
+    for name in ("with pauses", "in the worker", "in its process"):
         line += f" {statistics.median(rates[name]):10,.0f} {ratios[name]:5.2f}"
     print(line, flush=True)
-    sys.exit(0 if min(ratios.values()) >= GOAL else 1)
+    sys.exit(0 if min(ratios["in the worker"], ratios["in its process"]) >= GOAL else 1)
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
         measure(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    heads = f"{'bare':>9} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)"
+    heads = f"{'bare':>9} {'with pauses':>16} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)"
     print(f"{'env_type':<20} {'task':<20} envs chunk {heads}")
     missed = 0
     named = [word for word in sys.argv[1:] if word != "--few"]

@@ -13,13 +13,27 @@ from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunStar
 # The number of the last mark.
 END = -1
 TICKS = os.sysconf("SC_CLK_TCK")
+# Parts of the command lines of processes that are there whatever the workers do: Ray's own, and two kinds of ours.
+BACKGROUND = (
+    b"/ray/core/src/",
+    b"log_monitor.py",
+    b"DashboardAgent",
+    b"RuntimeEnvAgent",
+    b"ManagerProcess",
+    b"ChannelProcess",
+)
 
 
-def cpu_seconds() -> dict[int, float]:
-    """Return CPU seconds by process, of this one and of everything below the Ray that it has started."""
+def cpu_seconds(background: set[int] | None = None) -> dict[int, float]:
+    """Return CPU seconds by process, of this one and of everything below the Ray that it has started.
+
+    `background` is given the numbers of this process and of those of `BACKGROUND`.
+    """
     ray = ray_api()
     session = ray._private.worker._global_node.get_session_dir_path()
     rows: dict[int, tuple[int, float]] = {}
+    if background is not None:
+        background.add(os.getpid())
     roots = {os.getpid()}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -32,6 +46,8 @@ def cpu_seconds() -> dict[int, float]:
         rows[int(name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
         if session.encode() in command:
             roots.add(int(name))
+        if background is not None and any(part in command for part in BACKGROUND):
+            background.add(int(name))
 
     def ours(pid: int) -> bool:
         while pid in rows:
@@ -52,6 +68,7 @@ class Meter:
         evaluations: metrics of evaluations, by step.
         times: metrics of every step.
         startup: seconds until training began.
+        background: numbers of the driver and of processes of `BACKGROUND`.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -61,24 +78,32 @@ class Meter:
         self.times: list[dict[str, float]] = []
         self._made = time.monotonic()
         self.startup = 0.0
+        self.background: set[int] = set()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self.startup = time.monotonic() - self._made
-            self.marks[0] = cpu_seconds(), time.monotonic()
+            self.marks[0] = cpu_seconds(self.background), time.monotonic()
         elif isinstance(event, StepFinished):
             self.times.append(dict(event.metrics))
             if event.step in self.steps:
-                self.marks[event.step] = cpu_seconds(), time.monotonic()
+                self.marks[event.step] = cpu_seconds(self.background), time.monotonic()
         elif isinstance(event, Evaluated):
             self.evaluations[event.step] = dict(event.metrics)
         if isinstance(event, Evaluated | CheckpointSaved):
-            self.marks[END] = cpu_seconds(), time.monotonic()
+            self.marks[END] = cpu_seconds(self.background), time.monotonic()
 
     def cpu(self, first: int, last: int) -> float:
         """Return CPU seconds between two marks."""
+        return sum(self._between(first, last).values())
+
+    def background_cpu(self, first: int, last: int) -> float:
+        """Return those of `cpu` that the processes of `background` took."""
+        return sum(seconds for pid, seconds in self._between(first, last).items() if pid in self.background)
+
+    def _between(self, first: int, last: int) -> dict[int, float]:
         before, after = self.marks[first][0], self.marks[last][0]
-        return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+        return {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
 
     def cpu_in_all(self) -> float:
         """Return CPU seconds from the first process to the mark `END`, start-up and imports included."""
