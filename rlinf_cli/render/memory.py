@@ -81,7 +81,7 @@ def _remedy(view: MemoryView) -> str:
         for each in view.forecasts
         for phase in each.phases
         for name, size in phase.parts.items()
-        if each.component not in view.accelerated or name not in phase.on_device
+        if each.component not in view.accelerated or name not in phase.on_device | phase.host_only
     ]
     _, name, each, size = max(sizes, key=lambda found: found[0])
     whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
