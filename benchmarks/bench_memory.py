@@ -1,6 +1,6 @@
 """The forecast of memory beside what processes held: small configurations, peaks of the resident set in every phase.
 
-    python benchmarks/bench_memory.py [FIRST LAST]
+    python benchmarks/bench_memory.py [--only NAME ...]
 
 Each configuration runs two training steps in processes of its own; `memory.json` of its run has the peaks. A ratio is
 the forecast divided by the peak. One that is further than 15 % of the peak away has a line of its own, with what the
@@ -9,6 +9,7 @@ forecast counts.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -69,13 +70,14 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def main(first: int = 0, last: int = len(CONFIGURATIONS)) -> int:
-    """Print a line for each configuration and phase and a summary; return the exit status."""
+def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
+    """Print a line for each process of the named configurations, and a summary; return the exit status."""
     from recipes.embodied.memory import forecast
 
     ratios: dict[str, list[float]] = {}
     print(f"{'configuration':22} {'process':8} {'phases':>6} {'forecast / peak':>15}  largest forecast and peak")
-    for name, overrides in list(CONFIGURATIONS.items())[first:last]:
+    for name in names:
+        overrides = CONFIGURATIONS[name]
         job = load_job("laptop", overrides)
         job.raise_if_bad()
         peaks = measured(overrides)
@@ -133,4 +135,8 @@ def measured(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=CONFIGURATIONS, default=list(CONFIGURATIONS), help="these alone"
+    )
+    sys.exit(main(parser.parse_args().only))

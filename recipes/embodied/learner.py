@@ -73,6 +73,7 @@ class Learner:
         for _ in range(self._config.algorithm.update_epoch):
             for batch in samples.batches(share):
                 self.update(batch, micro, step, figures)
+                del batch  # before there is the next one
         self.check_weights(f"step {step}")
         return figures
 

@@ -20,10 +20,11 @@ import torch
 from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.info import read_info
 from recipes.embodied.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.interventions.table import NONE
 from recipes.embodied.memory_env import env_forecast, environment_sizes
+from recipes.embodied.memory_gaps import Gaps, gaps
 from recipes.embodied.memory_policy import PolicyMemory
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.off_policy.sources import transition_spec
@@ -39,6 +40,8 @@ _ROLLOUT_COPIES: Final = 2
 # Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
 # values with the last ones, errors of values, advantages, returns, and the normalized advantages.
 _ADVANTAGES: Final = 6 * 4
+# Parts that a process with an accelerator does not have: its tensors lie elsewhere.
+HOST_ONLY: Final = frozenset(("gaps",))
 # Observations that a rollout worker holds at a time: as they came, as inputs, and those in which episodes ended.
 OBSERVATION_COPIES: Final = 4
 
@@ -85,26 +88,44 @@ def _actor(
     advantages = rows * _ADVANTAGES * config.actor.model.num_action_chunks
     learning = policy.learning(micro, share // micro) if share else 0
     # Freed blocks of the step before, which the host's allocator keeps for the next one, as that of accelerators does.
-    kept = 0 if is_off_policy(config.algorithm.loss_type) or not share else policy.kept(share, micro, learning)
+    keeps = not is_off_policy(config.algorithm.loss_type) and share > 0
+    kept = policy.kept(share, micro, learning) if keeps else 0
+    between, unknown = known_gaps(config.actor, spec, share, micro) if keeps else (Gaps(0, 0), ())
+    resting_gaps = max(0, between.resting - kept)
     parts: dict[str, dict[str, int]] = {
-        "recv_rollout_batch": {"kept": kept},
-        "compute_advantages_and_returns": {"advantages": advantages, "kept": kept},
-        "run_training": {"advantages": advantages, "batch": share * policy.sample, "activations": learning},
+        "recv_rollout_batch": {"kept": kept, "gaps": resting_gaps},
+        "compute_advantages_and_returns": {"advantages": advantages, "kept": kept, "gaps": resting_gaps},
+        "run_training": {
+            "advantages": advantages,
+            "batch": share * policy.sample,
+            "activations": learning,
+            "gaps": between.learning,
+        },
     }
     device = {"weights", "gradients", "optimizer", "activations", "advantages", "batch", "kept"}
     phases = (
         PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}, frozenset(("weights",))),
         *(
-            PhaseForecast(name, each, frozenset(device & set(each)))
+            PhaseForecast(name, each, frozenset(device & set(each)), HOST_ONLY)
             for name, more in parts.items()
             if (each := {"base": base["train"], **resting, **more})
         ),
     )
     shared = count * (rows * policy.sample + policy.weights)
-    notes = (*_spilled(config, spec, count), *policy.notes)
+    notes = (*_spilled(config, spec, count), *policy.notes, *unknown)
     if config.actor.model.compile:
         notes = (*notes, "the compiler of the passes of training is not counted")
     return ProcessForecast("actor", count, phases, shared, notes)
+
+
+def known_gaps(
+    actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False
+) -> tuple[Gaps, tuple[str, ...]]:
+    """Return the gaps in an actor's heap, see `memory_gaps.gaps`, and a note where they cannot be known."""
+    try:
+        return gaps(actor, spec, batch, rows, imitates=imitates), ()
+    except (RuntimeError, OSError) as error:
+        return Gaps(0, 0), (f"gaps in the heap are not counted: {str(error).splitlines()[0]}",)
 
 
 def sent_weights(config: EmbodiedConfig, policy: PolicyMemory, count: int) -> int:

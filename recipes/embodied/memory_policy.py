@@ -110,19 +110,49 @@ class PolicyMemory:
         actions = policy.act(inputs).actions
         policy.zero_grad()
         with LiveMemory(largest) as live, torch.device("meta"):
-            for _ in range(min(2, passes)):
-                losses = policy.imitation_losses(inputs, actions) if self._imitates else policy.forward(inputs, actions)
-                _loss(losses).backward()
-                del losses
+            self._pass(inputs, actions, passes)
             within = live.peak - live.now
             live.peak = live.now
-            for each in policy.parameters():
-                # Trained weights are looked at for NaN and infinities, one after the other.
-                if each.requires_grad:
-                    each.detach().isfinite()
+            self.check_weights()
             checking = live.peak - live.now
         policy.zero_grad()
         return max(within, checking)
+
+    def take_step(self, batch: int, rows: int) -> None:
+        """Gather a batch and learn from it in passes of `rows` samples, for what that does to the heap.
+
+        Passes are alike: from the second on all gradients are there.
+        """
+        example = self._actions
+        self._policy.zero_grad()
+        inputs, actions = self._inputs(batch), example.new_empty((batch, *example.shape[1:]))
+        self._pass({name: each[:rows] for name, each in inputs.items()}, actions[:rows], batch // rows)
+
+    def forget(self) -> None:
+        """Drop the gradients of `take_step`."""
+        self._policy.zero_grad()
+
+    def optimizer_state(self) -> list[Tensor]:
+        """Return the optimizer's two moments of each trained weight."""
+        trained = [each for each in self._policy.parameters() if each.requires_grad]
+        return [torch.zeros_like(each) for each in trained for _ in range(2)]
+
+    def check_weights(self) -> None:
+        """Look at trained weights for NaN and infinities, one after the other, as training does."""
+        for each in self._policy.parameters():
+            if each.requires_grad:
+                each.detach().isfinite()
+
+    def _pass(self, inputs: Inputs, actions: Tensor, passes: int) -> None:
+        policy = self._policy
+        for _ in range(min(2, passes)):
+            losses = policy.imitation_losses(inputs, actions) if self._imitates else policy.forward(inputs, actions)
+            _loss(losses).backward()
+            del losses
+
+    @cached_property
+    def _actions(self) -> Tensor:
+        return self._policy.act(self._inputs(1)).actions
 
     def _inputs(self, rows: int) -> Inputs:
         return {name: each.new_empty((rows, *each.shape[1:])) for name, each in self._example.items()}

@@ -11,7 +11,7 @@ from recipes.demonstrations.errors import DatasetError
 from recipes.demonstrations.info import DATA_FILES, HDF5_ENDINGS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.memory import OBSERVATION_COPIES, empty_process, sent_weights
+from recipes.embodied.memory import HOST_ONLY, OBSERVATION_COPIES, empty_process, known_gaps, sent_weights
 from recipes.embodied.memory_env import EnvironmentSizes, env_forecast, environment_sizes
 from recipes.embodied.memory_policy import PolicyMemory
 from recipes.sft.config import SftConfig, evaluates
@@ -58,7 +58,7 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
     policy = PolicyMemory(config.actor, environment.spec, imitates=True)
     model = config.actor.model.model_type
     base = empty_process("actor", model, (*_ACTOR, *data.modules))
-    actor = _actor(config, policy, base, sizes.get("actor", 1), data, sends=acts)
+    actor = _actor(config, policy, environment.spec, base, sizes.get("actor", 1), data, sends=acts)
     if not acts:
         return [actor]
     rollout = _rollout(config, policy, empty_process("rollout", model), sizes.get("rollout", 1))
@@ -67,12 +67,21 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
 
 
 def _actor(
-    config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], count: int, data: _Data, *, sends: bool
+    config: SftConfig,
+    policy: PolicyMemory,
+    spec: EnvSpec,
+    base: Mapping[str, int],
+    count: int,
+    data: _Data,
+    *,
+    sends: bool,
 ) -> ProcessForecast:
     """Return the forecast of one actor, which sends its weights where there are environments that evaluate."""
     weights, trained = policy.of_one_actor(config.actor.fsdp_config.sharding_strategy, count)
     rows = max(1, (config.actor.global_batch_size or 1) // count)
     micro = min(config.actor.micro_batch_size or rows, rows)
+    # A batch is drawn in parts.
+    between, unknown = known_gaps(config.actor, spec, micro, micro, imitates=True)
     phases = (
         PhaseForecast(
             "init_actor",
@@ -90,11 +99,13 @@ def _actor(
                 "batch": micro * policy.sample,
                 "activations": policy.learning(micro, rows // micro),
                 "demonstrations": data.size,
+                "gaps": between.learning,
             },
             frozenset(("weights", "gradients", "optimizer", "batch", "activations")),
+            HOST_ONLY,
         ),
     )
-    return ProcessForecast("actor", count, phases, notes=(*data.notes, *policy.notes))
+    return ProcessForecast("actor", count, phases, notes=(*data.notes, *policy.notes, *unknown))
 
 
 def _rollout(config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], count: int) -> ProcessForecast:

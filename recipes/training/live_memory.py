@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode  # the documented way to see every operation
 from torch.utils._pytree import tree_map_only
+
+from recipes.training.host_memory import LARGEST_KEPT
 
 
 class LiveMemory(TorchDispatchMode):
@@ -45,11 +47,46 @@ class LiveMemory(TorchDispatchMode):
         if identity not in self._known:
             size = 0 if self._largest is not None and size > self._largest else size
             self._known.add(identity)
-            self.now += size
-            self.peak = max(self.peak, self.now)
+            self._enter(identity, size)
             weakref.finalize(storage, self._leave, identity, size)
         return tensor
+
+    def _enter(self, identity: int, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
     def _leave(self, identity: int, size: int) -> None:
         self._known.discard(identity)
         self.now -= size
+
+
+class HeapMemory(LiveMemory):
+    """Takes a block of the host's memory for each tensor besides, for as long as it lives, as its kernel would.
+
+    With what the backward pass remembers, which is on the host in any case, the blocks lie in the heap as they do where
+    the computation has memory, with the same gaps. Nothing is written into them: they have addresses and no pages.
+
+    Attributes:
+        mapped: bytes of the tensors that live and are too large for the heap of `keep_freed_memory`: the system maps
+            them one by one, and takes them back. They have no blocks here.
+        most_mapped: the most at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mapped = 0
+        self.most_mapped = 0
+        self._blocks: dict[int, UntypedStorage] = {}
+
+    def _enter(self, identity: int, size: int) -> None:
+        super()._enter(identity, size)
+        if size > LARGEST_KEPT:
+            self.mapped += size
+            self.most_mapped = max(self.most_mapped, self.mapped)
+        elif size:
+            self._blocks[identity] = UntypedStorage(size, device="cpu")
+
+    def _leave(self, identity: int, size: int) -> None:
+        super()._leave(identity, size)
+        if self._blocks.pop(identity, None) is None:
+            self.mapped -= size

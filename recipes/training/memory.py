@@ -12,11 +12,13 @@ class PhaseForecast(NamedTuple):
     Attributes:
         parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
         on_device: the parts that lie in the accelerator's memory, where the process has one.
+        host_only: the parts that there are only where it has none.
     """
 
     phase: str
     parts: Mapping[str, int]
     on_device: frozenset[str] = frozenset()
+    host_only: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -27,6 +29,11 @@ class PhaseForecast(NamedTuple):
     def device(self) -> int:
         """Bytes of the parts that lie in the accelerator's memory, where the process has one."""
         return sum(size for name, size in self.parts.items() if name in self.on_device)
+
+    def on_host(self, *, accelerated: bool) -> int:
+        """Return the bytes of the host's memory, of a process with an accelerator or without."""
+        elsewhere = self.on_device | self.host_only if accelerated else frozenset[str]()
+        return sum(size for name, size in self.parts.items() if name not in elsewhere)
 
 
 class ProcessForecast(NamedTuple):
@@ -52,7 +59,7 @@ class ProcessForecast(NamedTuple):
 
     def on_host(self, *, accelerated: bool) -> int:
         """Return the bytes of the host's memory in the largest phase, of a process with an accelerator or without."""
-        return max(each.total - (each.device if accelerated else 0) for each in self.phases)
+        return max(each.on_host(accelerated=accelerated) for each in self.phases)
 
     @property
     def on_device(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -29,15 +29,25 @@ class Figures:
         skipped: how many optimizer steps were left out, for a loss or gradient that was not finite.
     """
 
-    parts: list[dict[str, Tensor]] = field(default_factory=list[dict[str, Tensor]])
+    parts: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     skipped: int = 0
+
+    def add(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Write down the metrics of micro-batches, as numbers at once.
+
+        A tensor for each would live until the training step ends, among the blocks that its batches free, and keep
+        these apart: the next batch would not fit into them, and memory would grow with every batch.
+        """
+        values = [value.float() for part in parts for value in part.values()]
+        numbers = iter(floats(torch.stack(values)) if values else ())
+        self.parts += [{name: next(numbers) for name in part} for part in parts]
 
     def means(self) -> dict[str, float]:
         """Return the mean of every metric over the micro-batches that have it; of those named `_max`, the largest."""
         names = list(dict.fromkeys(name for part in self.parts for name in part))
         if not names:
             return {}
-        columns = {name: torch.stack([part[name].float() for part in self.parts if name in part]) for name in names}
+        columns = {name: torch.tensor([part[name] for part in self.parts if name in part]) for name in names}
         found = [each.amax() if name.endswith("_max") else each.mean() for name, each in columns.items()]
         return dict(zip(names, floats(torch.stack(found)), strict=True))
 
@@ -106,9 +116,10 @@ class Updater:
                     weight.grad = None
         norm = strategy.gradient_norm()
         if self._is_finite(found, norm, step):
+            # Before an accelerator has more to do, which they would wait for.
+            figures.add([{**each.metrics, "actor/grad_norm": norm.detach()} for each in found])
             strategy.clip_gradients(self._clip_grad, norm)
             self._optimizer.step()
-            figures.parts += [{**each.metrics, "actor/grad_norm": norm.detach()} for each in found]
         else:
             figures.skipped += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.training.memory import ProcessForecast
+    from recipes.training.memory import PhaseForecast, ProcessForecast
     from rlinf_cli.memory_sums import NodeMemory, NodeNeed
     from rlinf_core.memory import Peak
 
@@ -82,7 +82,7 @@ def _remedy(view: MemoryView) -> str:
         for each in view.forecasts
         for phase in each.phases
         for name, size in phase.parts.items()
-        if (each.component in view.accelerated and name in phase.on_device) == hosts_fit
+        if _is_short(phase, name, accelerated=each.component in view.accelerated, on_device=hosts_fit)
     ]
     _, name, each, size = max(sizes, key=lambda found: found[0])
     whose_memory = "an accelerator" if hosts_fit else "a node"
@@ -91,6 +91,13 @@ def _remedy(view: MemoryView) -> str:
         f"{whose_memory} does not have enough memory, and no smaller batch or number of environments is known that"
         f" fits: most is `{name}`: {_size(size)} in {whose} of `{each.component}`"
     )
+
+
+def _is_short(phase: PhaseForecast, name: str, *, accelerated: bool, on_device: bool) -> bool:
+    """Return whether a part lies in the memory that there is too little of: the accelerator's, or the host's."""
+    if on_device:
+        return accelerated and name in phase.on_device
+    return not accelerated or name not in phase.on_device | phase.host_only
 
 
 def memory_record(view: MemoryView) -> dict[str, Any]:

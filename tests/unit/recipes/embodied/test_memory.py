@@ -8,6 +8,7 @@ import pytest
 
 from recipes.embodied import memory
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.memory_gaps import Gaps
 from recipes.training.memory import ProcessForecast
 from rlinf_core import load_job
 
@@ -18,6 +19,7 @@ BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95
 @pytest.fixture(autouse=True)
 def bases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "empty_process", lambda component, model_type, modules=(): BASES[component])  # pyright: ignore
+    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: Gaps(0, 0))  # pyright: ignore
 
 
 def config_of(*overrides: str) -> Any:
@@ -101,6 +103,29 @@ def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
     found = forecast(*overrides)
     assert parts(found["actor"], "run_training")["activations"] > 0
     assert parts(found["rollout"], "generate")["weights"] > 0
+
+
+def test_gaps_are_those_of_a_heap_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = forecast()["actor"]
+    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: Gaps(learning=10**8, resting=10**9))  # pyright: ignore
+    actor = forecast()["actor"]
+    assert parts(actor, "run_training")["gaps"] == 10**8
+    waiting = parts(actor, "recv_rollout_batch")
+    # What is kept of freed blocks is a part of them.
+    assert waiting["kept"] + waiting["gaps"] == 10**9
+    assert actor.peak > without.peak + 10**8
+    assert actor.on_host(accelerated=True) == without.on_host(accelerated=True)
+    assert actor.on_device == without.on_device
+
+
+def test_gaps_that_cannot_be_known_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gaps(*given: object, **named: object) -> Gaps:
+        raise RuntimeError("can't allocate memory\nmore")
+
+    monkeypatch.setattr(memory, "gaps", gaps)
+    actor = forecast()["actor"]
+    assert parts(actor, "run_training")["gaps"] == 0
+    assert "gaps in the heap are not counted: can't allocate memory" in actor.notes
 
 
 RLPD = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.embodied.memory_gaps import Gaps
 from recipes.sft import memory
 from recipes.sft.config import SftConfig
 from recipes.training.memory import ProcessForecast
@@ -28,6 +29,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
         return BASES[component]
 
     monkeypatch.setattr(memory, "empty_process", base)
+    monkeypatch.setattr(memory, "known_gaps", lambda *given, imitates: (Gaps(10**8, 10**9), ("a note",)))  # pyright: ignore
     return found
 
 
@@ -46,6 +48,8 @@ def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown:
     assert found["weights"] == found["gradients"] == 4 * numbers
     assert found["optimizer"] == 8 * numbers
     assert found["activations"] > 0
+    assert found["gaps"] == 10**8
+    assert "a note" in actor.notes
     files = sum(each.stat().st_size for each in shown.glob("data/*/*.parquet"))
     # A flag of success stands beside states and actions.
     assert found["demonstrations"] == sum(LENGTHS) * 4 * (STATES + ACTIONS + 1) + files

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recipes.training.live_memory import LiveMemory
+from recipes.training.host_memory import LARGEST_KEPT
+from recipes.training.live_memory import HeapMemory, LiveMemory
 
 MIB = 2**20
 
@@ -51,3 +52,15 @@ def test_what_the_backward_pass_needs_lives_until_it_is_over() -> None:
         del loss
         assert weight.grad is not None
         assert live.now == weight.grad.nbytes
+
+
+def test_tensors_that_are_too_large_for_the_heap_are_mapped() -> None:
+    large = LARGEST_KEPT // MIB + 1
+    with HeapMemory() as live:
+        one, two = of(large), of(large)
+        del one
+        three = of(LARGEST_KEPT // MIB)
+    assert (live.mapped, live.most_mapped) == (two.nbytes, 2 * large * MIB)
+    assert live.now == two.nbytes + three.nbytes
+    del two, three
+    assert live.mapped == live.now == 0
