@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_rules import facts_of
 from recipes.embodied.env_types import ENV_TYPES, has_setup, is_simulator
-from recipes.embodied.simulator_probe import ProbeRequest
+from recipes.embodied.simulators_at_once import ProbeRequest
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.job.recipe import Trial
 

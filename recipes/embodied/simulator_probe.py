@@ -14,14 +14,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from recipes.embodied.env_types import ENV_TYPES
 from recipes.embodied.env_versions import versions_of
 from recipes.embodied.envs.simulator_faults import RENDERING_HELP
-from recipes.embodied.simulators_at_once import fault_of, simulators_at_once, stepped
+from recipes.embodied.simulators_at_once import ProbeRequest, fault_of, simulators_at_once, stepped
 
-_IMAGE_SIZE: Final = 64
 # That one operation may take: robosuite compiles itself in its first step.
 _SECONDS: Final = 240.0
 # Kinds whose images are drawn by Vulkan; the others render by MuJoCo.
@@ -30,41 +28,6 @@ VULKAN_HELP: Final = (
     "install the accelerator's Vulkan driver, and `apt-get install --no-install-recommends libvulkan1 vulkan-tools`;"
     " `vulkaninfo --summary` lists the devices that it finds"
 )
-
-
-class ProbeRequest(NamedTuple):
-    """The simulator of a file.
-
-    Attributes:
-        frame: whether it is a fault that it cannot render.
-        task: name of a task or a set of tasks; None: one that every installation has.
-        options: `env.train.options`.
-        batches: environments of the whole job and simulator processes of one batch of a worker, for each kind of batch
-            that a worker holds at the same time.
-    """
-
-    frame: bool = True
-    task: str | None = None
-    options: Mapping[str, Any] = {}
-    batches: Sequence[tuple[int, int]] = ()
-
-    def settings(self, env_type: str, seconds: float, *, images: bool, num_envs: int = 1) -> Any:
-        """Return what environments are made by, a simulator process for each.
-
-        Args:
-            env_type: the kind of environment.
-            seconds: that one operation may take.
-            images: whether images are observed, those of the file or of one camera.
-            num_envs: how many.
-        """
-        from recipes.embodied.envs.types import EnvSettings
-
-        task = self.task or ("libero_spatial/0" if env_type == "libero" else ENV_TYPES[env_type].task)
-        cameras = (self.options.get("cameras") or ["main"]) if images else []
-        options = {"image_size": _IMAGE_SIZE, **self.options, "cameras": cameras}
-        return EnvSettings(
-            num_envs=num_envs, task=task, options=options, num_processes=num_envs, simulator_timeout=seconds
-        )
 
 
 def look(

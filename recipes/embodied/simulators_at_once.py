@@ -12,14 +12,48 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
+from recipes.embodied.env_types import ENV_TYPES
 from rlinf_core import RLinfError
 
-if TYPE_CHECKING:
-    from recipes.embodied.simulator_probe import ProbeRequest
-
 _MODULE: Final = "recipes.embodied.simulators_at_once"
+_IMAGE_SIZE: Final = 64
+
+
+class ProbeRequest(NamedTuple):
+    """The simulator of a file.
+
+    Attributes:
+        frame: whether it is a fault that it cannot render.
+        task: name of a task or a set of tasks; None: one that every installation has.
+        options: `env.train.options`.
+        batches: environments of the whole job and simulator processes of one batch of a worker, for each kind of batch
+            that a worker holds at the same time.
+    """
+
+    frame: bool = True
+    task: str | None = None
+    options: Mapping[str, Any] = {}
+    batches: Sequence[tuple[int, int]] = ()
+
+    def settings(self, env_type: str, seconds: float, *, images: bool, num_envs: int = 1) -> Any:
+        """Return what environments are made by, a simulator process for each.
+
+        Args:
+            env_type: the kind of environment.
+            seconds: that one operation may take.
+            images: whether images are observed, those of the file or of one camera.
+            num_envs: how many.
+        """
+        from recipes.embodied.envs.types import EnvSettings
+
+        task = self.task or ("libero_spatial/0" if env_type == "libero" else ENV_TYPES[env_type].task)
+        cameras = (self.options.get("cameras") or ["main"]) if images else []
+        options = {"image_size": _IMAGE_SIZE, **self.options, "cameras": cameras}
+        return EnvSettings(
+            num_envs=num_envs, task=task, options=options, num_processes=num_envs, simulator_timeout=seconds
+        )
 
 
 def simulators_at_once(
@@ -118,6 +152,4 @@ def _hold(env_type: str, request: ProbeRequest, count: int, seconds: float) -> N
 
 
 if __name__ == "__main__":
-    from recipes.embodied.simulator_probe import ProbeRequest
-
     _hold(sys.argv[1], ProbeRequest(**json.loads(sys.argv[2])), int(sys.argv[3]), float(sys.argv[4]))

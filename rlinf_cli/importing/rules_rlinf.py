@@ -31,8 +31,8 @@ _POLICIES: Final = {
     "openvla": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
     "openvla_oft": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
     "openpi": (
-        "flow_policy",
-        "becomes `flow_policy`, flow matching without a language model: weights of pi0 are not read",
+        "pi0",
+        "becomes `pi0`, which reads folders of HuggingFace and lerobot: checkpoints of openpi itself are not read",
     ),
     "gr00t": (
         "flow_policy",
@@ -46,7 +46,7 @@ _ENVIRONMENTS: Final = {
     "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
 }
 # Policies that need images, and simulators that make none by default.
-_SEEING: Final = ("cnn_policy", "vlm_policy")
+_SEEING: Final = ("cnn_policy", "vlm_policy", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 

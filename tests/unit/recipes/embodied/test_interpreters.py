@@ -14,7 +14,8 @@ import pytest
 from recipes.embodied import interpreters
 from recipes.embodied.env_versions import DISTRIBUTIONS, versions_of
 from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
-from recipes.embodied.simulator_probe import ProbeRequest, look
+from recipes.embodied.simulator_probe import look
+from recipes.embodied.simulators_at_once import ProbeRequest
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.recipe import find_recipe
 

@@ -10,8 +10,8 @@ import pytest
 
 from recipes.embodied.envs import rendering_device
 from recipes.embodied.envs.rendering_device import egl_devices, render_on_own_accelerator
-from recipes.embodied.simulator_probe import ProbeRequest, look
-from recipes.embodied.simulators_at_once import simulators_at_once
+from recipes.embodied.simulator_probe import look
+from recipes.embodied.simulators_at_once import ProbeRequest, simulators_at_once
 
 # Counts the copies of itself that run at the same time in files of a folder: half of them may.
 PROGRAM = """
