@@ -77,17 +77,18 @@ _STORE_ATTEMPTS: Final = {
     "RAY_raylet_client_num_connect_attempts": "500",
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
 }
-# Ray's log monitor would look for new files ten times a second, until there are so many; then each half second.
-_LOG_LOOKS: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0"}
+# An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
+# there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
+_LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_stats": "0"}
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
     """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
     if token is None:
-        return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_LOG_LOOKS}
+        return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
     path = os.path.join(folder, _TOKEN)
     write_private(path, token)
-    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, **_STORE_ATTEMPTS, **_LOG_LOOKS}
+    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
 
 
 def object_store_bytes() -> int:
