@@ -36,7 +36,7 @@ def heap_size() -> int:
 
 
 class _MallInfo(ctypes.Structure):
-    """What mallinfo2(3) returns: `arena` is the size of the heap, blocks that were mapped one by one apart."""
+    """The figures of mallinfo2(3): `arena` is the size of the heap, blocks that were mapped one by one apart."""
 
     _fields_: ClassVar = [(name, ctypes.c_size_t) for name in ("arena", *(f"other{number}" for number in range(9)))]
 
