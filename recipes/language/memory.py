@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 # Pieces of weights that are there at a time besides what is kept: one that is sent, one that is loaded, and the memory
 # of the one that it took the place of.
 _PIECES: Final = 3
+# Layers whose shards are gathered at a time: one that computes, and the next.
+_LAYERS: Final = 2
 # Fewest tokens of a pass that are proposed.
 _FEWEST: Final = 64
 _DEVICE: Final = frozenset(
-    ("weights", "gradients", "optimizer", "activations", "kept", "warm start", "merged adapter", "keys and values")
+    (
+        *("weights", "gradients", "optimizer", "activations", "kept", "merged adapter", "keys and values"),
+        *("copied weights", "gathered weights", "gathered gradients"),
+    )
 )
 
 
@@ -154,13 +159,15 @@ def _halves(number: int, least: int) -> list[int]:
 def _actor(sizes: Sizes) -> ProcessForecast:
     config, model, count = sizes.config, sizes.model, sizes.count("actor")
     actor, base = config.actor, empty_process(config, "actor", "recipes.language.actor_worker")
-    gathered = actor.model.precision != "fp32" or _shards(actor.fsdp_config, count)
     learning, evaluating = _passes(sizes, model, count, actor.max_tokens_per_micro_batch, actor.micro_batch_size)
-    resting = _resting(sizes, model, count, gathered=gathered, base=base["work"])
+    gathered = _gathers(actor.fsdp_config, count, actor.model.precision)
+    resting = _resting(model, actor.fsdp_config, count, base["work"])
     batch = sizes.answers.batch_bytes // count
-    resting |= {"sent weights": _sent(sizes, gathered=gathered), "answers": batch}
+    sent = _sent(sizes)
+    resting |= {"copied weights": sum(model.tensors) if gathered else 0, "sent weights": sent, "answers": batch}
     again = config.algorithm.recompute_logprobs or (config.algorithm.kl_beta > 0 and not sizes.counts.get("reference"))
     kept = max(learning.kept, evaluating.kept if again else 0)
+    working = _gathered(model, actor.fsdp_config, repeats=learning.repeats and count > 1)
     phases = (
         _making(sizes, model, base["init"], copied=sum(model.tensors)),
         _phase("sync_model_to_rollout", {**resting, "kept": kept}),
@@ -169,9 +176,9 @@ def _actor(sizes: Sizes) -> ProcessForecast:
             "compute_advantages_and_returns",
             {**resting, **({"activations": max(evaluating.peak, kept)} if again else {"kept": kept})},
         ),
-        _phase("run_training", {**resting, "activations": learning.peak}),
+        _phase("run_training", {**resting, "activations": learning.peak, **(working if gathered else {})}),
     )
-    shared = count * batch + _sent(sizes, gathered=False) * count
+    shared = count * (batch + sent)
     return ProcessForecast("actor", count, phases, shared, (*sizes.answers.notes, *_notes(sizes)))
 
 
@@ -182,12 +189,14 @@ def _critic(sizes: Sizes) -> ProcessForecast:
     checkpointing = critic.fsdp_config.gradient_checkpointing
     model = ModelMemory(config.actor, sizes.tokenizer, section, values=True, checkpointing=checkpointing)
     learning, evaluating = _passes(sizes, model, count, critic.max_tokens_per_micro_batch, None)
-    resting = _resting(sizes, model, count, gathered=_shards(critic.fsdp_config, count), base=base["work"])
+    gathered = _gathers(critic.fsdp_config, count, section.precision)
+    resting = _resting(model, critic.fsdp_config, count, base["work"])
     resting["answers"] = sizes.answers.batch_bytes // count
+    working = _gathered(model, critic.fsdp_config, repeats=learning.repeats and count > 1)
     phases = (
         _making(sizes, model, base["init"], copied=0),
         _phase("evaluate", {**resting, "activations": max(learning.kept, evaluating.peak)}),
-        _phase("run_training", {**resting, "activations": learning.peak}),
+        _phase("run_training", {**resting, "activations": learning.peak, **(working if gathered else {})}),
     )
     return ProcessForecast("critic", count, phases)
 
@@ -200,7 +209,7 @@ def _reference(sizes: Sizes) -> ProcessForecast:
         section = section.model_copy(update={"model_path": own, "lora": None, "is_lora": False})
     model = ModelMemory(config.actor, sizes.tokenizer, section, trains=False)
     _, evaluating = _passes(sizes, model, count, config.reference.max_tokens_per_micro_batch, None)
-    shards = count if _shards(config.actor.fsdp_config, count) else 1
+    shards = count if config.actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": base["work"],
         "weights": model.weights // shards,
@@ -261,15 +270,16 @@ def _phase(name: str, parts: Mapping[str, int]) -> PhaseForecast:
 def _making(sizes: Sizes, model: ModelMemory, base: int, *, copied: int) -> PhaseForecast:
     """Return the phase in which a model is made: shown right answers, or copied into one buffer that is sent from."""
     config = sizes.config
-    shown = _warm_start(sizes, model) if model.is_built and config.actor.warm_start.steps else 0
+    shown = _warm_start(sizes) if model.is_built and config.actor.warm_start.steps else 0
     weights = 0 if model.in_file and copied < model.weights else model.weights
     made = {"warm start": shown} if shown > copied else {"copied weights": copied}
-    return _phase("init_worker", {"base": base, "weights": weights, **made})
+    # On the host, whence they go to an accelerator.
+    return PhaseForecast("init_worker", {"base": base, "weights": weights, **made})
 
 
-def _warm_start(sizes: Sizes, model: ModelMemory) -> int:
+def _warm_start(sizes: Sizes) -> int:
     """Return what supervised steps take: gradients, an optimizer's state, activations."""
-    config, tokenizer = sizes.config, sizes.tokenizer
+    config, tokenizer, model = sizes.config, sizes.tokenizer, sizes.model
     if tokenizer is None:
         return 0
     start = config.actor.warm_start.model_copy(update={"steps": 1})
@@ -282,15 +292,26 @@ def _warm_start(sizes: Sizes, model: ModelMemory) -> int:
     return 3 * model.trained + model.shown(RolloutBatch.joined(pieces))
 
 
-def _resting(sizes: Sizes, model: ModelMemory, count: int, *, gathered: bool, base: int) -> dict[str, int]:
+def _resting(model: ModelMemory, fsdp: FsdpConfig, count: int, base: int) -> dict[str, int]:
     """Return what a worker that trains holds from its first training step on."""
-    shards = count if gathered and count > 1 else 1
+    shards = count if fsdp.sharding_strategy != "no_shard" else 1
     return {
         "base": base,
         "weights": model.weights // shards,
         "gradients": model.trained // shards,
         "optimizer": 2 * model.trained // shards,
     }
+
+
+def _gathered(model: ModelMemory, fsdp: FsdpConfig, *, repeats: bool) -> dict[str, int]:
+    """Return what FSDP2 holds while it computes: whole weights, and the whole gradients that are not summed yet.
+
+    Shards are gathered for a layer while another one computes. Of several passes the last one alone sums gradients over
+    ranks: until then each rank has all of them, in float32.
+    """
+    every = fsdp.sharding_strategy != "full_shard"
+    layers = sum(model.layers) if every else sum(sorted(model.layers)[-_LAYERS:])
+    return {"gathered weights": model.rest + layers, "gathered gradients": model.trained if repeats else 0}
 
 
 def _passes(
@@ -308,24 +329,26 @@ def _passes(
     return learning, model.evaluating(every, micro, temperature)
 
 
-def _shards(fsdp: FsdpConfig, count: int) -> bool:
-    return count > 1 and fsdp.sharding_strategy != "no_shard"
+def _gathers(fsdp: FsdpConfig, count: int, precision: str) -> bool:
+    """Return whether layers compute with weights other than those that are trained: gathered ones, or copies."""
+    return precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard")
 
 
-def _sent(sizes: Sizes, *, gathered: bool) -> int:
-    """Return what an actor holds to send its weights: in shared memory, and a copy where its own are no whole ones."""
+def _sent(sizes: Sizes) -> int:
+    """Return what an actor holds in shared memory to send its weights."""
     model, config = sizes.model, sizes.config
-    whole = sum(model.tensors)
     receivers = -(-sizes.count("rollout") // sizes.count("actor"))
+    section = config.actor.model
     # An engine that alone gets them goes on with the memory that they came in.
-    keeps = BACKENDS[config.rollout.backend].name == "torch" and receivers == 1 and not config.actor.model.adapter()
-    keeps = keeps and config.actor.model.precision == "fp32"
-    return (whole if gathered else 0) + (whole + _pieces(model) if keeps else _pieces(model))
+    keeps = BACKENDS[config.rollout.backend].name == "torch" and receivers == 1
+    keeps = keeps and section.adapter() is None and section.precision == "fp32"
+    return sum(model.tensors) + _pieces(model) if keeps else _pieces(model)
 
 
 def _pieces(model: ModelMemory) -> int:
     """Return the pieces of weights that are on their way at a time."""
-    return min(sum(model.tensors), _PIECES * max(PIECE_BYTES, max(model.tensors)))
+    largest = sorted(max(PIECE_BYTES, each) for each in model.tensors)[-_PIECES:]
+    return min(sum(model.tensors), sum(largest))
 
 
 def _of_other_engine(sizes: Sizes) -> tuple[str, ...]:
@@ -376,7 +399,9 @@ def _said(config: LanguageConfig) -> LanguageConfig:
     usual = {name: plain[name].get_default() for name in ("max_tokens_per_micro_batch", "micro_batch_size")}
     actor = config.actor.model_copy(update=usual)
     rollout = config.rollout.model_copy(update={"max_running_tokens": 0})
-    return config.model_copy(update={"actor": actor, "rollout": rollout})
+    shows = config.actor.model.model_path is None and config.actor.warm_start.steps
+    data = config.data if shows else config.data.model_copy(update={"rollout_batch_size": 1})
+    return config.model_copy(update={"actor": actor, "rollout": rollout, "data": data})
 
 
 @cache

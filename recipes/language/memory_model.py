@@ -19,8 +19,9 @@ from recipes.language.policy import AnswerEval, AnswerModel, LanguagePolicy, Val
 from recipes.training.host_memory import LARGEST_KEPT
 from recipes.training.huggingface import check_folder, config_of, require_transformers, with_lora
 from recipes.training.live_memory import LiveMemory
-from recipes.training.precision import DTYPES
+from recipes.training.precision import DTYPES, cast_weights
 from recipes.training.sharding import SingleProcess
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,10 +35,12 @@ class PassMemory(NamedTuple):
     Attributes:
         peak: the most that there is at a time.
         kept: the same of blocks that the host's allocator keeps when they are freed.
+        repeats: whether there is more than one pass in an optimizer step.
     """
 
     peak: int
     kept: int
+    repeats: bool = False
 
 
 class ModelMemory:
@@ -61,6 +64,8 @@ class ModelMemory:
         in_file: whether weights that were loaded stay in their file until they are used, which lies in memory then.
         number: bytes of a number that an engine computes with.
         shape: keys and values of its tokens.
+        layers: sizes of its parts whose shards are gathered one at a time, in the type that layers compute in.
+        rest: of its other weights, which are gathered as one.
         vocabulary: tokens that it knows.
 
     Raises:
@@ -101,33 +106,38 @@ class ModelMemory:
         unlike = {id(each): (name, each) for name, each in reversed(own.items())}.values()
         self.weights = _bytes(each for _, each in unlike)
         self.trained = _bytes(each for each in policy.parameters() if each.requires_grad)
-        self.largest_trained = max((each.numel() for each in policy.parameters() if each.requires_grad), default=0)
+        self._largest_trained = max((each.numel() for each in policy.parameters() if each.requires_grad), default=0)
         self.tensors = [each.numel() * dtype.itemsize for name, each in unlike if lora is None or ".lora_" in name]
         adapted = [name.replace("lora_A.default", "base_layer") for name in own if "lora_A.default" in name]
         self.adapted = dtype.itemsize * sum(own[name].numel() for name in adapted)
         self.engine = dtype.itemsize * sum(each.numel() for name, each in unlike if ".lora_" not in name)
+        self.layers = [dtype.itemsize * sum(map(Tensor.numel, each.parameters())) for each in policy.blocks]
+        self.rest = dtype.itemsize * sum(map(Tensor.numel, policy.parameters())) - sum(self.layers)
+        if trains and dtype != torch.float32:
+            # Layers compute with copies of the weights.
+            cast_weights(plain, dtype)
         self.vocabulary = int(cast("Any", plain.get_input_embeddings()).weight.shape[0])
 
     def learning(self, batch: RolloutBatch, micro: MicroBatches, temperature: float) -> PassMemory:
         """Return what the largest pass over answers takes, forward and backward."""
         parts = micro.divide(batch, list(range(len(batch))))
-        row = _fullest(batch, micro, parts)
-        peaks = [self._learned(row, min(2, len(parts)), temperature, largest) for largest in (None, LARGEST_KEPT)]
-        return PassMemory(max(peaks[0], self._checked()), peaks[1])
+        found = self._learned(_fullest(batch, micro, parts), temperature, repeats=len(parts) > 1)
+        return found._replace(peak=max(found.peak, self._checked()))
 
-    def _learned(self, row: PackedRow, passes: int, temperature: float, largest: int | None) -> int:
+    def _learned(self, row: PackedRow, temperature: float, *, repeats: bool) -> PassMemory:
         policy = self._policy
         policy.zero_grad()
-        with LiveMemory(largest) as live:
-            for _ in range(passes):
+        with LiveMemory() as live, LiveMemory(LARGEST_KEPT) as kept:
+            for _ in range(1 + repeats):
+                # From the second pass on all gradients are there meanwhile.
                 _loss(policy, row, temperature).backward()
-            found = live.peak - live.now
+            found = PassMemory(live.peak - live.now, kept.peak - kept.now, repeats)
         policy.zero_grad()
         return found
 
     def _checked(self) -> int:
         """Return what it takes to look at the largest trained weight for NaN and infinities."""
-        weight = torch.empty(self.largest_trained, device=META)
+        weight = torch.empty(self._largest_trained, device=META)
         with LiveMemory() as live:
             weight.isfinite()
         return live.peak
@@ -135,16 +145,13 @@ class ModelMemory:
     def evaluating(self, batch: RolloutBatch, micro: MicroBatches, temperature: float) -> PassMemory:
         """Return what the largest pass over answers takes without gradients."""
         row = _fullest(batch, micro, micro.divide(batch, list(range(len(batch)))))
-        found: list[int] = []
-        for largest in (None, LARGEST_KEPT):
-            with LiveMemory(largest) as live, torch.no_grad():
-                _forward(self._policy, row, temperature, entropy=False)
-            found.append(live.peak)
-        return PassMemory(*found)
+        with LiveMemory() as live, LiveMemory(LARGEST_KEPT) as kept, torch.no_grad():
+            _forward(self._policy, row, temperature, entropy=False)
+        return PassMemory(live.peak, kept.peak)
 
     def shown(self, batch: RolloutBatch) -> int:
         """Return what a step of the warm start takes, which learns from a batch in one pass."""
-        return self._learned(pack(batch, device=META), 1, 1.0, None)
+        return self._learned(pack(batch, device=META), 1.0, repeats=False).peak
 
     def computing(self, **given: Any) -> int:
         """Return what a forward pass of the engine takes, besides what it returns; `given` is the model's input."""
@@ -169,7 +176,11 @@ def _plain(
     require_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    check_folder(section.model_path)
+    try:
+        check_folder(section.model_path)
+    except ConfigError as error:
+        help = "its config.json is enough, and its tokenizer where there is one: copy them there"
+        raise ConfigError("the sizes of the model are not known", why=error.message, help=help) from error
     return cast("Any", AutoModelForCausalLM).from_config(config_of(AutoConfig, section.model_path))
 
 
