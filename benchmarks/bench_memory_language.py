@@ -49,9 +49,7 @@ CONFIGURATIONS: dict[str, _Case] = {
     "1024 wide": _Case("math_laptop", (*WIDE, *_answers(32, 4))),
     "1024 wide, ppo": _Case("math_laptop_ppo", (*WIDE, *_answers(32, 4))),
     "1024 wide, adapters": _Case("math_laptop", (*WIDE, *_answers(32, 4), "actor.model.lora={rank: 8, alpha: 16}")),
-    "with a reference": _Case(
-        "math_laptop", (*WIDE, *_answers(32, 4), "algorithm.kl_beta=0.01", _REFERENCE)
-    ),
+    "with a reference": _Case("math_laptop", (*WIDE, *_answers(32, 4), "algorithm.kl_beta=0.01", _REFERENCE)),
     "agents": _Case("agent_calculator", ("actor.warm_start.steps=50",)),
     "agents, 1024 wide": _Case("agent_calculator", (*WIDE, "data.rollout_batch_size=8", _ALL_LEARNED)),
     "smollm2": _Case("math_smollm", ("rollout.sampling_params.min_new_tokens=6", _ALL_LEARNED)),

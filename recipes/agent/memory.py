@@ -1,4 +1,4 @@
-"""A forecast of the memory of an agent's job: that of its language model, and of agents, their tools and their index."""
+"""A forecast of the memory of a job of agents: of its language model, and of agents, their tools and their index."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def _agent(config: AgentConfig, sizes: Sizes) -> ProcessForecast:
     if "python" in config.agent.tools:
         notes.append(f"programs of `python` take up to {config.agent.python_memory_mib} MiB each")
     if ":" in config.agent.run:
-        notes.append(f"what `{config.agent.run}` holds is not counted, nor conversations that it begins besides its first")
+        notes.append(
+            f"what `{config.agent.run}` holds is not counted, nor are conversations besides its first"
+        )
     return ProcessForecast("agent", count, phases, 0, tuple(notes))
 
 

@@ -185,8 +185,8 @@ class _Bucket:
 def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return attention of queries [B, H, L, D] to keys and values [B, G, C + L, D]; causal where there is no mask.
 
-    On the meta device, where memory is forecast, torch would take products with a matrix of all scores: its kernel there
-    is called by name.
+    On the meta device, where memory is forecast, torch would take products with a matrix of all scores: there
+    its kernel is called by name.
     """
     causal = mask is None
     if not queries.is_meta:

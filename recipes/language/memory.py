@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 _PIECES: Final = 3
 # Layers whose shards are gathered at a time: one that computes, and the next.
 _LAYERS: Final = 2
-# Fewest tokens of a pass that are proposed.
+# Fewest tokens of a pass that are proposed, and how often a number is halved: each change is forecast anew.
 _FEWEST: Final = 64
+_MOST_HALVES: Final = 5
 _DEVICE: Final = frozenset(
     (
         *("weights", "gradients", "optimizer", "activations", "kept", "merged adapter", "keys and values"),
@@ -138,19 +139,18 @@ def savings(config: LanguageConfig) -> list[tuple[str, ...]]:
     own = BACKENDS[config.rollout.backend].name == "torch"
     running = [(f"rollout.max_running_tokens={size}",) for size in _halves(held, longest)] if own else []
     smallest = (passes[-1:] or [()])[0] + (running[-1:] or [()])[0]
-    both = [(*each, *other) for each, other in zip(passes, running, strict=False)]
     fewer = [
         (f"data.rollout_batch_size={count}", *smallest)
         for count in _halves(batch, config.minibatches)
         if config.actor.global_batch_size is None
     ]
-    return [*passes, *running, *both, *([smallest] if passes and running else []), *fewer]
+    return [*passes, *running, *([smallest] if passes and running else []), *fewer]
 
 
 def _halves(number: int, least: int) -> list[int]:
-    """Return a half of a number, a quarter and so on, down to `least`."""
+    """Return a half of a number, a quarter and so on, down to `least`, a few of them."""
     found: list[int] = []
-    while number // 2 >= least:
+    while number // 2 >= least and len(found) < _MOST_HALVES:
         number //= 2
         found.append(number)
     return found
@@ -216,7 +216,8 @@ def _reference(sizes: Sizes) -> ProcessForecast:
         "answers": BATCH_COPIES * sizes.answers.batch_bytes // count,
         "activations": evaluating.peak,
     }
-    return ProcessForecast("reference", count, (_making(sizes, model, base["init"], copied=0), _phase("evaluate", parts)))
+    phases = (_making(sizes, model, base["init"], copied=0), _phase("evaluate", parts))
+    return ProcessForecast("reference", count, phases)
 
 
 def _rollout(sizes: Sizes, workers: Workers) -> ProcessForecast:
@@ -227,7 +228,7 @@ def _rollout(sizes: Sizes, workers: Workers) -> ProcessForecast:
         parts = {"base": base["init"], "answers": drawn}
         phases = (_phase("init_worker", {"base": base["init"]}), _phase(workers.generates, parts))
         return ProcessForecast("rollout", count, phases, notes=_of_other_engine(sizes))
-    rows = -(-answers.count * (1 + config.runner.max_staleness) // count)
+    rows = -(-answers.number * (1 + config.runner.max_staleness) // count)
     runner, data = config.runner, config.data
     if runner.val_check_interval != NEVER or runner.only_eval:
         rows = max(rows, -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count))
@@ -370,9 +371,7 @@ def _notes(sizes: Sizes) -> tuple[str, ...]:
     notes: list[str] = []
     if sizes.tokenizer is None:
         notes.append("the tokenizer is not counted: its folder has none on this machine")
-    offloaded = [
-        name for name in ("actor", "rollout", "critic", "reference") if getattr(config, name).enable_offload
-    ]
+    offloaded = [name for name in ("actor", "rollout", "critic", "reference") if getattr(config, name).enable_offload]
     if offloaded:
         names = ", ".join(f"`{name}`" for name in offloaded)
         notes.append(f"{names} counted as if always on the accelerator: `enable_offload` moves them off in turns")

@@ -51,7 +51,7 @@ class StepAnswers(NamedTuple):
     notes: tuple[str, ...] = ()
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """Answers of a step."""
         return len(self.prompts) * self.group_size
 
@@ -67,9 +67,7 @@ class StepAnswers(NamedTuple):
     @property
     def batch_bytes(self) -> int:
         """Bytes of all answers as they are learned from."""
-        numbers = (
-            (len(each) + self.drawn(each)) * _TOKEN + self.drawn(each) * _ANSWER_TOKEN for each in self.prompts
-        )
+        numbers = ((len(each) + self.drawn(each)) * _TOKEN + self.drawn(each) * _ANSWER_TOKEN for each in self.prompts)
         return self.group_size * sum(numbers)
 
     def objects(self, vocabulary: int) -> int:
@@ -92,9 +90,7 @@ class StepAnswers(NamedTuple):
         return RolloutBatch.joined(pieces)
 
 
-def step_answers(
-    config: LanguageConfig, tokenizer: PreTrainedTokenizerBase | None, read: PromptReader
-) -> StepAnswers:
+def step_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase | None, read: PromptReader) -> StepAnswers:
     """Return the answers of a training step, of the prompts that the first one has where they can be read.
 
     Args:

@@ -63,7 +63,8 @@ def _learn(meter: PeakMeter, config: LanguageConfig, *, trains: bool, values: bo
         with suppress(ConfigError):  # a folder without a tokenizer
             tokenizer = make_tokenizer(actor)
             if actor.model.model_path is None and actor.warm_start.steps:
-                import_target(config.shown_first, "examples")(config, tokenizer)
+                shown: Any = import_target(config.shown_first, "examples")
+                shown(config, tokenizer)
         policy: AnswerModel = initial_policy(_tiny(config), _characters(config), cpu, trains=trains)
         policy = ValueModel(policy.model) if values else policy
     with meter.during("work"):

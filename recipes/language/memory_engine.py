@@ -79,7 +79,7 @@ def _first_wave(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _forward(model: ModelMemory, prompts: Sequence[tuple[int, ...]], rows: int) -> int:
-    """Return what a pass over prompts takes, their keys, values and last logits included, those for each row as well."""
+    """Return what a pass over prompts takes, their keys and values included, and the last logits of each row."""
     shared = common_prefix(list(dict.fromkeys(prompts))) if len(set(prompts)) > 1 else 0
     segments = [Segment(0, shared)] if shared else []
     begin = shared

@@ -37,9 +37,8 @@ class Fault(NamedTuple):
 def check_model(config: LanguageConfig, report: Report) -> None:
     """Report packages, folders of models and tokenizers, and a chat template, that are not there.
 
-    Nothing is reported of folders on other machines. One that is missing here, or has no weights, is a warning: the file
-    may be meant for another machine, and config.json alone tells sizes. `require_model` makes it an error where a run
-    starts.
+    Nothing is reported of folders on other machines. One that is missing here, or has settings and no weights, is a
+    warning: the file may be meant for another machine. `require_model` makes it an error where a run starts.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return
