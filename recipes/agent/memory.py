@@ -66,9 +66,7 @@ def _agent(config: AgentConfig, sizes: Sizes) -> ProcessForecast:
     if "python" in config.agent.tools:
         notes.append(f"programs of `python` take up to {config.agent.python_memory_mib} MiB each")
     if ":" in config.agent.run:
-        notes.append(
-            f"what `{config.agent.run}` holds is not counted, nor are conversations besides its first"
-        )
+        notes.append(f"what `{config.agent.run}` holds is not counted, nor are conversations besides its first")
     return ProcessForecast("agent", count, phases, 0, tuple(notes))
 
 

@@ -144,12 +144,13 @@ def test_a_folder_that_is_not_there_is_named() -> None:
 
 
 def test_of_another_engine_it_is_told_what_is_known(tmp_path: Path) -> None:
-    path = folder_of(tmp_path, num_attention_heads=4, num_key_value_heads=2)
-    (note, host) = forecast(path, "rollout.backend=vllm", "rollout.gpu_memory_utilization=0.5")["rollout"].notes
-    assert note.startswith("vllm takes 50% of each of its accelerators")
-    # Three layers of two heads of 16 numbers, keys and values, in float32.
-    assert note.endswith("for each token 1 KiB of keys and values") is (3 * 2 * 16 * 2 * 4 // 1024 == 1)
-    assert "not counted" in host
+    path = folder_of(tmp_path, num_attention_heads=4, num_key_value_heads=2, head_dim=256)
+    short = ("runner.seq_length=64", "rollout.sampling_params.max_new_tokens=32", "data.max_prompt_length=32")
+    notes = forecast(path, *short, file="math_grpo_8gpu")["rollout"].notes
+    assert notes[0].startswith("vllm takes 85% of each of its accelerators")
+    # Three layers of two heads of 256 numbers, keys and values, in bf16.
+    assert notes[0].endswith("for each token 6 KiB of keys and values")
+    assert notes[1] == "what vllm takes of the host's memory is not counted"
 
 
 def test_savings_are_sound_and_save() -> None:
