@@ -25,6 +25,7 @@ from rlinf_core.job.load import load_job
 SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 NEAR: Final = 0.15
 GOAL_CONFIGURATIONS: Final = 12
+HEADER: Final = f"{'configuration':22} {'process':8} {'phases':>6} {'forecast / peak':>15}  largest forecast and peak"
 VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
 VLM = (
     *VISION,
@@ -75,19 +76,19 @@ def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
     from recipes.embodied.memory import forecast
 
     ratios: dict[str, list[float]] = {}
-    print(f"{'configuration':22} {'process':8} {'phases':>6} {'forecast / peak':>15}  largest forecast and peak")
+    print(HEADER)
     for name in names:
         overrides = CONFIGURATIONS[name]
         job = load_job("laptop", overrides)
         job.raise_if_bad()
-        peaks = measured(overrides)
+        peaks = measured("laptop", overrides)
         ratios[name] = []
         for each in forecast(job.config, {}):  # pyright: ignore[reportArgumentType]
-            ratios[name] += _compared(name, each, {phase: held["rss"] for phase, held in peaks[each.component].items()})
+            ratios[name] += compared(name, each, {phase: held["rss"] for phase, held in peaks[each.component].items()})
     return summary(ratios)
 
 
-def _compared(name: str, process: ProcessForecast, peaks: Mapping[str, int]) -> list[float]:
+def compared(name: str, process: ProcessForecast, peaks: Mapping[str, int]) -> list[float]:
     """Print the phases of a process beside their peaks in bytes, those that missed one by one; return their ratios."""
     ratios = [each.total / peaks[each.phase] for each in process.phases]
     most = max(each.total for each in process.phases)
@@ -107,12 +108,14 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.0f}"
 
 
-def summary(ratios: Mapping[str, Sequence[float]]) -> int:
-    """Print how many phases are near their peaks, and of how many configurations all; return the exit status."""
+def summary(ratios: Mapping[str, Sequence[float]], goal: int = GOAL_CONFIGURATIONS) -> int:
+    """Print how many phases are near their peaks, and of how many configurations all, at least `goal`; return the exit
+    status.
+    """
     every = [ratio for each in ratios.values() for ratio in each]
     near = sum(map(_is_near, every))
     whole = sum(all(map(_is_near, each)) for each in ratios.values())
-    wanted = min(GOAL_CONFIGURATIONS, len(ratios))
+    wanted = min(goal, len(ratios))
     print(f"{near} of {len(every)} phases within {NEAR:.0%} of the peak, ratios {min(every):.3f} to {max(every):.3f}")
     print(f"all phases of {whole} of {len(ratios)} configurations (goal {wanted}); load {os.getloadavg()[0]:.1f}")
     return 0 if whole >= wanted else 1
@@ -122,10 +125,10 @@ def _is_near(ratio: float) -> bool:
     return abs(ratio - 1) <= NEAR
 
 
-def measured(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return the peaks of a short run, by component and phase."""
+def measured(config: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the peaks of a short run of a file with overrides, by component and phase."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(sys.executable).with_name("rlinf")), "train", "laptop", *SHORT, *overrides]
+        command = [str(Path(sys.executable).with_name("rlinf")), "train", config, *SHORT, *overrides]
         environment = {**os.environ, "RLINF_ADDRESS": "local"}
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:

@@ -13,6 +13,8 @@ recipe = Recipe(
     check="recipes.agent.config:check",
     facts="recipes.language.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
+    memory="recipes.agent.memory:forecast",
+    savings="recipes.language.memory:savings",
     inputs="recipes.agent.config:inputs",
     trials="recipes.agent.config:trials",
 )

@@ -142,9 +142,7 @@ class PackedPlan:
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See `AttentionPlan`; B is 1."""
         if self._whole:
-            return scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=scale, enable_gqa=keys.shape[1] != queries.shape[1]
-            )
+            return _fused(queries, keys, values, None, scale)
         pieces = [bucket.attend(queries[0], keys[0], values[0], scale) for bucket in self._buckets]
         return torch.cat(pieces, dim=1).index_select(1, self._order)[None]
 
@@ -180,16 +178,26 @@ class _Bucket:
             rows = tensor.index_select(1, where.reshape(-1))
             return rows.reshape(tensor.shape[0], count, -1, dim).transpose(0, 1)
 
-        result = scaled_dot_product_attention(
-            gather(queries, self.own),
-            gather(keys, self.all),
-            gather(values, self.all),
-            attn_mask=self.mask,
-            is_causal=self.mask is None,
-            scale=scale,
-            enable_gqa=keys.shape[0] != heads,
-        )
+        result = _fused(gather(queries, self.own), gather(keys, self.all), gather(values, self.all), self.mask, scale)
         return result.transpose(0, 1).reshape(heads, count * length, dim)
+
+
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return attention of queries [B, H, L, D] to keys and values [B, G, C + L, D]; causal where there is no mask.
+
+    On the meta device, where memory is forecast, torch would take products with a matrix of all scores: there
+    its kernel is called by name.
+    """
+    causal = mask is None
+    if not queries.is_meta:
+        shares = keys.shape[1] != queries.shape[1]
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shares
+        )
+    added = None if mask is None else torch.zeros(mask.shape, dtype=queries.dtype, device=queries.device)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    found: Tensor = kernel(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)[0]
+    return found
 
 
 def _bucket(segments: Sequence[Segment], contexts: Sequence[list[tuple[int, int]]], device: torch.device) -> _Bucket:

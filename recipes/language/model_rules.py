@@ -37,8 +37,8 @@ class Fault(NamedTuple):
 def check_model(config: LanguageConfig, report: Report) -> None:
     """Report packages, folders of models and tokenizers, and a chat template, that are not there.
 
-    Nothing is reported of folders on other machines. One that is missing here is a warning: the file may be meant for
-    another machine. `require_model` makes it an error where a run starts.
+    Nothing is reported of folders on other machines. One that is missing here, or has settings and no weights, is a
+    warning: the file may be meant for another machine. `require_model` makes it an error where a run starts.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return
@@ -54,8 +54,10 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             severity=Severity.WARNING,
         )
         return
+    described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
+    severity = Severity.WARNING if described else Severity.ERROR
     for fault in faults(config):
-        report(fault.path, "unusable-path", fault.message, fault.help)
+        report(fault.path, "unusable-path", fault.message, fault.help, severity=severity)
     if folder is None and config.data.apply_chat_template:
         report(
             _TEMPLATE,
@@ -94,6 +96,10 @@ def require_model(config: LanguageConfig) -> None:
     require_folder(folder, "a folder that `save_pretrained` wrote")
     for fault in faults(config):
         raise ConfigError(fault.message, help=fault.help)
+
+
+def _has_settings(folder: str) -> bool:
+    return bool(read_object(FilePath(folder) / SETTINGS))
 
 
 def faults(config: LanguageConfig) -> list[Fault]:

@@ -19,7 +19,7 @@ from rlinf_core import RLinfError, Work
 
 # Tensors travel together until they are so many bytes; a larger one travels alone. A message costs as much processor
 # time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
-_PIECE_BYTES = 16 << 20
+PIECE_BYTES = 16 << 20
 
 
 class Place(NamedTuple):
@@ -78,7 +78,7 @@ def _spans(views: Mapping[str, Tensor], buffers: list[Tensor]) -> Iterator[_Span
         begun: list[str] = []
         size = 0
         for name in ordered:
-            if begun and size + mine[name].nbytes > _PIECE_BYTES:
+            if begun and size + mine[name].nbytes > PIECE_BYTES:
                 yield _span(buffer, {each: mine[each] for each in begun})
                 begun, size = [], 0
             begun.append(name)

@@ -13,5 +13,7 @@ recipe = Recipe(
     check="recipes.math.config:check",
     facts="recipes.language.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
+    memory="recipes.language.memory:forecast",
+    savings="recipes.language.memory:savings",
     inputs="recipes.language.job_rules:inputs",
 )
