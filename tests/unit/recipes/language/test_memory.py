@@ -125,7 +125,7 @@ def test_shards_are_parts_of_weights_and_are_sent_whole() -> None:
 def folder_of(path: Path, **sizes: Any) -> str:
     from transformers import LlamaConfig
 
-    config = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=3, **sizes)
+    config: Any = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=3, **sizes)
     config.save_pretrained(path)
     return f"actor.model.model_path={path}"
 
