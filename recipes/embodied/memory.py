@@ -6,9 +6,6 @@ holds before it holds anything of the job is measured when the forecast is made,
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -30,11 +27,9 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.off_policy_config import BufferSize, buffer_sizes, is_off_policy
 from recipes.embodied.replay.types import TransitionSpec
+from recipes.training.empty_process import measure_empty_process
 from recipes.training.memory import PhaseForecast, ProcessForecast
-from rlinf_core import ConfigError
 
-# Bytes that a worker holds besides what `memory_base` measures: its connections to Ray and to its peers. Measured.
-CONNECTED: Final = {"actor": 45 * 2**20, "rollout": 45 * 2**20, "env": 45 * 2**20}
 # How often the steps of a rollout lie in the memory of its worker: written down, and in shared memory as they are sent.
 _ROLLOUT_COPIES: Final = 2
 # Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
@@ -42,6 +37,8 @@ _ROLLOUT_COPIES: Final = 2
 _ADVANTAGES: Final = 6 * 4
 # Parts that a process with an accelerator does not have: its tensors lie elsewhere.
 HOST_ONLY: Final = frozenset(("gaps",))
+# Bytes of the weights of a policy whose gaps are looked for: it takes minutes for one of billions of weights.
+_LARGEST_TRIED: Final = 2**30
 # Observations that a rollout worker holds at a time: as they came, as inputs, and those in which episodes ended.
 OBSERVATION_COPIES: Final = 4
 
@@ -90,7 +87,7 @@ def _actor(
     # Freed blocks of the step before, which the host's allocator keeps for the next one, as that of accelerators does.
     keeps = not is_off_policy(config.algorithm.loss_type) and share > 0
     kept = policy.kept(share, micro, learning) if keeps else 0
-    between, unknown = known_gaps(config.actor, spec, share, micro) if keeps else (Gaps(0, 0), ())
+    between, unknown = known_gaps(policy, config.actor, spec, share, micro) if keeps else (Gaps(0, 0), ())
     resting_gaps = max(0, between.resting - kept)
     parts: dict[str, dict[str, int]] = {
         "recv_rollout_batch": {"kept": kept, "gaps": resting_gaps},
@@ -119,9 +116,11 @@ def _actor(
 
 
 def known_gaps(
-    actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False
+    policy: PolicyMemory, actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False
 ) -> tuple[Gaps, tuple[str, ...]]:
-    """Return the gaps in an actor's heap, see `memory_gaps.gaps`, and a note where they cannot be known."""
+    """Return the gaps in an actor's heap, see `memory_gaps.gaps`, and a note where they are not known."""
+    if policy.weights > _LARGEST_TRIED:
+        return Gaps(0, 0), ("gaps in the heap are not counted: a policy of this size trains on accelerators",)
     try:
         return gaps(actor, spec, batch, rows, imitates=imitates), ()
     except (RuntimeError, OSError) as error:
@@ -205,17 +204,9 @@ def empty_process(component: str, model_type: str, modules: tuple[str, ...] = ()
         component: `actor`, `rollout` or `env`.
         model_type: kind of policy.
         modules: further ones that the worker imports.
+
+    Raises:
+        ConfigError: it cannot be measured.
     """
     known = model_type if ":" not in model_type else "mlp_policy"
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.embodied.memory_base", component, known, *modules],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ConfigError("the memory of an empty process cannot be measured", why=last)
-    measured: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {phase: bytes_ + CONNECTED[component] for phase, bytes_ in measured.items()}
+    return measure_empty_process("recipes.embodied.memory_base", component, known, *modules)

@@ -120,7 +120,7 @@ def _score(meter: PeakMeter, config: LanguageConfig) -> None:
 
 
 def _tiny(config: LanguageConfig, folder: str) -> LanguageConfig:
-    """Return the file with a tiny model, which is written to a folder and loaded from there where that of the file is."""
+    """Return the file with a tiny model, loaded from a folder where that of the file is."""
     from recipes.language.models import built_model
 
     model, start = config.actor.model, config.actor.warm_start

@@ -81,7 +81,7 @@ def _actor(
     rows = max(1, (config.actor.global_batch_size or 1) // count)
     micro = min(config.actor.micro_batch_size or rows, rows)
     # A batch is drawn in parts.
-    between, unknown = known_gaps(config.actor, spec, micro, micro, imitates=True)
+    between, unknown = known_gaps(policy, config.actor, spec, micro, micro, imitates=True)
     phases = (
         PhaseForecast(
             "init_actor",

@@ -88,8 +88,8 @@ def _remedy(view: MemoryView) -> str:
     whose_memory = "an accelerator" if hosts_fit else "a node"
     whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
     return (
-        f"{whose_memory} does not have enough memory, and no smaller batch or number of environments is known that"
-        f" fits: most is `{name}`: {_size(size)} in {whose} of `{each.component}`"
+        f"{whose_memory} does not have enough memory, and no change of the file is known that fits:"
+        f" most is `{name}`, {_size(size)} in {whose} of `{each.component}`"
     )
 
 

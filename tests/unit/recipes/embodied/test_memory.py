@@ -118,6 +118,12 @@ def test_gaps_are_those_of_a_heap_on_the_host(monkeypatch: pytest.MonkeyPatch) -
     assert actor.on_device == without.on_device
 
 
+def test_a_policy_of_billions_of_weights_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_LARGEST_TRIED", 1000)
+    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: pytest.fail("it was tried"))  # pyright: ignore
+    assert "gaps in the heap are not counted: a policy of this size trains on accelerators" in forecast()["actor"].notes
+
+
 def test_gaps_that_cannot_be_known_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def gaps(*given: object, **named: object) -> Gaps:
         raise RuntimeError("can't allocate memory\nmore")
