@@ -145,7 +145,8 @@ class Pi0Policy(FlowVlaPolicy):
         """Keep the frequencies of time in float32, whatever the weights become: bfloat16 would blur the steps."""
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
         time = self.base.embed_action_time.sinusoid_embeds
-        time.sinusoid_freq = time.compute_freqs(self.base.config).to(time.sinusoid_freq.device)
+        # Not to where they are: transformers may have left them on the CPU, and the rest be on the meta device.
+        time.sinusoid_freq = time.compute_freqs(self.base.config).to(next(self.parameters()).device)
         return self
 
 

@@ -244,7 +244,7 @@ class TestHardware:
     def test_declared_accelerators(self) -> None:
         cluster = load(group("accelerators: {model: 4090, per_node: 8}"))
         assert cluster.node_groups[0].accelerators is not None
-        assert cluster.node_groups[0].accelerators.model_dump() == {"model": "4090", "per_node": 8}
+        assert cluster.node_groups[0].accelerators.model_dump() == {"model": "4090", "per_node": 8, "memory_gib": None}
         assert [code for code, _, _ in mistakes(group("accelerators: {per_node: -1}"))] == ["greater_than_equal"]
 
 
