@@ -190,7 +190,8 @@ def _rollout(config: EmbodiedConfig, policy: PolicyMemory, base: Mapping[str, in
     }
     device = frozenset(("weights", "activations"))
     phases = (
-        PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}, frozenset(("weights",))),
+        # They are made in the host's memory, and laid out there.
+        PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}),
         PhaseForecast("generate", parts, device),
     )
     return ProcessForecast("rollout", count, phases)

@@ -48,11 +48,14 @@ class MultiStepRolloutWorker(Worker):
         self._layout = layout
         self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
-        policy = make_model(self._config.actor.model, spec).to(self.torch_device, weight_type(self._config.actor))
+        policy = make_model(self._config.actor.model, spec).to(weight_type(self._config.actor))
         self._rests = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
         policy.eval()
         self._policy = policy
+        # Laid out in the host's memory: an accelerator may have room for the weights once, and not twice.
         self._weights = FlatWeights.adopt(policy)
+        self._weights.move(self.torch_device)
+        policy.to(self.torch_device)
         self._channel = self.connect_channel(layout.trajectories)
         release_host_memory()
 

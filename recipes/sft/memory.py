@@ -120,7 +120,7 @@ def _rollout(config: SftConfig, policy: PolicyMemory, base: Mapping[str, int], c
         "activations": policy.acting(rows),
     }
     phases = (
-        PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}, frozenset(("weights",))),
+        PhaseForecast("init_worker", {"base": base["init"], "weights": policy.making}),
         PhaseForecast("evaluate", acting, frozenset(("weights", "activations"))),
     )
     return ProcessForecast("rollout", count, phases)

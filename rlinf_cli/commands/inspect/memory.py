@@ -74,6 +74,7 @@ def memory(
     fits = fit(needs, has)
     change = None
     if not fits:
+        console.message("looking for a change of the file with which it fits")
         changes = [(*(overrides or ()), *each) for each in _savings(job)]
         found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
         change = None if found is None else found[len(overrides or ()) :]
