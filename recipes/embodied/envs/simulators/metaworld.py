@@ -16,6 +16,7 @@ from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import MetaworldOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import ConfigError
 
 _SETS = ("MT10", "MT25", "MT50", "ML10", "ML25", "ML45")
 _STEPS = 500
@@ -37,6 +38,12 @@ class MetaworldSimulation(Simulation):
     def tasks(cls, task: str, options: MetaworldOptions) -> list[str]:
         """Return the tasks of MT10, MT25, MT50, ML10, ML25 and ML45; `ML1:NAME` is one task whose goal is hidden."""
         metaworld = imported("metaworld", "metaworld")
+        if task in ("MT1", "ML1"):
+            raise ConfigError(
+                f"`{task}` is one task of Meta-World, and it is not said which",
+                where="env.task",
+                help=f"name it, as in `{task}:reach-v3`",
+            )
         known = list(metaworld.ALL_V3_ENVIRONMENTS)
         name = task.removeprefix("MT1:").removeprefix("ML1:")
         hidden = ":hidden" if task.startswith("ML") else ""
