@@ -8,15 +8,14 @@ file, or the index of `search`.
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from recipes.training.empty_process import import_worker
 from rlinf_core import ConfigError
-from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.memory import PeakMeter
 
 if TYPE_CHECKING:
@@ -26,11 +25,8 @@ if TYPE_CHECKING:
 def main(component: str, module: str) -> None:
     """Print the peaks, in bytes: `start` and `init`."""
     meter = PeakMeter()
-    with meter.during("start"):
-        ray_api()
-        importlib.import_module("rlinf_core.worker.process")
-        importlib.import_module(module)
-        config: AgentConfig = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the process that forecasts
+    import_worker(meter, module)
+    config: AgentConfig = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the process that forecasts
     kept: list[Any] = []
     with meter.during("init"), suppress(ConfigError):  # files of another machine
         from recipes.agent.make_tools import make_search, make_tools

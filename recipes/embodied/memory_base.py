@@ -8,11 +8,10 @@ libraries which are loaded on the way are counted.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 
-from rlinf_core.cluster.ray_api import ray_api
+from recipes.training.empty_process import import_worker
 from rlinf_core.memory import PeakMeter
 
 _MODULES = {
@@ -25,11 +24,7 @@ _MODULES = {
 def main(component: str, model_type: str, *modules: str) -> None:
     """Print the peaks, in bytes: `start`, and for a component with a policy `init`, `act` and `train`."""
     meter = PeakMeter()
-    with meter.during("start"):
-        ray_api()
-        importlib.import_module("rlinf_core.worker.process")
-        for module in (_MODULES[component], *modules):
-            importlib.import_module(module)
+    import_worker(meter, _MODULES[component], *modules)
     if component != "env":
         _with_policy(meter, component, model_type)
     print(json.dumps({phase: peak.rss for phase, peak in meter.peaks.items()}))

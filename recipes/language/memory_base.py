@@ -8,7 +8,6 @@ the file, and does with a tiny model what the worker does, so that libraries whi
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 import sys
@@ -16,8 +15,8 @@ import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from recipes.training.empty_process import import_worker
 from rlinf_core import ConfigError
-from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.memory import PeakMeter
 
 if TYPE_CHECKING:
@@ -31,11 +30,8 @@ _ENGINES = ("rollout", "turns")
 def main(component: str, module: str) -> None:
     """Print the peaks, in bytes: `start`; of a component with a model `init` and `work`, of others `init`."""
     meter = PeakMeter()
-    with meter.during("start"):
-        ray_api()
-        importlib.import_module("rlinf_core.worker.process")
-        importlib.import_module(module)
-        config: LanguageConfig = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the process that forecasts
+    import_worker(meter, module)
+    config: LanguageConfig = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the process that forecasts
     with tempfile.TemporaryDirectory(prefix="rlinf-memory-") as folder:
         if component in _ENGINES:
             _generate(meter, config, folder, problems=component == "rollout")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlinf_core import ConfigError
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.memory import PeakMeter
 
 # Bytes that a worker holds besides what such a program measures: its connections to Ray and to its peers. Measured.
 CONNECTED: Final = 45 * 2**20
@@ -33,3 +36,11 @@ def measure_empty_process(program: str, *arguments: str, given: bytes = b"") -> 
         raise ConfigError("the memory of an empty process cannot be measured", why=last)
     measured: dict[str, int] = json.loads(done.stdout.decode().strip().splitlines()[-1])
     return {phase: size + CONNECTED for phase, size in measured.items()}
+
+
+def import_worker(meter: PeakMeter, *modules: str) -> None:
+    """Import, in such a program, what every worker does and some modules besides: the phase `start`."""
+    with meter.during("start"):
+        ray_api()
+        for module in ("rlinf_core.worker.process", *modules):
+            importlib.import_module(module)
