@@ -73,7 +73,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
 
 def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
     """Print a line for each process of the named configurations, and a summary; return the exit status."""
-    from recipes.embodied.memory import forecast
+    from recipes.embodied.memory.job_forecast import forecast
 
     ratios: dict[str, list[float]] = {}
     print(HEADER)

@@ -1,5 +1,6 @@
 """The public names, each with the module that defines it; `__init__.py` imports a name on first use."""
 
+from recipes.embodied.loop.embodied_runner import EmbodiedRunner as EmbodiedRunner
 from rlinf_core.address import WorkerAddress as WorkerAddress
 from rlinf_core.algorithms.advantages import Advantages as Advantages
 from rlinf_core.algorithms.advantages import AdvantageSettings as AdvantageSettings
@@ -59,7 +60,6 @@ from rlinf_core.placement.flexible import FlexiblePlacementStrategy as FlexibleP
 from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStrategy
 from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
 from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
-from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
 from rlinf_core.runners.events import Waiting as Waiting
 from rlinf_core.runners.policies import load_policy as load_policy
 from rlinf_core.runners.program import run_job as run_job

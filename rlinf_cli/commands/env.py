@@ -30,7 +30,7 @@ Folder = Annotated[
 @app.command("list")
 def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """List the simulators that get an interpreter of their own."""
-    from recipes.embodied.interpreters import DEFAULT_FOLDER, LOCKS, simulators
+    from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, LOCKS, simulators
 
     found = [
         {
@@ -61,9 +61,9 @@ def setup(
     A virtual environment from the versions that rlinf was tried with, by uv where it is installed, else by pip; this
     very rlinf goes into it. Run it on every machine where `env` is placed.
     """
-    from recipes.embodied.envs.simulator_faults import RENDERING_HELP
-    from recipes.embodied.interpreters import lines_of
-    from recipes.embodied.interpreters import setup as make
+    from recipes.embodied.envs.processes.fault_lines import RENDERING_HELP
+    from recipes.embodied.interpreters.locked_venvs import lines_of
+    from recipes.embodied.interpreters.locked_venvs import setup as make
 
     made = make(env, path, console.message)
     facts = made.facts

@@ -11,7 +11,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.options import File, Output, OutputOption, Quiet, Verbose, key_values
 
 if TYPE_CHECKING:
-    from recipes.embodied.robots.by_hand import Listed
+    from recipes.embodied.robots.manual_control import Listed
     from rlinf_core.hardware.robots.franka import Franka
 
 LIST_SCHEMA = "rlinf.robot-list/1"
@@ -37,7 +37,7 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
 
     rlinf robot list robot.yaml
     """
-    from recipes.embodied.robots.by_hand import look
+    from recipes.embodied.robots.manual_control import look
 
     found = look(_robots(file))
     if output is Output.JSON:
@@ -65,8 +65,8 @@ def check(
 
     rlinf robot check robot.yaml 10.10.10.1
     """
-    from recipes.embodied.robots.by_hand import as_record
-    from recipes.embodied.robots.by_hand import check as checks_of
+    from recipes.embodied.robots.manual_control import as_record
+    from recipes.embodied.robots.manual_control import check as checks_of
 
     checks = checks_of(_arm(file, robot))
     if output is Output.JSON:
@@ -90,7 +90,7 @@ def reset(
 
     rlinf robot reset robot.yaml
     """
-    from recipes.embodied.robots.by_hand import reset as reset_arm
+    from recipes.embodied.robots.manual_control import reset as reset_arm
 
     arm = _arm(file, robot)
     reset_arm(arm)
@@ -129,8 +129,8 @@ def teleop(
         return
     if file is None:
         raise typer.BadParameter("name a FILE, or a run by `--to HOST:PORT`")
-    from recipes.embodied.interventions.keys import LEGEND
-    from recipes.embodied.robots.by_hand import teleop as teleoperate
+    from recipes.embodied.interventions.devices.key_bindings import LEGEND
+    from recipes.embodied.robots.manual_control import teleop as teleoperate
 
     arm = _arm(file, robot)
     if device == "keyboard":
@@ -153,7 +153,7 @@ def stop(
 
     rlinf robot stop robot.yaml
     """
-    from recipes.embodied.robots.by_hand import stop as stop_arm
+    from recipes.embodied.robots.manual_control import stop as stop_arm
 
     arm = _arm(file, robot)
     stop_arm(arm)
@@ -161,14 +161,14 @@ def stop(
 
 
 def _arm(file: str, robot: str | None) -> Franka:
-    from recipes.embodied.robots.by_hand import chosen_arm
+    from recipes.embodied.robots.manual_control import chosen_arm
 
     return chosen_arm(_robots(file), robot)
 
 
 def _robots(file: str) -> list[Listed]:
     """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
-    from recipes.embodied.robots.by_hand import robots_of
+    from recipes.embodied.robots.manual_control import robots_of
     from rlinf_cli.files import load_sound
 
     return robots_of(load_sound(file).cluster)
@@ -183,7 +183,7 @@ def _done(arm: Franka, what: str, message: str, output: Output) -> None:
 
 
 def _steer_remotely(address: str, token_file: str | None) -> None:
-    from recipes.embodied.interventions.remote_control import steer_remotely
+    from recipes.embodied.interventions.remote.remote_control import steer_remotely
 
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.exporting import export
-from recipes.embodied.models.folder import write_description
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.using.exporting import export
 from recipes.training import checkpoint
 from rlinf_core import load_job
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 
 JOB = """
 recipe: embodied

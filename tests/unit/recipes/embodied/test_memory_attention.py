@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from recipes.embodied.memory_attention import fuse_attention
+from recipes.embodied.memory.meta_attention import fuse_attention
 from recipes.training.live_memory import LiveMemory
 
 LENGTH, HEADS = 512, 8

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.exporting import export
-from recipes.embodied.models.folder import write_description
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.trained_policy import load
+from recipes.embodied.using.exporting import export
+from recipes.embodied.using.trained_policy import load
 from recipes.training import checkpoint
 from rlinf_core import CheckpointError, ConfigError, RLinfError, load_policy
 

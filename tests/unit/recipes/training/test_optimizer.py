@@ -17,7 +17,7 @@ from recipes.training.optimizer import EagerAdamW, apply_settings, learning_rate
 # One training step of the actor's state, and which of torch's slow modules it has imported.
 START = """
 import sys, torch
-import recipes.embodied.actor_worker
+import recipes.embodied.workers.actor_worker
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.state import TrainingState
 state = TrainingState(
