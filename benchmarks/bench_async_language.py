@@ -25,10 +25,10 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.bench_math import AS_BASELINES
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.loop.protocols import ReasoningRollout
-from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.language.sequences import Request, Sequence
+from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math import program
 from rlinf_core import Cluster, WorkerReference
 from rlinf_core.job.load import load_job

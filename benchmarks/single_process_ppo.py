@@ -31,7 +31,7 @@ from recipes.embodied.learning.bootstrapping import bootstrap_rewards
 from recipes.embodied.learning.reductions import sum_to_level
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
-from recipes.training.tensors import explained_variance
+from recipes.training.typed_tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.training.memory import ProcessForecast
+    from recipes.training.memory.process_forecast import ProcessForecast
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.placement.placement import Placement
 

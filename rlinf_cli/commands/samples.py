@@ -49,7 +49,7 @@ def samples(
 
     RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one.
     """
-    from recipes.language.samples import read_samples
+    from recipes.language.loop.answer_samples import read_samples
     from rlinf_cli.render.samples import legend, samples_record, samples_text
     from rlinf_cli.runs import find_run
 
@@ -79,7 +79,7 @@ def samples(
 
 
 def _other_steps(folder: Path, step: int) -> str:
-    from recipes.language.samples import sampled_steps
+    from recipes.language.loop.answer_samples import sampled_steps
 
     others = [each for each in sampled_steps(folder) if each != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.training.memory import PhaseForecast, ProcessForecast
+    from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
     from rlinf_cli.memory_sums import NodeMemory, NodeNeed
     from rlinf_core.memory import Peak
 

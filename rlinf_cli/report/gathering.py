@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from recipes.language import samples
+from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
 from rlinf_cli.memory_forecast import read_forecast
 from rlinf_cli.memory_peaks import read_peaks
@@ -257,13 +257,13 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
     """Return answers of the last step that has some, the best and the worst of them, and a few of the first step."""
-    steps = samples.sampled_steps(folder)
+    steps = answer_samples.sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
     found: list[Sample] = []
     for step, most in wanted:
         try:
-            every = [_sample(step, each) for each in samples.read_samples(folder, step)[1]]
+            every = [_sample(step, each) for each in answer_samples.read_samples(folder, step)[1]]
         except (RunError, ValueError, TypeError, KeyError) as error:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.tools import guard
-from recipes.agent.tools.base import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
 from rlinf_core.node.node_processes import MARK
 from rlinf_core.requirements import install_command, missing_modules

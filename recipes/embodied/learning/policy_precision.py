@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.models.base_policy import ActionEval, PolicyOutput
-from recipes.training.precision import DTYPES
+from recipes.training.dtypes import DTYPES
 
 
 def weight_type(config: EmbodiedActorConfig) -> torch.dtype:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-from recipes.training.empty_process import import_worker
+from recipes.training.memory.empty_process import import_worker
 from rlinf_core.memory import PeakMeter
 
 _MODULES = {

@@ -12,7 +12,7 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_simulator
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.real.franka_robot import SPEC as FRANKA_ROBOT
-from recipes.training.memory import PhaseForecast, ProcessForecast
+from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
 
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md); None: not measured.

@@ -11,8 +11,8 @@ import torch
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.memory.policy_memory import PolicyMemory
-from recipes.training.host_memory import heap_size, keep_freed_memory, release_host_memory
-from recipes.training.live_memory import HeapMemory
+from recipes.training.memory.host_memory import heap_size, keep_freed_memory, release_host_memory
+from recipes.training.memory.live_memory import HeapMemory
 
 # Optimizer steps that are taken: until so many in a row have not made the heap grow, and no more than these.
 _UNCHANGED_STEPS: Final = 2

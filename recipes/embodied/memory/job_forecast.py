@@ -27,8 +27,8 @@ from recipes.embodied.memory.policy_memory import PolicyMemory
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.replay_types import TransitionSpec
-from recipes.training.empty_process import measure_empty_process
-from recipes.training.memory import PhaseForecast, ProcessForecast
+from recipes.training.memory.empty_process import measure_empty_process
+from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 
 # How often the steps of a rollout lie in the memory of its worker: written down, and in shared memory as they are sent.
 _ROLLOUT_COPIES: Final = 2

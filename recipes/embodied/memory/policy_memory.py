@@ -19,8 +19,8 @@ from recipes.embodied.memory.meta_attention import fuse_attention
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs
 from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.registry import make_model
-from recipes.training.host_memory import LARGEST_KEPT
-from recipes.training.live_memory import LiveMemory
+from recipes.training.memory.host_memory import LARGEST_KEPT
+from recipes.training.memory.live_memory import LiveMemory
 
 
 class PolicyMemory:

@@ -9,7 +9,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.folder_facts import fault_of_fit
 from recipes.embodied.models.policy_folder import load_normalization
-from recipes.training.checkpoint import load_weights
+from recipes.training.state.state_checkpoint import load_weights
 from rlinf_core import CheckpointError
 
 

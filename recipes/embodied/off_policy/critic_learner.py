@@ -28,7 +28,7 @@ from recipes.embodied.off_policy.losses import (
     temperature_loss,
 )
 from recipes.training.optimizer import EagerAdamW
-from recipes.training.state import TrainingState
+from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss
 

@@ -22,7 +22,7 @@ from recipes.embodied.loop.frames import Footage
 from recipes.embodied.loop.videos import few_of_each, nothing_to_see, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
-from recipes.training.checkpoint import ACTOR
+from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.statistics import mean, wilson_interval
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners import durable

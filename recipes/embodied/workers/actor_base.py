@@ -15,9 +15,9 @@ from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.worker_layout import routes_of, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.training.host_memory import release_host_memory
-from recipes.training.state import TrainingState
-from recipes.training.weight_sync import WeightSender, receivers_of
+from recipes.training.memory.host_memory import release_host_memory
+from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.weight_sync import WeightSender, receivers_of
 from rlinf_core import Worker
 
 

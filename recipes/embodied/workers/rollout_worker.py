@@ -18,10 +18,10 @@ from recipes.embodied.loop.routing import Routes, Share
 from recipes.embodied.loop.worker_layout import actors_of, routes_of, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model
-from recipes.training.host_memory import keep_freed_memory, release_host_memory
+from recipes.training.memory.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, seed_of
-from recipes.training.weight_sync import receivers_of
-from recipes.training.weights import FlatWeights
+from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import receivers_of
 from rlinf_core import Worker
 
 

@@ -13,7 +13,7 @@ from rlinf_cli.runs import DEFAULT_LOG_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from recipes.training.memory import ProcessForecast
+    from recipes.training.memory.process_forecast import ProcessForecast
     from rlinf_cli.memory_sums import NodeMemory
     from rlinf_core.job.load import Job
     from rlinf_core.placement.placement import Placement

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.language import samples
+from recipes.language.loop import answer_samples
 from rlinf_cli import story
 from rlinf_cli.memory_forecast import keep_forecast
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -38,7 +38,7 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
     keep_forecast(run.path, {"components": {"actor": {"phases": [{"phase": NASTY, "total": 290 << 20}]}}})
     story.append_event(run.path, story.STARTED, 0, "started with actor 2")
-    samples.write_samples(
+    answer_samples.write_samples(
         run.path,
         4,
         [

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.model_rules import require_model
+from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import ConfigError

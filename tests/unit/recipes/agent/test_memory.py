@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from recipes.agent import memory as agent_memory
-from recipes.language import memory
-from recipes.training.memory import ProcessForecast
+from recipes.agent.memory import agent_forecast as agent_memory
+from recipes.language.memory import job_forecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
 
 SMALL = ("actor.model.hidden_dim=64", "actor.warm_start.steps=0", "data.rollout_batch_size=4")

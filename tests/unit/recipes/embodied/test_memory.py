@@ -9,7 +9,7 @@ import pytest
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.memory import job_forecast
 from recipes.embodied.memory.heap_gaps import Gaps
-from recipes.training.memory import ProcessForecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
 
 # An empty process of each kind, in bytes.

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.embodied.memory.meta_attention import fuse_attention
-from recipes.training.live_memory import LiveMemory
+from recipes.training.memory.live_memory import LiveMemory
 
 LENGTH, HEADS = 512, 8
 

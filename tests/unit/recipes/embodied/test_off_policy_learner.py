@@ -17,7 +17,7 @@ from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
 from recipes.sections.actor import FsdpConfig
 from recipes.training.finite import NonFiniteError
-from recipes.training.state import TrainingState
+from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
 
 SPEC = EnvSpec(state_size=2, action_size=1)

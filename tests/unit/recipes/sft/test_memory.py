@@ -10,7 +10,7 @@ import pytest
 from recipes.embodied.memory.heap_gaps import Gaps
 from recipes.sft import sft_memory
 from recipes.sft.config import SftConfig
-from recipes.training.memory import ProcessForecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft.conftest import ACTIONS, ALONE, LENGTHS, STATES
 

@@ -19,7 +19,7 @@ START = """
 import sys, torch
 import recipes.embodied.workers.actor_worker
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.state import TrainingState
+from recipes.training.state.training_state import TrainingState
 state = TrainingState(
     torch.nn.Linear(3, 2), OptimConfig(), FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu")
 )
