@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli import console
+from rlinf_cli.arguments.options import Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.console.interrupts import command_signals, ending_commands
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.interrupts import command_signals, ending_commands
 from rlinf_cli.lazy import LazyGroup
-from rlinf_cli.options import Quiet, Verbose
 from rlinf_core.errors import RLinfError
 
 

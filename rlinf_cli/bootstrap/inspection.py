@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.down import RunningJob
-from rlinf_cli.bootstrap.status import NodeStatus, State, StatusReport
+from rlinf_cli.bootstrap.cluster_state import NodeStatus, State, StatusReport
+from rlinf_cli.bootstrap.teardown import RunningJob
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, cast
 
 from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
-from rlinf_cli.memory_forecast import read_forecast
-from rlinf_cli.memory_peaks import read_peaks
-from rlinf_cli.provenance import Provenance, read_provenance
+from rlinf_cli.memory.memory_forecast import read_forecast
+from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
-from rlinf_cli.run_documents import ORIGINS, PICTURE, PLACEMENT
-from rlinf_cli.runs import outcome
-from rlinf_cli.story import StoryEvent, read_story
+from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
+from rlinf_cli.run.run_events import StoryEvent, read_story
+from rlinf_cli.runs.provenance import Provenance, read_provenance
+from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import stream_metrics
 from rlinf_core.runners.run_folder import RunFolder

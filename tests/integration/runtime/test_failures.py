@@ -111,7 +111,7 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
-    from rlinf_cli.job_picture import views
+    from rlinf_cli.render.job_workers import views
     from rlinf_core.manager.messages import Inspect
 
     deadline = time.monotonic() + 20

@@ -136,7 +136,7 @@ def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[s
 
 
 def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_cli.console.colored", lambda stream=None: True)
+    monkeypatch.setattr("rlinf_cli.console.console.colored", lambda stream=None: True)
 
     ended = cli("samples", "--logprobs", "--at-least", "1")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlinf_cli.job_picture import views
+from rlinf_cli.render.job_workers import views
 from rlinf_core.address import WorkerAddress
 from rlinf_core.context import Session
 from rlinf_core.errors import (
