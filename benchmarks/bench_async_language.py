@@ -34,7 +34,7 @@ from rlinf_core import Cluster, WorkerReference
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 SHORTEST, LONGEST, SHAPE = 0.02, 0.5, 1.2
 FIRST, LAST = 5, 10

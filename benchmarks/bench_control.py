@@ -33,7 +33,7 @@ from recipes.embodied.envs.env_spec import IntArray, Transition
 from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.starts import Starts
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 TICK, TICKS = 0.05, 20  # seconds of one, and how many there are in a training step
 WARM = 5  # training steps that are left out

@@ -35,7 +35,7 @@ from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
 
 MB = 1 << 20

@@ -30,7 +30,7 @@ from benchmarks.meter import END, Meter
 from recipes.math.config import MathConfig
 from recipes.math.program import program
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 PARTS = ["tiny", "curve", "pretrained", "smollm"]
 BASELINES = Path(__file__).with_name("math_baselines.py")

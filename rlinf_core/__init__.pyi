@@ -61,12 +61,12 @@ from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStra
 from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
 from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
 from rlinf_core.runners.events import Waiting as Waiting
-from rlinf_core.runners.policies import load_policy as load_policy
-from rlinf_core.runners.program import run_job as run_job
-from rlinf_core.runners.program import with_recovery as with_recovery
 from rlinf_core.runners.record import RunRecord as RunRecord
-from rlinf_core.runners.run_folder import RunFolder as RunFolder
+from rlinf_core.runners.run_program import run_job as run_job
+from rlinf_core.runners.run_program import with_recovery as with_recovery
 from rlinf_core.runners.runner import Runner as Runner
+from rlinf_core.runners.storage.run_folder import RunFolder as RunFolder
+from rlinf_core.runners.storage.saved_policies import load_policy as load_policy
 from rlinf_core.topology import ClusterTopology as ClusterTopology
 from rlinf_core.topology import NodeGroupInfo as NodeGroupInfo
 from rlinf_core.topology import NodeInfo as NodeInfo

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from rlinf_core import RLinfError
-from rlinf_core.requirements import install_command
+from rlinf_core.process.requirements import install_command
 
 
 class DatasetError(RLinfError):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Self
 
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_core.signal_mask import sigterm_deferred
+from rlinf_core.process.signal_mask import sigterm_deferred
 
 # How long a job may take to end cleanly.
 GRACE_SECONDS = 20.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_core.errors import RunError
-from rlinf_core.memory import Peak
+from rlinf_core.process.process_memory import Peak
 
 
 def machine_memory() -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.manager.messages import Hello, JobSnapshot, ProcessAnswer
+from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ProcessAnswer
 from rlinf_core.manager.wait_graph import Process, Wait
 from rlinf_core.manager.watch import processes_of
 from rlinf_core.manager.worker_registry import WorkerRecord

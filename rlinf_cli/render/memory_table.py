@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
     from rlinf_cli.memory.memory_sums import NodeMemory, NodeNeed
-    from rlinf_core.memory import Peak
+    from rlinf_core.process.process_memory import Peak
 
 
 # Said of a node whose memory nobody has declared.

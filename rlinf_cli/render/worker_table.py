@@ -6,7 +6,7 @@ from typing import Any
 
 from rlinf_cli.console import console
 from rlinf_cli.render.job_workers import WorkerView, views
-from rlinf_core.manager.messages import JobSnapshot
+from rlinf_core.manager.manager_messages import JobSnapshot
 from rlinf_core.waiting import spell_seconds
 
 SCHEMA = "rlinf.workers/1"

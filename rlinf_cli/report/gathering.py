@@ -22,8 +22,8 @@ from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import stream_metrics
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import RunState
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import RunState
 
 _MOST_SAMPLES = 16
 _MOST_FIRST = 4

@@ -11,7 +11,7 @@ from rlinf_cli.console import console
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 class UsedJob(NamedTuple):
@@ -69,8 +69,8 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
 
 def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     """Return the run that is meant by a path or a name; None where there is none of it."""
-    from rlinf_core.runners.run_folder import RunFolder
-    from rlinf_core.runners.run_state import STATE
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
 
     for path in (Path(name), log_path / name):
         if os.path.exists(path / STATE):
@@ -89,9 +89,9 @@ def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
         CheckpointError: there is none, or it is not whole.
     """
     from rlinf_core.errors import CheckpointError
-    from rlinf_core.runners.checkpoint import CheckpointStore, open_checkpoint
-    from rlinf_core.runners.run_folder import RunFolder
-    from rlinf_core.runners.run_state import STATE
+    from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
 
     if given is None and run is None:
         return None

@@ -11,7 +11,7 @@ from typing import Final
 from rlinf_cli.console.subcommands import COMMAND, reason
 from rlinf_core import env_vars
 from rlinf_core.errors import EnvironmentVariableError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 NAME: Final = "report.html"
 # The modules that a report needs.

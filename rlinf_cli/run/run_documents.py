@@ -15,12 +15,12 @@ from rlinf_cli.live.view import View
 from rlinf_cli.run import run_events
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
-from rlinf_core.runners import durable
 from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
+from rlinf_core.runners.storage import durable
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.topology import ClusterTopology
 
 LOGGER = logging.getLogger("rlinf")

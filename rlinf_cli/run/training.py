@@ -16,6 +16,7 @@ from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupt
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.file.findings import without_effect
 from rlinf_core.errors import RLinfError
+from rlinf_core.process.signal_mask import sigterm_deferred
 from rlinf_core.runners.events import (
     EVALUATE,
     SAVE_CHECKPOINT,
@@ -25,8 +26,7 @@ from rlinf_core.runners.events import (
     PhaseStarted,
     RunFinished,
 )
-from rlinf_core.runners.run_status import RunStatus
-from rlinf_core.signal_mask import sigterm_deferred
+from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     import logging
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rlinf_cli.live.view import View
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
@@ -131,7 +131,7 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
         RLinfError: it cannot be made, or there is nothing to continue from.
     """
     from rlinf_core.config.sections.runner import RunnerConfig
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.errors import RunError
-from rlinf_core.runners import durable
+from rlinf_core.runners.storage import durable
 from rlinf_core.version import __version__
 
 SCHEMA: Final = "rlinf.environment/1"

@@ -16,7 +16,7 @@ from rlinf_cli.runs.metric_comparison import Difference, Kind, ResultGap, RunRes
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import Metrics, read_metrics
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.console import console
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
-    from rlinf_core.runners.run_folder import RunFolder
-    from rlinf_core.runners.run_state import RunState
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import RunState
 
 DEFAULT_LOG_PATH = Path("runs")
 # The process is gone and wrote no end.
@@ -58,8 +58,8 @@ def _age(folder: RunFolder) -> tuple[float, str]:
 def all_runs(log_path: Path) -> list[RunFolder]:
     """Return the run folders in `log_path`, by name."""
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import RunFolder
-    from rlinf_core.runners.run_state import STATE
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
 
     found: list[RunFolder] = []
     for state in sorted(log_path.glob(f"*/{STATE}")):
@@ -92,8 +92,8 @@ def _asked(running: list[RunFolder]) -> RunFolder:
 
 def _named(run: str, log_path: Path) -> RunFolder:
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import RunFolder
-    from rlinf_core.runners.run_state import STATE
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
     from rlinf_core.suggest import did_you_mean
 
     for path in (Path(run), log_path / run):

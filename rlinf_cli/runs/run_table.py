@@ -16,9 +16,9 @@ from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.runs.run_lookup import all_runs, outcome
 from rlinf_core.runners.metrics import Metrics, decode
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import STATE
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
+from rlinf_core.runners.storage.run_status import RunStatus
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
 from rlinf_core.job.recipe import Trial
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")

@@ -19,7 +19,7 @@ from recipes.agent.endpoint import ChatEndpoint, serve
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 # Of a taskset that makes tasks without end, so many are used.
 _MOST_TASKS: Final = 10_000

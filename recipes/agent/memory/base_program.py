@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.training.memory.empty_process import import_worker
 from rlinf_core import ConfigError
-from rlinf_core.memory import PeakMeter
+from rlinf_core.process.process_memory import PeakMeter
 
 if TYPE_CHECKING:
     from recipes.agent.config import AgentConfig

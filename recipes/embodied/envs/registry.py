@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
 from rlinf_core import ConfigError
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import Registry
-from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv

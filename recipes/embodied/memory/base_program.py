@@ -12,7 +12,7 @@ import json
 import sys
 
 from recipes.training.memory.empty_process import import_worker
-from rlinf_core.memory import PeakMeter
+from rlinf_core.process.process_memory import PeakMeter
 
 _MODULES = {
     "actor": "recipes.embodied.workers.actor_worker",

@@ -14,7 +14,7 @@ from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from recipes.sections.model_folders import FolderFault, read_object
 from rlinf_core import CheckpointError
-from rlinf_core.runners.checkpoint import MANIFEST
+from rlinf_core.runners.storage.checkpoint import MANIFEST
 
 # Of torch.distributed.checkpoint: which tensor is in which file.
 _INDEX: Final = ".metadata"

@@ -17,7 +17,7 @@ from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 _PATHS: Path = ("data", "train_data_paths")
 

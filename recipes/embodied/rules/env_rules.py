@@ -27,8 +27,8 @@ from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.cluster import NodeGroup
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import import_target
-from rlinf_core.requirements import install_command, missing_modules
 
 
 def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> int | None:

@@ -12,8 +12,8 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import import_target
-from rlinf_core.requirements import missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig

@@ -25,8 +25,8 @@ from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.statistics import mean, wilson_interval
 from rlinf_core import ConfigError, Job
-from rlinf_core.runners import durable
-from rlinf_core.runners.checkpoint import open_checkpoint, versions
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
 SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"

@@ -30,7 +30,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.policy_folder import save_policy, write_description
 from recipes.embodied.using.trained_policy import TrainedPolicy, load
 from rlinf_core import ConfigError, RLinfError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 FORMATS: Final = ("safetensors", "torchscript", "onnx")
 _ACTIONS: Final = "actions"

@@ -21,7 +21,7 @@ from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.episodes.collector import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.registry import import_target
-from rlinf_core.runners.checkpoint import versions
+from rlinf_core.runners.storage.checkpoint import versions
 from rlinf_core.suggest import did_you_mean
 
 # Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.

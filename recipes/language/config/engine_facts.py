@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_core import ConfigError
-from rlinf_core.requirements import install_command
+from rlinf_core.process.requirements import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

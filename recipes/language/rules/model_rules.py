@@ -14,7 +14,7 @@ from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 _MODEL: Path = ("actor", "model", "model_path")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")

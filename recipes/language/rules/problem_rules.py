@@ -11,7 +11,7 @@ from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 _REWARD: Path = ("reward", "reward_type")
 _SOURCES = {"reasoning_gym": "reasoning_gym", "parquet": "pyarrow"}

@@ -11,7 +11,7 @@ from typing import Final
 
 from rlinf_core import ConfigError
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.memory import PeakMeter
+from rlinf_core.process.process_memory import PeakMeter
 
 # Bytes that a worker holds besides what such a program measures: its connections to Ray and to its peers. Measured.
 CONNECTED: Final = 45 * 2**20

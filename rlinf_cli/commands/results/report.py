@@ -14,7 +14,7 @@ from rlinf_cli.lazy import command
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.report/1"
 # How often a page is written anew, and how often the run's state is looked at meanwhile.

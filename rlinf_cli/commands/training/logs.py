@@ -15,7 +15,7 @@ from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
     from rlinf_cli.runs.log_files import Follower, LogFile
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 _LOOK_EVERY = 0.2
 

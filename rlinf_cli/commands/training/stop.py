@@ -13,11 +13,11 @@ from rlinf_cli.arguments.options import LogPath, Quiet, Run, Verbose
 from rlinf_cli.console import console
 from rlinf_cli.lazy import command
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 _LOOK_EVERY = 0.1
 _FIRST_WORD = 2.0

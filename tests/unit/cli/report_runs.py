@@ -10,11 +10,11 @@ from recipes.language.loop import answer_samples
 from rlinf_cli.memory.memory_forecast import keep_forecast
 from rlinf_cli.run import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.tracing import Taken, TraceSpan
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
 

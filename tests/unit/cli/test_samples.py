@@ -10,8 +10,8 @@ import pytest
 
 from recipes.language.loop.answer_samples import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Verbose
 from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_cli.runs.run_table import RunRow

@@ -15,7 +15,7 @@ from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.runs-prune/1"
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

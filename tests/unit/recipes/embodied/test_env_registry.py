@@ -13,7 +13,7 @@ from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from rlinf_core.errors import ConfigError
-from rlinf_core.requirements import install_command
+from rlinf_core.process.requirements import install_command
 
 SETTINGS = EnvSettings(num_envs=2)
 

@@ -29,9 +29,9 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, StepFinished
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
-from rlinf_core.runners.program import with_recovery
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_program import with_recovery
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 SMALL = (
     "actor.model.hidden_dim=16",
