@@ -4,8 +4,8 @@
 
 Figures of generation are tokens per CPU second, on one thread; those of weights are seconds against a copy of as many
 bytes in memory. Rounds of both sides take turns; each line is the ratio of medians, with the quarters of single ratios.
-`--model` also decodes with a real model, such as that of `python -m recipes.language.models.smollm2`. Exits with 1 when a goal
-is missed.
+`--model` also decodes with a real model, such as that of `python -m recipes.language.models.smollm2`. Exits with 1 when
+a goal is missed.
 """
 
 from __future__ import annotations

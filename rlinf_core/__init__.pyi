@@ -1,6 +1,5 @@
 """The public names, each with the module that defines it; `__init__.py` imports a name on first use."""
 
-from recipes.embodied.loop.embodied_runner import EmbodiedRunner as EmbodiedRunner
 from rlinf_core.address import WorkerAddress as WorkerAddress
 from rlinf_core.algorithms.advantages import Advantages as Advantages
 from rlinf_core.algorithms.advantages import AdvantageSettings as AdvantageSettings

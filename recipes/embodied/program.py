@@ -6,12 +6,12 @@ from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
 from recipes.embodied.models.folder_facts import require_model_folder
 from rlinf_core import (
     Cluster,
-    EmbodiedRunner,
     HybridComponentPlacement,
     Job,
     RunFolder,

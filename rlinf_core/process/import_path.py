@@ -15,7 +15,7 @@ from typing import Final
 
 # The top-level packages that rlinf is installed as, side by side.
 OWN_PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
-OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 _managed = False
 

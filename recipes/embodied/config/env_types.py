@@ -74,18 +74,29 @@ def _simulator(
 
 
 ENV_TYPES: Final[Mapping[str, EnvType]] = {
-    "franka_kin": EnvType(f"{_FOLDER}.franka_kin:FrankaKinEnv", ("pick", "reach")),
-    "franka_mujoco": EnvType(f"{_FOLDER}.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco"),
-    "franka_vision": EnvType(
-        f"{_FOLDER}.franka_vision:FrankaVisionEnv", ("touch",), observes=("states", "images.main", "instructions")
+    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach")),
+    "franka_mujoco": EnvType(
+        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco"
     ),
-    "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", action_size=7),
-    "robot": EnvType(f"{_FOLDER}.driven_robot:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
+    "franka_vision": EnvType(
+        f"{_FOLDER}.franka.franka_vision:FrankaVisionEnv",
+        ("touch",),
+        observes=("states", "images.main", "instructions"),
+    ),
+    "franka_robot": EnvType(f"{_FOLDER}.real.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", action_size=7),
+    "robot": EnvType(f"{_FOLDER}.real.driver_env:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
     "gymnasium": EnvType(
-        f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None, processes=0
+        f"{_FOLDER}.simulators.gymnasium_env:GymnasiumEnv",
+        module="gymnasium",
+        observes=None,
+        max_episode_steps=None,
+        processes=0,
     ),
     "gymnasium_vector": EnvType(
-        f"{_FOLDER}.gymnasium_vector:GymnasiumVectorEnv", module="gymnasium", observes=None, max_episode_steps=None
+        f"{_FOLDER}.simulators.gymnasium_vector:GymnasiumVectorEnv",
+        module="gymnasium",
+        observes=None,
+        max_episode_steps=None,
     ),
     "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0),
     "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
@@ -95,7 +106,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch", processes=None
     ),
     "panda_gym": EnvType(
-        f"{_FOLDER}.panda_gym_env:PandaGymEnv",
+        f"{_FOLDER}.simulators.panda_gym_env:PandaGymEnv",
         module="panda_gym",
         observes=None,
         max_episode_steps=None,

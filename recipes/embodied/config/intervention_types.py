@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.interventions"
+_OPTIONS: Final = f"{_FOLDER}.source_options"
 NONE: Final = "none"
 # The rewards and successes of the environment itself: there is no judge.
 ENVIRONMENT: Final = "environment"
@@ -30,16 +31,16 @@ class SourceType(NamedTuple):
 
 
 def _source(name: str, kind: str, **more: object) -> SourceType:
-    target, options = f"{_FOLDER}.{name}:{kind}Source", f"{_FOLDER}.options:{kind}Options"
+    target, options = f"{_FOLDER}.{name}:{kind}Source", f"{_OPTIONS}:{kind}Options"
     return SourceType(target, options, **more)  # pyright: ignore[reportArgumentType]
 
 
 SOURCES: Final[Mapping[str, SourceType]] = {
     "scripted": _source("scripted", "Scripted", person=False),
-    "keyboard": _source("keyboard", "Keyboard"),
-    "gamepad": _source("gamepad", "Gamepad", module="evdev", install="evdev"),
-    "spacemouse": _source("spacemouse", "SpaceMouse", module="hid", install="hidapi"),
-    "remote": _source("remote", "Remote"),
+    "keyboard": _source("devices.keyboard", "Keyboard"),
+    "gamepad": _source("devices.gamepad", "Gamepad", module="evdev", install="evdev"),
+    "spacemouse": _source("devices.spacemouse", "SpaceMouse", module="hid", install="hidapi"),
+    "remote": _source("remote.remote_source", "Remote"),
 }
 
 
@@ -61,8 +62,8 @@ class JudgeType(NamedTuple):
 
 
 JUDGES: Final[Mapping[str, JudgeType]] = {
-    "keys": JudgeType(f"{_FOLDER}.judges:KeysJudge", f"{_FOLDER}.options:KeysOptions"),
+    "keys": JudgeType(f"{_FOLDER}.judges:KeysJudge", f"{_OPTIONS}:KeysOptions"),
     "classifier": JudgeType(
-        "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_FOLDER}.options:ClassifierOptions", "torch"
+        "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
     ),
 }

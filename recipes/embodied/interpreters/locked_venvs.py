@@ -22,7 +22,7 @@ from recipes.embodied.rules.env_rules import facts_of
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.job.recipe import Trial
 
-LOCKS: Final = Path(__file__).parent / "envs" / "locks"
+LOCKS: Final = Path(__file__).parent / "locks"
 DEFAULT_FOLDER: Final = Path("~/.rlinf/envs")
 # Which kind of environment a folder was made for.
 _MARK: Final = "rlinf-env.json"
@@ -186,7 +186,7 @@ def trials(config: EmbodiedConfig) -> list[Trial]:
 
 def own_requirement() -> list[str]:
     """Return what pip installs this very rlinf by: its folder, editable, where it runs from one; else its version."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if (root / "pyproject.toml").is_file():
         return ["--editable", str(root)]
     distribution = metadata.distribution("rlinf-cli")

@@ -19,12 +19,11 @@ from recipes.embodied.loop.protocols import (
     Layout,
     RolloutGroup,
 )
-from rlinf_core.channel.channel import Channel
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
-from rlinf_core.runners.record import RunConfig, RunRecord
+from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import RolloutRunner, rank_means
-from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
 EPISODES: Final = "env"

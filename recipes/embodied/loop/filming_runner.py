@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.frames import Footage
 from recipes.embodied.loop.protocols import EmbodiedEnv
 from recipes.embodied.loop.videos import nothing_to_see, write_videos
-from rlinf_core import Channel, EmbodiedRunner, RunRecord, WorkerGroup
+from rlinf_core import Channel, RunRecord, WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
 

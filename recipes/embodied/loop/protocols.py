@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from rlinf_core.worker.handle import WorkerGroupHandle
+from rlinf_core import WorkerGroupHandle
 
 # Sums over episodes and how many these are, by name.
 EpisodeSums: TypeAlias = Mapping[str, tuple[float, int]]

@@ -27,7 +27,7 @@ PARTS: Final = (
     "rlinf_cli.bootstrap.node.node_run",
     "rlinf_cli.bootstrap.node.node_agent",
 )
-_PACKAGES: Final = ("rlinf_core", "rlinf_core.node", "rlinf_cli", "rlinf_cli.bootstrap")
+_PACKAGES: Final = ("rlinf_core", "rlinf_core.node", "rlinf_cli", "rlinf_cli.bootstrap", "rlinf_cli.bootstrap.node")
 # The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
 _CARRIER: Final = """\
@@ -89,7 +89,7 @@ def source(main: str = "node_agent") -> bytes:
     of them.
     """
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
-    text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{__package__}.{main}").encode()
+    text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{_PACKAGES[-1]}.{main}").encode()
     return b"%d\n%s" % (len(text), text)
 
 

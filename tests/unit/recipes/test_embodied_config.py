@@ -187,8 +187,8 @@ class TestKinds:
     def test_your_own(self, findings: Any) -> None:
         assert (
             findings(
-                LAPTOP
-                + "env:\n  train:\n    env_type: recipes.embodied.envs.franka.franka_kin:FrankaKinEnv\n    task: anything\n"
+                LAPTOP + "env:\n  train:\n    task: anything\n"
+                "    env_type: recipes.embodied.envs.franka.franka_kin:FrankaKinEnv\n"
             )
             == []
         )

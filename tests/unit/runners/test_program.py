@@ -136,7 +136,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
         assert cluster.config is config.cluster
         return SimpleNamespace(init_workers=init_workers, run=run)
 
-    monkeypatch.setattr(runners.program, "Cluster", Machines)
+    monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
     config: Any = job.config
     run_job(job, RunFolder.create(config.runner, "embodied"), told.append, launch)

@@ -19,7 +19,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(config: Any, component: str, module: str, program: str = "") -> dict[str, int]:
         return {"start": 90, "init": 95, "work": 100}
 
-    for module in (memory, agent_memory):
+    for module in (job_forecast, agent_memory):
         monkeypatch.setattr(module, "empty_process", empty)
 
 
