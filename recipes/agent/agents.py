@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,11 +48,12 @@ Agent = Callable[[AgentTask, LanguageModel, Toolbox], Awaitable[AgentOutcome | s
 
 
 async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-    """Let the model use tools, one call a turn, until it writes a turn without a call: its answer."""
-    chat = llm.conversation(*task.messages)
+    """Let the model use tools until it writes a turn without a call: its answer."""
+    chat = llm.conversation(*task.messages, tools=tools.offer)
     while True:
         reply = await chat.reply(stop=tools.stop)
-        call = tools.find_call(reply.text)
-        if call is None:
+        calls = tools.calls(reply)
+        if not calls:
             return AgentOutcome(answer=reply.text)
-        chat.add(tools.written(await tools.call(call.name, call.argument)), role="tool")
+        for message in await asyncio.gather(*map(tools.answer, calls)):
+            chat.add(message)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
 from recipes.agent.no_effect import AGENT
 from recipes.agent.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
 from recipes.language.config import (
@@ -25,6 +26,7 @@ from recipes.language.config import (
 from recipes.language.data_config import LanguageDataConfig
 from recipes.language.job_rules import check_job
 from recipes.language.job_rules import inputs as job_inputs
+from recipes.language.template_rules import ChatRoles
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
@@ -35,6 +37,9 @@ from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, Pos
 from rlinf_core.job.recipe import Trial
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.scalars import Text
+
+if TYPE_CHECKING:
+    from recipes.language.data.chat_template import ChatTemplate
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.
@@ -136,6 +141,13 @@ class AgentWorkerConfig(ConfigModel):
             because=("tools",),
         ),
         NoEffect(
+            ("tool_format",),
+            lambda agent, sizes: agent.run != "tool_agent",
+            "`run` is not tool_agent",
+            "remove it, or write `run: tool_agent`",
+            because=("run",),
+        ),
+        NoEffect(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools and not agent.mcp,
             "there are no `tools`",
@@ -153,6 +165,11 @@ class AgentWorkerConfig(ConfigModel):
         default=("calculator",),
         description="Tools: calculator, search, python (in a sandbox), http (to listed hosts), or"
         " `package.module:function`, from text to text, async or not.",
+    )
+    tool_format: Literal["auto", "plain"] = Field(
+        default="auto",
+        description="How tool_agent's model calls tools: auto, as functions in the form that its chat template teaches,"
+        " and plain where it teaches none; plain, `<name>argument</name>`.",
     )
     tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
     timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
@@ -214,6 +231,28 @@ class AgentConfig(LanguageConfig):
     def has_index(self) -> bool:
         """Whether workers of their own hold the index of `search`."""
         return INDEX in self.cluster.component_placement and "search" in self.agent.tools
+
+    @property
+    def offers_functions(self) -> bool:
+        """Whether tool_agent's model calls tools as functions where its chat template teaches a form."""
+        agent = self.agent
+        return self.data.apply_chat_template and agent.run == "tool_agent" and agent.tool_format == "auto"
+
+    def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
+        """See `LanguageConfig`."""
+        agent, asked = self.agent, super().chat_roles(template)
+        system = ("system",) if self.data.system_prompt else ()
+        if agent.run != "tool_agent" or not (agent.tools or agent.mcp):
+            return [*asked, ChatRoles(("agent", "run"), (*system, "user", "assistant", "user"))]
+        if self.offers_functions and taught_form(template) is not None:
+            return [*asked, ChatRoles(("agent", "tools"), (*system, "user", "assistant", "tool"), (PROBE_FUNCTION,))]
+        plain = ChatRoles(
+            ("agent", "tools"),
+            ("system", "user"),
+            help="the use of tools is told in a system message: use a"
+            " model whose chat template takes one, or write `data.apply_chat_template: false`",
+        )
+        return [*asked, plain, ChatRoles(("agent", "tools"), ("system", "user", "assistant", "tool"))]
 
     @property
     def longest_answer(self) -> int:

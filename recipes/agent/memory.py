@@ -48,7 +48,9 @@ def first_prompts(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, co
     if data.source == EPISODES:
         raise ConfigError("an environment says what an episode begins with")
     tasks = load_tasks(data, evaluation=False)
-    encoder = TurnEncoder(tokenizer, apply_chat_template=data.apply_chat_template)
+    encoder = TurnEncoder(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_arguments=data.chat_template_kwargs
+    )
     numbers = training_order(len(tasks), 0, count, seed=data.seed, shuffle=data.shuffle)
     encoded = [encoder.encode((), first_messages(tasks[number], data, "")) for number in numbers]
     return tuple(each for each in encoded if each)

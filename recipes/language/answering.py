@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from recipes.language.answer_group import AnswerGroup
 from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
+from recipes.language.data.chat_template import TemplateRefusalError
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engine_stream import Arriving, EngineStream, Orders
@@ -17,6 +19,8 @@ from recipes.language.engines.foreign import EngineAnswerError
 from recipes.language.loop.prompts import KeepUnfinished, Prompt
 from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
+
+LOGGER = logging.getLogger("rlinf")
 
 
 class _Open(NamedTuple):
@@ -69,7 +73,7 @@ class Answering:
         # What a checkpoint has of answers that wait to go on, by the positions of their problems.
         self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
-        self.drawn = 0
+        self.drawn = self._refused = 0
 
     def load(self, update: WeightUpdate) -> None:
         """Load weights into the engine.
@@ -156,7 +160,14 @@ class Answering:
         if prompt.trains:
             (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.shuffle)
         problem = problems[index]
-        tokens = self._encoder.encode(problem)
+        try:
+            tokens = self._encoder.encode(problem)
+        except TemplateRefusalError as refusal:
+            # Of this prompt alone: it is skipped as one that is too long.
+            tokens = None
+            if not self._refused:
+                LOGGER.warning("prompt %d is skipped: %s; further ones are counted only", index, refusal.reason)
+            self._refused += 1
         if not tokens:
             self._put([AnswerGroup(prompt, index, problem, (), ())])
             return

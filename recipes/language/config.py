@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from recipes.language.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.data_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.no_effect import LANGUAGE
 from recipes.language.rollout_config import LanguageRolloutConfig
+from recipes.language.template_rules import ChatRoles
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
@@ -24,6 +25,9 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.scalars import Bool, Text
+
+if TYPE_CHECKING:
+    from recipes.language.data.chat_template import ChatTemplate
 
 
 class LanguageRunnerConfig(RunnerConfig):
@@ -300,6 +304,11 @@ class LanguageConfig(JobConfig):
     def longest_answer(self) -> int:
         """Most tokens that an answer may have."""
         return self.rollout.sampling_params.max_new_tokens
+
+    def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
+        """Return the conversations that the chat template has to write, the simplest first."""
+        asked = [ChatRoles(("data", "apply_chat_template"), ("user",))]
+        return asked + [ChatRoles(("data", "system_prompt"), ("system", "user"))] * bool(self.data.system_prompt)
 
     @property
     def minibatches(self) -> int:

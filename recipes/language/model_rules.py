@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
 from recipes.language.config import LanguageConfig
+from recipes.language.template_rules import template_fault
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
@@ -114,7 +115,8 @@ def faults(config: LanguageConfig) -> list[Fault]:
         found += [] if fault is None else [Fault(_MODEL, *fault)]
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
-        found += _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+        faults = _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+        found += faults or _faults_of_template(config, tokenizer, at)
     return found
 
 
@@ -135,6 +137,26 @@ def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any]
         help = "use the tokenizer that the model was trained with"
         found.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, and the model {known}", help))
     return found
+
+
+def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[Fault]:
+    """Return what the chat template of a tokenizer cannot write of what the job will say."""
+    if not config.data.apply_chat_template or missing_modules(["transformers", "torch", "jinja2"]):
+        return []
+    # For files that ask for a template: they import much.
+    from recipes.language.data.chat_template import ChatTemplate
+    from recipes.training.huggingface import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(folder)
+    except ConfigError as error:
+        return [Fault(at, f"{error.message}: {error.why}", error.help or "")]
+    try:
+        fault = template_fault(config, ChatTemplate(tokenizer, config.data.chat_template_kwargs))
+    except ConfigError as error:
+        key = "chat_template_kwargs" if "chat_template_kwargs" in error.message else "apply_chat_template"
+        return [Fault(("data", key), error.message + (f": {error.why}" if error.why else ""), error.help or "")]
+    return [] if fault is None else [Fault(*fault)]
 
 
 def _highest_token(folder: FilePath) -> int:
