@@ -16,7 +16,8 @@ class ChatMessage(NamedTuple):
     Attributes:
         role, text: of the message.
         calls: of functions, in a message of the assistant that the model did not draw.
-        call_id, name: of the call that a tool's message answers, and of its function.
+        call_id: of the call that a tool's message answers.
+        name: of that function, or of the person who writes.
     """
 
     role: Role

@@ -86,10 +86,8 @@ class TurnEncoder:
             entry["content"] += "".join(map(written_call, message.calls))
         elif message.calls:
             entry["tool_calls"] = [_call_entry(each) for each in message.calls]
-        if message.role == "tool":
-            names = {"tool_call_id": message.call_id, "name": message.name}
-            entry |= {key: value for key, value in names.items() if value}
-        return entry
+        names = {"tool_call_id": message.call_id, "name": message.name}
+        return entry | {key: value for key, value in names.items() if value}
 
     def _written(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -21,8 +21,7 @@ class TemplateRefusalError(ConfigError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the chat template refuses the messages",
-            why=why,
+            f"the chat template refuses the messages: {why}",
             help="change the roles or their order, or write `data.apply_chat_template: false`",
         )
         self.reason = why
