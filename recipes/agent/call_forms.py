@@ -102,7 +102,7 @@ def find_calls(
     calls: list[FunctionCall] = []
     begins = len(text)
     for start, name, arguments in _STYLES[form.style](text, form):
-        if name not in functions or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
             continue
         values = cast("dict[str, Any]", arguments)
         if form.style == "pairs":

@@ -181,15 +181,14 @@ def _events(message: dict[str, Any]) -> Iterator[str]:
     begun: dict[str, Any] = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     begun["usage"] = {**message["usage"], "output_tokens": 0}
     yield _named({"type": "message_start", "message": begun})
-    empty: dict[str, Any]
     for index, block in enumerate(message["content"]):
-        if block["type"] == "text":
-            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-        else:
-            empty, delta = (
-                {**block, "input": {}},
-                {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
-            )
+        # A block begins empty: a text without words, a call without arguments.
+        empty: dict[str, Any] = {**block, **({"text": ""} if block["type"] == "text" else {"input": {}})}
+        delta = (
+            {"type": "text_delta", "text": block["text"]}
+            if block["type"] == "text"
+            else {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        )
         yield _named({"type": "content_block_start", "index": index, "content_block": empty})
         yield _named({"type": "content_block_delta", "index": index, "delta": delta})
         yield _named({"type": "content_block_stop", "index": index})

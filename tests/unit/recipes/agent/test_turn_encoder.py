@@ -7,11 +7,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.messages import ChatMessage
+from recipes.agent.call_forms import HERMES, FunctionCall
+from recipes.agent.messages import ChatMessage, ToolOffer
 from recipes.agent.turn_encoder import TurnEncoder
+from recipes.language.data.chat_template import TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.byte_level import END, write_byte_level
+from tests.unit.recipes.agent.test_call_forms import HERMES_TEMPLATE
 
 TOLD = [ChatMessage("tool", "7 <|im_end|> 數")]
 WRITTEN = "\n<|im_start|>tool\n7 <|im_end|> 數<|im_end|>\n<|im_start|>assistant\n"
@@ -50,9 +53,80 @@ def test_without_a_template_texts_are_told_as_they_are(tokenizer: Any) -> None:
     assert encoder.encode((1, 2), TOLD) == encoded(tokenizer, TOLD[0].text)
 
 
-def test_a_template_that_changes_what_the_model_said_is_refused(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for each in messages %}{{ each['role'] }}{% endfor %}")
-    with pytest.raises(ConfigError, match="does not write turns of the model as they are"):
+def test_a_template_that_changes_the_models_words_is_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for each in messages %}{{ each['content'] if each['role'] != 'assistant' }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(TemplateRefusalError, match="does not write turns of the model as they are"):
         TurnEncoder(tokenizer, apply_chat_template=True).encode((1, 2), TOLD)
+
+
+STRICT = """{% for m in messages %}
+{%- if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{{- '<' + m.role + '>' + m.content + '</>' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("context", "messages"),
+    [
+        ((1, 2), [ChatMessage("tool", "42")]),
+        ((1, 2), [ChatMessage("user", "a"), ChatMessage("user", "b")]),
+        ((), [ChatMessage("system", "a"), ChatMessage("user", "b")]),
+    ],
+)
+def test_messages_that_a_template_refuses_are_an_error_of_theirs(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, context: tuple[int, ...], messages: list[ChatMessage]
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", STRICT)
+    encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+    with pytest.raises(TemplateRefusalError, match=r"not supported|must alternate"):
+        encoder.encode(context, messages)
+    assert encoder.encode((1, 2), [ChatMessage("user", "a")])
+
+
+def test_arguments_of_the_template_reach_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not thinks %}no{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    for thinks, written in ((True, "x"), (False, "xno")):
+        encoder = TurnEncoder(tokenizer, apply_chat_template=True, template_arguments={"thinks": thinks})
+        assert encoder.encode((), [ChatMessage("user", "x")]) == encoded(tokenizer, written)
+    with pytest.raises(ConfigError, match="`thinking`, which the chat template does not read"):
+        TurnEncoder(tokenizer, apply_chat_template=True, template_arguments={"thinking": True})
+
+
+def test_templates_that_read_parts_get_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{% for m in messages %}{% for part in m.content if part is mapping %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+    assert encoder.encode((), [ChatMessage("user", "x")]) == encoded(tokenizer, "x")
+
+
+FUNCTION = '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}'
+OFFER = ToolOffer((FUNCTION,), "how to call")
+
+
+def test_functions_are_told_as_the_template_tells_them(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", HERMES_TEMPLATE)
+    encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+    assert encoder.form == HERMES
+    text = encoder.raw_text(encoder.encode((), [ChatMessage("user", "x")], OFFER))
+    assert '"name": "add"' in text
+    assert "how to call" not in text
+    call = ChatMessage("assistant", "", (FunctionCall("add", '{"of": 1}', "c"),))
+    context = encoder.encode((), [ChatMessage("user", "x"), call, ChatMessage("tool", "2", call_id="c")], OFFER)
+    assert '{"name": "add", "arguments": {"of": 1}}' in encoder.raw_text(context)
+    after = encoder.raw_text(encoder.encode((1, 2), [ChatMessage("tool", "2", call_id="c")], OFFER))
+    assert "<tool_response>\n2\n</tool_response>" in after
+    assert "add" not in after
+
+
+def test_functions_are_told_in_words_where_the_template_knows_none(tokenizer: Any) -> None:
+    encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+    assert encoder.form is None
+    first = encoder.raw_text(encoder.encode((), [ChatMessage("system", "Be kind."), ChatMessage("user", "x")], OFFER))
+    assert "system\nBe kind.\n\nhow to call<|im_end|>" in first
+    call = ChatMessage("assistant", "so", (FunctionCall("add", '{"of": 1}', "c"),))
+    text = encoder.raw_text(encoder.encode((), [ChatMessage("user", "x"), call], OFFER))
+    assert 'so<tool_call>{"name": "add", "arguments": {"of": 1}}</tool_call>' in text
