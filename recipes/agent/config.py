@@ -306,6 +306,9 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             "`python` runs programs in a sandbox of bubblewrap, which is not installed",
             "run `apt install bubblewrap`",
         )
+    if "http" in agent.tools and missing_modules(["httpx"]) and runs_in_this_interpreter(config, "agent"):
+        at = ("agent", "tools", agent.tools.index("http"))
+        report(at, "missing-extra", "`http` needs the package httpx", f"run `{install_command('httpx')}`")
     if "http" in agent.tools and not agent.http.allow:
         report(
             blame(config, ("agent", "http", "allow"), ("agent", "tools")),
