@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from recipes.agent.agents import AgentTask, tool_agent
 from recipes.agent.call_forms import HERMES, FunctionCall
-from recipes.agent.messages import ChatMessage, ToolOffer
+from recipes.agent.llm import DrawSettings, LanguageModel
+from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer
+from recipes.agent.tools.calculator import Calculator
+from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.turn_encoder import TurnEncoder
 from recipes.language.data.chat_template import TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
@@ -130,3 +136,64 @@ def test_functions_are_told_in_words_where_the_template_knows_none(tokenizer: An
     call = ChatMessage("assistant", "so", (FunctionCall("add", '{"of": 1}', "c"),))
     text = encoder.raw_text(encoder.encode((), [ChatMessage("user", "x"), call], OFFER))
     assert 'so<tool_call>{"name": "add", "arguments": {"of": 1}}</tool_call>' in text
+
+
+class Scripted:
+    """Engines that write messages as tokens as a worker does, and say what a test has written."""
+
+    def __init__(self, tokenizer: Any, *turns: str) -> None:
+        self._encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+        self._tokenizer, self._turns = tokenizer, list(turns)
+
+    async def draw(self, request: DrawRequest) -> DrawnTurn:
+        observed = self._encoder.encode(request.context, request.messages, request.tools)
+        text = self._turns.pop(0)
+        drawn = (*encoded(self._tokenizer, text), self._tokenizer.eos_token_id)
+        zeros = (0,) * len(drawn)
+        return DrawnTurn(0, observed, drawn, (0.0,) * len(drawn), zeros, text, "stop", text, self._encoder.form)
+
+
+def test_an_agents_calls_are_in_the_form_of_the_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", HERMES_TEMPLATE)
+    calls = [
+        {"type": "function", "function": {"name": "calculator", "arguments": {"argument": each}}}
+        for each in ("2*3", "1/0")
+    ]
+    arguments = [json.dumps(each["function"]["arguments"]) for each in calls]
+    written = "<think>\n\n</think>\n\n" + "".join(
+        f'<tool_call>\n{{"name": "calculator", "arguments": {each}}}\n</tool_call>' for each in arguments
+    )
+    settings = DrawSettings(sample=0, seed=0, temperature=1.0, max_turns=4, max_tokens=9999, max_new_tokens=999)
+    llm = LanguageModel(Scripted(tokenizer, written, "It is 6."), settings)
+    tools = Toolbox([Calculator()], 30.0, native=True)
+    task = AgentTask("2*3", (ChatMessage("user", "2*3"),), "6", {})
+
+    outcome = asyncio.run(tool_agent(task, llm, tools))
+
+    assert outcome.answer == "It is 6."
+    assert tools.figures["agent/tool_calls"] == 2
+    assert tools.figures["agent/tool_errors"] == 1
+    (segment,) = llm.segments()
+    assert tools.offer is not None
+    functions = [json.loads(each) for each in tools.offer.functions]
+    conversation = [
+        {"role": "user", "content": "2*3"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "6"},
+        {"role": "tool", "content": "error: division by zero"},
+        {"role": "assistant", "content": "It is 6."},
+    ]
+    # Token by token what the template writes of the whole conversation.
+    whole = tokenizer.apply_chat_template(conversation, tools=functions, tokenize=False).removesuffix("\n")
+    assert tokenizer.decode((*segment.prompt, *segment.tokens)) == whole
+    assert (*segment.prompt, *segment.tokens) == encoded(tokenizer, whole)
+
+
+def test_an_agents_calls_are_plain_where_the_template_knows_none(tokenizer: Any) -> None:
+    settings = DrawSettings(sample=0, seed=0, temperature=1.0, max_turns=4, max_tokens=9999, max_new_tokens=999)
+    llm = LanguageModel(Scripted(tokenizer, "<calculator>2*3</calculator>", "6"), settings)
+    task = AgentTask("2*3", (ChatMessage("user", "2*3"),), "6", {})
+    assert asyncio.run(tool_agent(task, llm, Toolbox([Calculator()], 30.0, native=True))).answer == "6"
+    text = tokenizer.decode((*llm.segments()[0].prompt, *llm.segments()[0].tokens))
+    assert "You may use tools" in text
+    assert "tool\n<result>6</result>" in text
