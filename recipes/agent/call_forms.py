@@ -49,7 +49,7 @@ class FunctionCall(NamedTuple):
 
 
 class CallForm(NamedTuple):
-    """How a model writes a call.
+    """The form in which a model writes a call.
 
     Attributes:
         style: `json`, objects with `name` and `arguments` or `parameters`, or a list of them; `split`, a name followed

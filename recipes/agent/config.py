@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -23,10 +23,10 @@ from recipes.language.config import (
     LanguageRunnerConfig,
     WarmStartConfig,
 )
+from recipes.language.data.chat_template import ChatRoles, ChatTemplate
 from recipes.language.data_config import LanguageDataConfig
 from recipes.language.job_rules import check_job
 from recipes.language.job_rules import inputs as job_inputs
-from recipes.language.template_rules import ChatRoles
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
@@ -37,9 +37,6 @@ from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, Pos
 from rlinf_core.job.recipe import Trial
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.scalars import Text
-
-if TYPE_CHECKING:
-    from recipes.language.data.chat_template import ChatTemplate
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from recipes.language.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.data.chat_template import ChatRoles, ChatTemplate
 from recipes.language.data_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.no_effect import LANGUAGE
 from recipes.language.rollout_config import LanguageRolloutConfig
-from recipes.language.template_rules import ChatRoles
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
@@ -25,9 +25,6 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.scalars import Bool, Text
-
-if TYPE_CHECKING:
-    from recipes.language.data.chat_template import ChatTemplate
 
 
 class LanguageRunnerConfig(RunnerConfig):

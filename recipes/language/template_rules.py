@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
@@ -22,22 +22,6 @@ _HELP: Final = {
     "tool": "use a model whose chat template takes messages of tools, or write `data.apply_chat_template: false`",
 }
 _OTHER_HELP: Final = "use a tokenizer with another template, or write `data.apply_chat_template: false`"
-
-
-class ChatRoles(NamedTuple):
-    """The roles of a conversation in their order, and the key that asks for it.
-
-    Attributes:
-        path: of the key.
-        roles: of the messages.
-        tools: functions that the template is told of, as chat completions list them.
-        help: the remedy; empty: the one for the roles.
-    """
-
-    path: Path
-    roles: tuple[str, ...]
-    tools: tuple[Any, ...] = ()
-    help: str = ""
 
 
 class ChatFault(NamedTuple):

@@ -5,15 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_core import ConfigError
+from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PROBE: Final = "rlinfprobe"
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class ChatRoles(NamedTuple):
+    """The roles of a conversation in their order, and the key that asks for it.
+
+    Attributes:
+        path: of the key.
+        roles: of the messages.
+        tools: functions that the template is told of, as chat completions list them.
+        help: the remedy; empty: the one for the roles.
+    """
+
+    path: Path
+    roles: tuple[str, ...]
+    tools: tuple[Any, ...] = ()
+    help: str = ""
 
 
 class TemplateRefusalError(ConfigError):
