@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -175,11 +174,11 @@ async def _listening(app: Gate) -> AsyncGenerator[int]:
     )
     config.load()
     state = ServerState()
-    listener = socket.create_server(("127.0.0.1", 0), backlog=MOST_CONNECTIONS)
+    # Made here and not given as a socket: asyncio sends small answers at once on connections of its own alone.
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
+    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS)
     try:
-        yield listener.getsockname()[1]
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         tasks = list(state.tasks)

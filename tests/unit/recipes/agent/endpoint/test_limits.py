@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -220,3 +221,17 @@ def test_a_client_that_goes_away_costs_no_turn() -> None:
     with_endpoint(llm, act)
     assert llm.turns == 0
     assert [each.drawn for each in llm.segments()] == [0]
+
+
+def test_small_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[int] = []
+    made = limits.Connection.connection_made
+
+    def look(connection: limits.Connection, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(connection, transport)
+
+    monkeypatch.setattr(limits.Connection, "connection_made", look)
+    assert posted(model("a"), PATH, BODY)[0][0] == 200
+    assert options == [1]
