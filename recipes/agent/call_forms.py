@@ -116,7 +116,8 @@ def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
     marks = re.compile(re.escape(form.begin) if form.begin else r"\A(?:<\|python_tag\|>)?|(?<=\})\s*[;\n]\s*(?=\{)")
     for mark in marks.finditer(text):
         value, end = _decoded(text, mark.end())
-        if not form.begin and text[end:].strip()[:1] not in ("", ";", "{"):
+        # Without marks, words after a call make it part of an answer; a token that ends the turn does not.
+        if not form.begin and not re.match(r"\s*(?:[;{]|<\||\Z)", text[end:]):
             return
         for call in cast("list[Any]", value) if isinstance(value, list) else [value]:
             if isinstance(call, dict):

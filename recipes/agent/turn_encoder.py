@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from recipes.agent.call_forms import FunctionCall, taught_form, written_call
@@ -44,6 +45,18 @@ class TurnEncoder:
         self._tokenizer: Any = tokenizer
         self.template = ChatTemplate(tokenizer, template_arguments or {}) if apply_chat_template else None
         self.form = None if self.template is None else taught_form(self.template)
+        self._lost = frozenset(self._lost_roles())
+
+    def _lost_roles(self) -> Iterator[str]:
+        """Yield roles whose messages the template leaves out without an error."""
+        user, model, system, tool = (
+            {"role": role, "content": f"Words of {role}."} for role in ("user", "assistant", "system", "tool")
+        )
+        for role, conversation in (("system", [system, user]), ("tool", [user, model, tool])):
+            # That a template refuses a role is found when there is a message to be written.
+            with suppress(TemplateRefusalError):
+                if self.template is not None and self.template.lost_role(conversation) == role:
+                    yield role
 
     def encode(
         self, context: Sequence[int], messages: Sequence[ChatMessage], tools: ToolOffer | None = None
@@ -58,6 +71,9 @@ class TurnEncoder:
         if self.template is None:
             text = "".join(each.text + "".join(map(written_call, each.calls)) for each in messages)
             return tuple(self._tokenizer.encode(text, add_special_tokens=not context))
+        for each in messages:
+            if each.role in self._lost:
+                raise TemplateRefusalError(f"it leaves out what a `{each.role}` message says")
         functions = [json.loads(each) for each in tools.functions] if tools is not None and self.form else []
         listed = [self._entry(each) for each in messages]
         if not context:

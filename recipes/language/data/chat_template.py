@@ -107,11 +107,19 @@ class ChatTemplate:
     def fault(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         """Return why a conversation cannot be written with all its texts; None where it can."""
         try:
-            text = self.render(messages, tools)
+            lost = self.lost_role(messages, tools)
         except TemplateRefusalError as refusal:
             return refusal.reason
-        lost = next((each["role"] for each in messages if each["content"].strip() not in text), None)
         return None if lost is None else f"the text of the `{lost}` message is not in the prompt"
+
+    def lost_role(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+        """Return the role of a message whose text the template leaves out; None where it writes all of them.
+
+        Raises:
+            TemplateRefusalError: the template does not write the messages.
+        """
+        text = self.render(messages, tools)
+        return next((each["role"] for each in messages if each["content"].strip() not in text), None)
 
     @staticmethod
     def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -167,8 +167,6 @@ def test_a_call_that_the_template_writes_is_read_back(family: str) -> None:
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"a": 5, "b": "c d"}}}
     whole = template.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [call])
     turn = whole[len(template.render(asked, [call])) :]
-    for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<｜Assistant｜>"):
-        turn = turn.partition(end)[0]
     ((name, arguments, _),) = find_calls(turn, form, SCHEMAS)[1]
     assert (name, json.loads(arguments)) == ("f", {"a": 5, "b": "c d"})
 

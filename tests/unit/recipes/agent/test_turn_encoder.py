@@ -90,6 +90,16 @@ def test_messages_that_a_template_refuses_are_an_error_of_theirs(
     assert encoder.encode((1, 2), [ChatMessage("user", "a")])
 
 
+def test_messages_that_a_template_leaves_out_are_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    encoder = TurnEncoder(tokenizer, apply_chat_template=True)
+    for context, message in (((1, 2), ChatMessage("tool", "42")), ((), ChatMessage("system", "Be kind."))):
+        with pytest.raises(TemplateRefusalError, match=f"leaves out what a `{message.role}` message says"):
+            encoder.encode(context, [message, ChatMessage("user", "x")])
+    assert encoder.encode((1, 2), [ChatMessage("user", "x")]) == encoded(tokenizer, "x")
+
+
 def test_arguments_of_the_template_reach_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not thinks %}no{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
