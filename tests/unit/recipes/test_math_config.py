@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -369,6 +370,17 @@ def test_agents_need_a_template_for_every_role(
     text = file + "data:\n  apply_chat_template: true\n" + (f"agent:\n{agent}" if agent else "")
     report = findings(text, f"actor.model.model_path={model}", messages=True)
     assert [why in each[2] for each in report if why] == ([] if why is None else [True])
+
+
+def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Path, tmp_path: Path) -> None:
+    save_tokenizer(model, NO_SYSTEM)
+    file = tmp_path / "some.jsonl"
+    asked = [{"role": "user", "content": "1+1"}]
+    rows = [{"prompt": each, "answer": "2"} for each in (asked, [{"role": "system", "content": "s"}, *asked])]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    chat = f"data:\n  apply_chat_template: true\n  train_data_paths: {file}\n"
+    found = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    assert [("problem 1" in each[2], "no system" in each[2]) for each in found] == [(True, True)]
 
 
 def save_tokenizer(folder: Path, template: str) -> None:
