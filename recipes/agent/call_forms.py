@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from recipes.language.data.chat_template import ChatTemplate
+    from recipes.training.chat_template import ChatTemplate
 
 _NAME, _KEY, _VALUE, _RESULT = "rlinfprobe", "firstkey", "firstvalue", "proberesult"
 _SECOND_KEY, _SECOND_VALUE = "secondkey", "secondvalue"
@@ -170,7 +170,7 @@ def taught_form(template: ChatTemplate) -> CallForm | None:
 
     The template is asked to write calls of a made-up function, and the form is read off them.
     """
-    from recipes.language.data.chat_template import TemplateRefusalError
+    from recipes.training.chat_template import TemplateRefusalError
 
     tool = PROBE_FUNCTION
     asked = [{"role": "user", "content": "?"}]

@@ -9,28 +9,21 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
-from recipes.agent.endpoint.exchange import (
-    ROLES,
-    Answer,
-    Ask,
-    Chats,
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.endpoint.exchange import ROLES, Answer, Ask, Chats, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.fields import (
     answers_field,
     as_mapping,
     bad_request,
-    call_message,
     check_fields,
     check_sampling,
     content_text,
-    event,
     flag,
-    functions_of,
     listed,
     stop_texts,
     text_field,
-    tool_message,
     whole_number,
 )
-from recipes.agent.messages import ChatMessage
 
 _PARTS: Final = {"text": "text", "refusal": "refusal"}
 _READ: Final = (

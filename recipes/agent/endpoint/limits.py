@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from recipes.agent.endpoint.exchange import RequestError
+from recipes.agent.endpoint.fields import RequestError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

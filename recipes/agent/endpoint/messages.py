@@ -9,27 +9,29 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint.exchange import (
     Answer,
     Ask,
     Chats,
     Functions,
+    call_message,
+    event,
+    functions_of,
+    tool_message,
+)
+from recipes.agent.endpoint.fields import (
     as_mapping,
     bad_request,
-    call_message,
     check_fields,
     check_sampling,
     content_text,
-    event,
     flag,
-    functions_of,
     listed,
     stop_texts,
     text_field,
-    tool_message,
     whole_number,
 )
-from recipes.agent.messages import ChatMessage
 
 _PARTS: Final = {"text": "text"}
 _READ: Final = (

@@ -8,27 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint import chat
-from recipes.agent.endpoint.exchange import (
-    ROLES,
-    Answer,
-    Ask,
-    Chats,
+from recipes.agent.endpoint.exchange import ROLES, Answer, Ask, Chats, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.fields import (
     as_mapping,
     bad_request,
-    call_message,
     check_fields,
     check_sampling,
     content_text,
-    event,
     flag,
-    functions_of,
     listed,
     text_field,
-    tool_message,
     whole_number,
 )
-from recipes.agent.messages import ChatMessage
 
 error = chat.error
 

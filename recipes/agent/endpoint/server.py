@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol, cast
 
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
-from recipes.agent.endpoint.exchange import Answer, Ask, Chats, RequestError, bad_request
-from recipes.agent.llm import LanguageModel
+from recipes.agent.endpoint.exchange import Answer, Ask, Chats
+from recipes.agent.endpoint.fields import RequestError, bad_request
 from rlinf_core import ConfigError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 if missing := missing_modules(["starlette", "uvicorn"]):
     raise ConfigError(

@@ -12,8 +12,8 @@ from urllib.parse import urljoin
 
 import httpx
 
-from recipes.agent.tools.allow_list import AllowList, UrlParts, parse_url
-from recipes.agent.tools.base import Tool, ToolError, ToolUnavailable
+from recipes.agent.config.allow_list import AllowList, UrlParts, parse_url
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
 _MOST_REDIRECTS: Final = 5
 _KEEPS_METHOD: Final = (307, 308)

@@ -10,10 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from recipes.agent.call_forms import find_calls
-from recipes.agent.llm import ModelReply
-from recipes.agent.messages import ChatMessage, ToolOffer
-from recipes.agent.tools.base import Tool, ToolError, ToolUnavailable
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
 # Longest observation in characters; what is longer is cut.
 _LONGEST: Final = 4000
@@ -25,13 +22,11 @@ class ToolCall(NamedTuple):
 
     Attributes:
         name: of the tool.
-        argument: as text.
-        call_id: of a call in the form that the model's chat template teaches; its argument is a JSON object.
+        argument: as text; JSON in a call whose arguments have names.
     """
 
     name: str
     argument: str
-    call_id: str = ""
 
 
 class Observation(NamedTuple):
@@ -92,35 +87,13 @@ class Toolbox:
         return "\n".join(("You may use tools, and are answered with <result>...</result>:", *lines))
 
     @property
-    def offer(self) -> ToolOffer | None:
-        """The tools as functions, for a conversation whose calls are in the form of the chat template."""
-        if not self._native or not self._tools:
-            return None
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The tools as chat completions list functions; none where calls are plain."""
         described = (
             {"name": each.name, "description": each.description, "parameters": dict(each.parameters)}
-            for each in self._tools.values()
+            for each in (self._tools.values() if self._native else ())
         )
-        functions = tuple(json.dumps({"type": "function", "function": each}) for each in described)
-        return ToolOffer(functions, self.instructions)
-
-    def calls(self, reply: ModelReply) -> tuple[ToolCall, ...]:
-        """Return the calls in a turn: all of those in the form of the chat template, or the one at its end."""
-        if reply.form is None:
-            call = self.find_call(reply.text)
-            return () if call is None else (call,)
-        schemas = {name: each.parameters for name, each in self._tools.items()}
-        _, calls = find_calls(reply.raw, reply.form, schemas)
-        return tuple(ToolCall(*each) for each in calls)
-
-    async def answer(self, call: ToolCall) -> ChatMessage:
-        """Carry out a call, and return the message that tells the model of its outcome.
-
-        Raises:
-            ToolUnavailable: the tool cannot be asked.
-        """
-        seen = await self._observed(call, json.loads(call.argument) if call.call_id else call.argument)
-        text = seen.text if call.call_id else self.written(seen)
-        return ChatMessage("tool", text, call_id=call.call_id, name=call.name if call.call_id else "")
+        return tuple({"type": "function", "function": each} for each in described)
 
     def find_call(self, text: str) -> ToolCall | None:
         """Return the call at the end of a turn; None where there is none."""
@@ -131,16 +104,17 @@ class Toolbox:
         """Return an observation as the model reads it."""
         return f"<{RESULT}>{seen.text}</{RESULT}>"
 
-    async def call(self, name: str, argument: str) -> Observation:
+    async def call(self, name: str, argument: str | Mapping[str, Any]) -> Observation:
         """Return what a tool finds. Errors and time-outs are observations, too, and are counted.
+
+        Args:
+            name: of the tool.
+            argument: a text, or arguments by their names.
 
         Raises:
             ToolUnavailable: the tool cannot be asked.
         """
-        return await self._observed(ToolCall(name, argument), argument)
-
-    async def _observed(self, call: ToolCall, argument: str | Mapping[str, Any]) -> Observation:
-        name, began = call.name, time.perf_counter()
+        began = time.perf_counter()
         text, failure = await self._outcome(name, argument)
         cut = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
         seen = Observation(cut, failure, time.perf_counter() - began)
@@ -149,7 +123,8 @@ class Toolbox:
         self.figures["agent/tool_timeouts"] += failure == "timeout"
         if name in self._tools:
             self.figures[f"agent/tool_seconds/{name}"] += seen.seconds
-        self._told(call, seen)
+        written = argument if isinstance(argument, str) else json.dumps(dict(argument), ensure_ascii=False)
+        self._told(ToolCall(name, written), seen)
         return seen
 
     async def _outcome(

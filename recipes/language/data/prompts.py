@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.language.data.chat_template import ChatTemplate
 from recipes.language.data.problems import Problem
+from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:

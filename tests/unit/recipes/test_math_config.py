@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.model_rules import require_model
+from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import ConfigError
@@ -243,9 +243,9 @@ def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined:
 def test_packages_that_this_python_lacks(
     findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str, code: str
 ) -> None:
-    for rules in ("data_rules", "model_rules"):
+    for rules in ("problem_rules", "model_rules"):
         monkeypatch.setattr(
-            f"recipes.language.{rules}.missing_modules", lambda names: [name for name in names if name == module]
+            f"recipes.language.rules.{rules}.missing_modules", lambda names: [name for name in names if name == module]
         )
 
     found = findings(LAPTOP + sections, messages=True)
@@ -384,7 +384,7 @@ def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Pa
 
 
 def save_tokenizer(folder: Path, template: str) -> None:
-    from recipes.language.models import built_tokenizer
+    from recipes.language.models.load_model import built_tokenizer
 
     tokenizer: Any = built_tokenizer("".join(map(chr, range(32, 127))))
     tokenizer.chat_template = template

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.agents import AgentTask, tool_agent
 from recipes.agent.call_forms import HERMES, FunctionCall
-from recipes.agent.llm import DrawSettings, LanguageModel
-from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer
+from recipes.agent.conversation.agents import AgentTask, tool_agent
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
+from recipes.agent.conversation.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.agent.turn_encoder import TurnEncoder
-from recipes.language.data.chat_template import TemplateRefusalError
+from recipes.training.chat_template import TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.byte_level import END, write_byte_level
@@ -184,8 +184,7 @@ def test_an_agents_calls_are_in_the_form_of_the_template(tokenizer: Any, monkeyp
     assert tools.figures["agent/tool_calls"] == 2
     assert tools.figures["agent/tool_errors"] == 1
     (segment,) = llm.segments()
-    assert tools.offer is not None
-    functions = [json.loads(each) for each in tools.offer.functions]
+    functions = list(tools.functions)
     conversation = [
         {"role": "user", "content": "2*3"},
         {"role": "assistant", "content": "", "tool_calls": calls},

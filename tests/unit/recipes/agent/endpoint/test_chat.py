@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from recipes.agent.call_forms import CallForm
-from recipes.agent.messages import DrawnTurn, DrawRequest
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
 from tests.unit.recipes.agent.endpoint.asking import CALL, OTHER_CALL, PARAMETERS, model, posted, with_openai
 from tests.unit.recipes.agent.test_llm import tokens
 
@@ -151,7 +151,7 @@ def test_calls_in_the_form_of_the_chat_template_are_read() -> None:
             raw = '[TOOL_CALLS] [{"name": "add", "arguments": {}}]'
             return DrawnTurn(0, (1,), (2,), (0.0,), (0,), raw[13:], "stop", raw, form)
 
-    from recipes.agent.llm import LanguageModel
+    from recipes.agent.conversation.chat_model import LanguageModel
     from tests.unit.recipes.agent.test_llm import SETTINGS
 
     ((status, _, answer),) = posted(LanguageModel(Native(), SETTINGS), PATH, {"messages": HI, "tools": [ADD]})

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
 from recipes.agent.endpoint import ChatEndpoint, limits, serve
-from recipes.agent.messages import DrawnTurn, DrawRequest
 from tests.unit.recipes.agent.endpoint.asking import model, post, posted, with_endpoint
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.environments.base import TextStep
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvError, OpenEnvSettings
-from recipes.agent.tools.base import ToolUnavailable
+from recipes.agent.environments.text_environment import TextStep
+from recipes.agent.tools.tool import ToolUnavailable
 
 websockets = pytest.importorskip("websockets.asyncio.server")
 

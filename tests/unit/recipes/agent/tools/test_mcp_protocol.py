@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the package mcp: pip install 'mcp>=2,<3'")
 
-from recipes.agent.tools.base import ToolError, ToolUnavailable
 from recipes.agent.tools.mcp_servers import McpServers, McpTool, ServerCommand
+from recipes.agent.tools.tool import ToolError, ToolUnavailable
 
 SERVER = str(Path(__file__).with_name("raw_mcp_server.py"))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.tools.base import ToolUnavailable
 from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
+from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox
 from rlinf_core import ConfigError
 
