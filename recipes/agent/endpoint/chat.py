@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.endpoint.exchange import ROLES, Answer, Ask, Chats, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
 from recipes.agent.endpoint.fields import (
     answers_field,
     as_mapping,
@@ -107,7 +107,7 @@ def _call(entry: dict[str, Any]) -> FunctionCall:
 
 
 def written(
-    request: dict[str, Any], ask: Ask, answers: Sequence[Answer], chats: Chats
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
 ) -> dict[str, Any] | Iterator[str]:
     """Return a chat completion, or the events of a stream."""
     if ask.streams:
@@ -119,7 +119,7 @@ def written(
     return {**_common(ask, "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def _events(request: dict[str, Any], ask: Ask, answers: Sequence[Answer]) -> Iterator[str]:
+def _events(request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn]) -> Iterator[str]:
     """Yield the events of a stream: each turn is one piece."""
     common = _common(ask, "chat.completion.chunk")
     counts = as_mapping(request.get("stream_options")).get("include_usage") is True
@@ -159,15 +159,15 @@ def _common(ask: Ask, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": kind, "created": int(time.time()), "model": ask.model}
 
 
-def _shown(answer: Answer) -> dict[str, Any]:
+def _shown(answer: SaidTurn) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
     return {**message, "tool_calls": [each.entry() for each in answer.calls]} if answer.calls else message
 
 
-def _finish(answer: Answer) -> str:
+def _finish(answer: SaidTurn) -> str:
     return "tool_calls" if answer.calls else answer.finish
 
 
-def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+def _usage(answers: Sequence[SaidTurn]) -> dict[str, int]:
     before, drawn = answers[0].prompt_tokens, sum(each.tokens for each in answers)
     return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}

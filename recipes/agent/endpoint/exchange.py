@@ -48,7 +48,7 @@ class Ask(NamedTuple):
     answers: int = 1
 
 
-class Answer(NamedTuple):
+class SaidTurn(NamedTuple):
     """A turn of the model as clients see it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Chats:
         self.settings: DrawSettings = llm.settings
         self.responses: dict[str, list[Any]] = {}
 
-    async def reply(self, ask: Ask) -> list[Answer]:
+    async def reply(self, ask: Ask) -> list[SaidTurn]:
         """Return the next turns of a conversation.
 
         Raises:
@@ -143,7 +143,7 @@ class Chats:
                 return chat, past
         return self._llm.conversation(*ask.messages, tools=ask.offer), None
 
-    def _answer(self, ask: Ask, chat: Chat, reply: ModelReply) -> Answer:
+    def _answer(self, ask: Ask, chat: Chat, reply: ModelReply) -> SaidTurn:
         ends = [(reply.text.find(each), each) for each in ask.stop if each in reply.text]
         place, stop = min(ends, default=(len(reply.text), None))
         text, calls, written = reply.text[:place], (), reply.text[:place]
@@ -156,7 +156,7 @@ class Chats:
         self._known[functions, (*ask.messages, ChatMessage("assistant", written))] = chat
         self._written.update((each.call_id, (written, each.name)) for each in calls)
         finish = "calls" if calls else "length" if reply.finish == "length" else "stop"
-        return Answer(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
+        return SaidTurn(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
 
 
 class Functions(NamedTuple):

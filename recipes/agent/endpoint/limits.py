@@ -121,7 +121,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """A connection that is closed when there are too many, or when a request does not arrive in time."""
 
     _began = 0.0

@@ -11,10 +11,10 @@ from typing import Any, Final
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint.exchange import (
-    Answer,
     Ask,
     Chats,
     Functions,
+    SaidTurn,
     call_message,
     event,
     functions_of,
@@ -155,7 +155,7 @@ def _user(message: dict[str, Any], chats: Chats) -> Iterator[ChatMessage]:
 
 
 def written(
-    request: dict[str, Any], ask: Ask, answers: Sequence[Answer], chats: Chats
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
 ) -> dict[str, Any] | Iterator[str]:
     """Return a message, or the events of a stream."""
     (answer,) = answers

@@ -10,7 +10,7 @@ from typing import Any, Final
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint import chat
-from recipes.agent.endpoint.exchange import ROLES, Answer, Ask, Chats, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
 from recipes.agent.endpoint.fields import (
     as_mapping,
     bad_request,
@@ -125,7 +125,7 @@ def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMes
 
 
 def written(
-    request: dict[str, Any], ask: Ask, answers: Sequence[Answer], chats: Chats
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
 ) -> dict[str, Any] | Iterator[str]:
     """Return a response, or the events of a stream; it is kept for requests that go on from it."""
     (answer,) = answers
@@ -136,7 +136,7 @@ def written(
     return _events(response) if ask.streams else response
 
 
-def _output(answer: Answer) -> list[dict[str, Any]]:
+def _output(answer: SaidTurn) -> list[dict[str, Any]]:
     output: list[dict[str, Any]] = []
     status = "incomplete" if answer.finish == "length" else "completed"
     if answer.text or not answer.calls:
@@ -149,7 +149,7 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
     return output
 
 
-def _response(request: Mapping[str, Any], ask: Ask, answer: Answer, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response(request: Mapping[str, Any], ask: Ask, answer: SaidTurn, output: list[dict[str, Any]]) -> dict[str, Any]:
     cut = answer.finish == "length"
     echoed = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p")
     return {

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
-from recipes.agent.endpoint.exchange import Answer, Ask, Chats
+from recipes.agent.endpoint.exchange import Ask, Chats, SaidTurn
 from recipes.agent.endpoint.fields import RequestError, bad_request
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from recipes.agent.endpoint.limits import LARGEST_HEAD, MOST_CONNECTIONS, Connection, Gate, read_body, unless_gone
+from recipes.agent.endpoint.limits import LARGEST_HEAD, MOST_CONNECTIONS, Gate, TimedConnection, read_body, unless_gone
 
 _IDLE_SECONDS: Final = 60
 _CLIENT_GONE: Final = 499
@@ -53,7 +53,7 @@ class Dialect(Protocol):
 
     def read(self, request: dict[str, Any], chats: Chats, /) -> Ask: ...
     def written(
-        self, request: dict[str, Any], ask: Ask, answers: Sequence[Answer], chats: Chats, /
+        self, request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats, /
     ) -> dict[str, Any] | Iterator[str]: ...
     def error(self, status: HTTPStatus, message: str, /) -> dict[str, Any]: ...
 
@@ -162,7 +162,7 @@ def _gone(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _listening(app: Gate) -> AsyncGenerator[int]:
-    """Answer connections on loopback by `app` as long as the context lasts; its value is the port."""
+    """SaidTurn connections on loopback by `app` as long as the context lasts; its value is the port."""
     # Not `uvicorn.Server`: that one takes the signals of the process, and looks about ten times a second.
     config = uvicorn.Config(
         app,
@@ -177,7 +177,9 @@ async def _listening(app: Gate) -> AsyncGenerator[int]:
     state = ServerState()
     # Made here and not given as a socket: asyncio sends small answers at once on connections of its own alone.
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS)
+    server = await loop.create_server(
+        lambda: TimedConnection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS
+    )
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -225,13 +225,13 @@ def test_a_client_that_goes_away_costs_no_turn() -> None:
 
 def test_small_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[int] = []
-    made = limits.Connection.connection_made
+    made = limits.TimedConnection.connection_made
 
-    def look(connection: limits.Connection, transport: asyncio.Transport) -> None:
+    def look(connection: limits.TimedConnection, transport: asyncio.Transport) -> None:
         sock = transport.get_extra_info("socket")
         options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(connection, transport)
 
-    monkeypatch.setattr(limits.Connection, "connection_made", look)
+    monkeypatch.setattr(limits.TimedConnection, "connection_made", look)
     assert posted(model("a"), PATH, BODY)[0][0] == 200
     assert options == [1]
