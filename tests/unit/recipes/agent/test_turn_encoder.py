@@ -138,7 +138,7 @@ def test_functions_are_told_as_the_template_tells_them(tokenizer: Any, monkeypat
     assert "add" not in after
 
 
-def test_functions_are_told_in_words_where_the_template_knows_none(tokenizer: Any) -> None:
+def test_functions_are_told_in_words_to_other_templates(tokenizer: Any) -> None:
     encoder = TurnEncoder(tokenizer, apply_chat_template=True)
     assert encoder.form is None
     first = encoder.raw_text(encoder.encode((), [ChatMessage("system", "Be kind."), ChatMessage("user", "x")], OFFER))
