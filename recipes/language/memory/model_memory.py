@@ -90,9 +90,9 @@ class ModelMemory:
             plain = _plain(chosen, tokenizer, actor)
             written = getattr(plain.config, "dtype", None)
             plain = cast("PreTrainedModel", cast("Any", plain).to(loaded))
-            self.shape: CacheShape = cache_shape(plain)
             model = plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))
             policy: AnswerModel = ValueModel(model) if values else LanguagePolicy(model)
+            self.shape: CacheShape = cache_shape(plain)
         self.is_built = chosen.model_path is None
         self.in_file = chosen.model_path is not None and written == loaded
         policy.eval()

@@ -7,7 +7,7 @@ tokens that several sequences share can stand once, and keys can be kept whereve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,7 +57,6 @@ def use_plans(model: PreTrainedModel) -> None:
         ConfigError: the model's attention cannot be replaced, or is of a kind that is not computed here.
     """
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
@@ -66,36 +65,10 @@ def use_plans(model: PreTrainedModel) -> None:
     unknown = sorted(set(layers) - {"full_attention", SLIDING})
     if unknown:
         raise ConfigError(f"`{kind}` has layers that are not computed here: {', '.join(unknown)}", help=_REMEDY)
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None) and not layers:
+        raise ConfigError(f"`{kind}` attends within chunks of tokens, which is not computed here", help=_REMEDY)
     AttentionInterface.register(ATTENTION, _attend)
-    AttentionMaskInterface.register(ATTENTION, _window_of_mask)
     model.set_attn_implementation(ATTENTION)
-
-
-def _window_of_mask(
-    *, mask_function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], local_size: int | None = None, **_: Any
-) -> Tensor | None:
-    """Return what a model's mask is, in the place of the mask: a plan lays out what tokens see by itself.
-
-    Models that hand no window to their attention, such as PhiMoE, say it here. The other arguments say of which tokens a
-    mask is to be made.
-
-    Args:
-        mask_function: whether a query sees a key, of sample, head, query and key.
-        local_size: of a window, or of chunks.
-
-    Returns:
-        The window as a tensor without dimensions; None where tokens see all before them.
-
-    Raises:
-        ConfigError: the mask is of another kind.
-    """
-    if local_size is None:
-        return None
-    # The last token of a window sees its first; the first token of a chunk does not see the chunk before.
-    first, last = torch.tensor(0, device="cpu"), torch.tensor(local_size, device="cpu")
-    if not bool(mask_function(first, first, last, first + 1)):
-        raise ConfigError("the model attends within chunks of tokens, which is not computed here", help=_REMEDY)
-    return last
 
 
 def _attend(
@@ -121,12 +94,6 @@ def _attend(
     if attention_plan is None:
         raise ConfigError("the model's layers do not pass on the arguments of their attention", help=_REMEDY)
     layer: int = module.layer_idx
-    if attention_mask is not None and attention_mask.dim() == 0:
-        window = int(attention_mask)
-        attention_mask = None
-        if sliding_window not in (None, window):
-            raise ConfigError(f"layer {layer} of the model has windows of {window} and {sliding_window} tokens")
-        sliding_window = window
     asked = [name for name, value in others.items() if name not in _NEUTRAL and value is not None]
     asked += ["attention_mask"] if attention_mask is not None else []
     asked += ["dropout"] if dropout else []
@@ -136,6 +103,9 @@ def _attend(
             f"layer {layer} of the model asks its attention for `{asked[0]}`, which is not computed here", help=_REMEDY
         )
     kinds = getattr(module.config, "layer_types", None)
+    if not kinds and sliding_window is None:
+        # PhiMoE hands its window to nobody but the mask.
+        sliding_window = getattr(module.config, "sliding_window", None)
     if kinds and kinds[layer] == SLIDING and sliding_window is None:
         raise ConfigError(f"layer {layer} of the model has a window that its attention is not told of", help=_REMEDY)
     rule = AttentionRule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)

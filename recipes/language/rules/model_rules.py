@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import check_file
+from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
@@ -20,6 +21,7 @@ from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import install_command, missing_modules
 
 _MODEL: Path = ("actor", "model", "model_path")
+_LENGTH: Path = ("runner", "seq_length")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
 _TEMPLATE: Path = ("data", "apply_chat_template")
 
@@ -57,6 +59,8 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             severity=Severity.WARNING,
         )
         return
+    for fault in architecture_faults(config):
+        report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
     described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
     severity = Severity.WARNING if described else Severity.ERROR
     for fault in faults(config):
@@ -97,12 +101,33 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in faults(config):
+    for fault in (*faults(config), *architecture_faults(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
 def _has_settings(folder: str) -> bool:
     return bool(read_object(FilePath(folder) / SETTINGS))
+
+
+def architecture_faults(config: LanguageConfig) -> list[Fault]:
+    """Return why the models in the folders of actor, critic and reference cannot be trained or evaluated."""
+    found: list[Fault] = []
+    length = config.runner.seq_length
+    for path, folder in _folders(config).items():
+        fault = fault_of_architecture(read_object(FilePath(folder) / SETTINGS), length)
+        if fault is not None:
+            found.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
+    return found
+
+
+def _folders(config: LanguageConfig) -> Mapping[Path, str]:
+    """Return the folders of models that the file names, with their keys."""
+    folders: dict[Path, str | None] = {
+        _MODEL: config.actor.model.model_path,
+        ("critic", "model", "model_path"): config.critic.model.model_path if config.critic.model else None,
+        ("reference", "model_path"): config.reference.model_path,
+    }
+    return {path: folder for path, folder in folders.items() if folder is not None}
 
 
 def faults(config: LanguageConfig) -> list[Fault]:

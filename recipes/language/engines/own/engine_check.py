@@ -56,7 +56,8 @@ def check_engine(model: PreTrainedModel) -> PlainCheck:
     limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
-            f"the engine `torch` draws wrongly from `{kind}`: a log-probability differs by {largest:.2g} from {reference}",
+            f"the engine `torch` draws wrongly from `{kind}`: a log-probability differs by {largest:.2g} from"
+            f" {reference}",
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,
         )
