@@ -215,7 +215,7 @@ def _view(storage: object, dtype: torch.dtype | None, offset: Any, size: Any, st
     if len(sizes) != len(strides):
         raise ValueError("a tensor has other dimensions than strides")
     if not count:
-        return torch.empty(sizes, dtype=dtype)
+        return torch.empty_strided(sizes, strides, dtype=dtype)
     last = first + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if last >= room or count > room:
         raise ValueError("a tensor is larger than its storage")

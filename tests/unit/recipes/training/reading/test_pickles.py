@@ -54,7 +54,7 @@ NAMES = sorted(streams(Path()))
 def test_nothing_that_a_stream_names_is_called(name: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     stream = streams(marker)[name]
-    with pytest.raises(ValueError, match="never made|instruction"):
+    with pytest.raises(ValueError, match=r"never made|instruction"):
         PickleReader().read(stream)
     assert not marker.exists()
     pickle.loads(stream)
