@@ -32,7 +32,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and all(map(same, one, other, strict=True))
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 
