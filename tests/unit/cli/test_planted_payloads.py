@@ -14,40 +14,43 @@ from pathlib import Path
 import pytest
 import torch
 
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.state import state_checkpoint
 from rlinf_core import RLinfError, load_policy
+from rlinf_core.config.origins import resolved_text
+from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import find_source
 from tests.payloads import PAYLOADS, plant
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.report_runs import full_run
-from tests.unit.recipes.embodied.test_trained_policy import STATES, normalization
+from tests.unit.recipes.embodied.test_trained_policy import normalization
 
-FILE = "recipe: embodied\nactor: {model: {hidden_dim: 8}}\nenv: {train: {task: reach}, eval: {task: reach}}\n"
+SPEC = EnvSpec(21, 8, has_instructions=True)
 
 
 @pytest.fixture(scope="module")
 def received(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that has everything that a run leaves, `one/run`, and a checkpoint."""
+    """A run folder with everything that a run leaves, and a checkpoint."""
     log_path = tmp_path_factory.mktemp("received")
     run = full_run(str(log_path))
-    run.config_file.write_text(FILE)
+    job = load_job("laptop", ("actor.model.hidden_dim=8",), environ={})
+    run.write_config_text(resolved_text(job.tree, job.config))
     _checkpoint(run)
-    return log_path
+    return run.path
 
 
 def _checkpoint(run: RunFolder) -> None:
-    from recipes.embodied.config import EmbodiedModelConfig
-
     store = CheckpointStore(run.path / "checkpoints")
     folder, model = store.begin(1), EmbodiedModelConfig.model_validate({"hidden_dim": 8})
-    policy = make_model(model, STATES)
-    policy.normalization = normalization(STATES)
+    policy = make_model(model, SPEC)
+    policy.normalization = normalization(SPEC)
     state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
-    write_description(folder, model, STATES, policy.normalization)
+    write_description(folder, model, SPEC, policy.normalization)
     policy.normalization.save(folder)
     torch.save({"updates": 1}, folder / "learner.pt")
     store.commit(1, Manifest(1))
@@ -63,6 +66,13 @@ def _resume(run: Path) -> None:
     assert source is not None
     policy = torch.nn.Linear(1, 1)
     state_checkpoint.load(source.path, policy, torch.optim.AdamW(policy.parameters()))
+
+
+def _loads(run: Path) -> Iterator[Callable[[], object]]:
+    """Yield the ways in which a checkpoint is loaded."""
+    yield lambda: load_policy(run)
+    yield lambda: load_policy(run / "checkpoints" / "global_step_1")
+    yield lambda: _resume(run)
 
 
 def _uses(cli: Cli, run: Path) -> Iterator[Callable[[], object]]:
@@ -82,9 +92,7 @@ def _uses(cli: Cli, run: Path) -> Iterator[Callable[[], object]]:
         *(("inspect", what, config) for what in ("config", "placement", "memory", "env")),
     ):
         yield lambda arguments=arguments: cli(*arguments)
-    yield lambda: load_policy(run)
-    yield lambda: load_policy(checkpoint)
-    yield lambda: _resume(run)
+    yield from _loads(run)
 
 
 def use(cli: Cli, run: Path) -> None:
@@ -96,22 +104,37 @@ def use(cli: Cli, run: Path) -> None:
 
 def test_the_run_is_one_that_commands_accept(received: Path, cli: Cli) -> None:
     """The test below shows something only where commands get as far as to read the files."""
-    run = received / "full"
-    load_policy(run)
-    for arguments in (("runs", "--log-path", received), ("report", run), ("samples", run), ("export", run)):
-        assert cli(*arguments, *(("--out", received / "out") if arguments[0] == "export" else ())).code == 0, arguments
+    load_policy(received)
+    run, out = received, received.parent / "out"
+    for arguments in (("runs", "--log-path", run.parent), ("report", run), ("export", run)):
+        assert cli(*arguments, *(("--out", out) if arguments[0] == "export" else ())).code == 0, arguments
+    shutil.rmtree(out)
 
 
 @pytest.mark.parametrize("kind", sorted(PAYLOADS))
-def test_nothing_in_a_file_runs(
+def test_nothing_in_a_checkpoint_runs(received: Path, tmp_path: Path, kind: str) -> None:
+    marker = tmp_path / "marker"
+    for number, name in enumerate(name for name in _files(received) if name.startswith("checkpoints/")):
+        run = tmp_path / str(number)
+        shutil.copytree(received, run)
+        plant(run, name, PAYLOADS[kind](marker))
+        for action in _loads(run):
+            with contextlib.suppress(RLinfError):
+                action()
+        assert not marker.exists(), name
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", sorted(PAYLOADS))
+def test_no_command_runs_what_is_in_a_file(
     received: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     marker = tmp_path / "marker"
-    everyday = ("checkpoints/", "config.yaml", "run.json")
-    for number, name in enumerate(name for name in _files(received / "full") if name.startswith(everyday)):
+    for number, name in enumerate(_files(received)):
         log_path = tmp_path / str(number)
-        shutil.copytree(received, log_path)
-        run = log_path / "full"
+        shutil.copytree(received.parent, log_path)
+        run = log_path / received.name
         plant(run, name, PAYLOADS[kind](marker))
         monkeypatch.chdir(run)
         use(cli, run)
