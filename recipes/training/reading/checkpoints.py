@@ -65,7 +65,7 @@ _KINDS: Final[dict[str, str]] = {
 
 
 class _Record:
-    """What a name of the index was called with, and the state that it was given: data, and no more."""
+    """A call in the index, as data: the name, the arguments and the state that follows."""
 
     __slots__ = ("arguments", "kind", "state")
 
