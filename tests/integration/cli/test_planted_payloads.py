@@ -42,7 +42,6 @@ def test_no_command_runs_what_is_in_a_checkpoint(made: Path, tmp_path: Path, kin
         str(path.relative_to(made)) for path in made.glob("checkpoints/global_step_1/**/*") if path.is_file()
     )
     assert "checkpoints/global_step_1/actor/.metadata" in names
-    small = (*SMALL, "runner.max_restarts=0")
     for number, name in enumerate(names):
         run = tmp_path / str(number) / made.name
         shutil.copytree(made, run)
