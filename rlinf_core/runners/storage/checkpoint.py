@@ -17,14 +17,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import file_digest, sha256
-from io import BufferedReader
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage import durable, written_files
 from rlinf_core.version import __version__
 
 SCHEMA: Final = "rlinf.checkpoint/1"
@@ -156,7 +155,7 @@ class CheckpointStore:
             versions=manifest.versions or versions(),
         )
         try:
-            whole = whole._replace(files=_sizes(work), digests=_digests(work))
+            whole = whole._replace(files=written_files.sizes(work), digests=written_files.digests(work))
             durable.sync_tree(work)
             durable.write_whole(work / MANIFEST, _encode(whole))
             if final.exists():
@@ -253,7 +252,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     damage = _damage(path, manifest._replace(files=files))
     for name in files if manifest.digests and damage is None else ():
         try:
-            digest = _digest(path / name)
+            digest = written_files.digest(path / name)
         except OSError as error:
             damage = f"`{name}` cannot be read: {error.strerror or error}"
             break
@@ -346,19 +345,6 @@ def _damage(path: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return dict(sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in _files(folder)))
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return dict(sorted((path.relative_to(folder).as_posix(), _digest(path)) for path in _files(folder)))
-
-
-def _digest(path: Path) -> str:
-    with durable.open_regular(path) as file:
-        return file_digest(cast("BufferedReader", file), "sha256").hexdigest()
-
-
 def _fault_of_types(manifest: Manifest) -> str | None:
     """Return which field is of another type than it is written with, in words."""
     # A truth value is a number to Python.
@@ -382,12 +368,6 @@ def _fault_of_types(manifest: Manifest) -> str | None:
             return f"its `{name}` is no mapping of the values that it is written with"
     outside = [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]
     return f"its `files` has `{outside[0]}`, which is outside of the checkpoint" if outside else None
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            yield Path(parent) / name
 
 
 def _encode(manifest: Manifest) -> str:
