@@ -294,8 +294,9 @@ def load_manifest(path: Path) -> Manifest:
             help="continue with the rlinf that wrote it",
         )
     fields = cast("dict[str, Any]", data)
-    known = {name: value for name, value in fields.items() if name in Manifest._fields}
-    manifest = Manifest(**{"step": None, **known})
+    # One without a step is refused below, with the other fields of another type.
+    known: dict[str, Any] = {"step": None} | {name: fields[name] for name in Manifest._fields if name in fields}
+    manifest = Manifest(**known)
     fault = _fault_of_types(manifest)
     if fault is not None:
         raise CheckpointError("this is not a complete checkpoint", where=str(path / MANIFEST), why=fault, help=_ANOTHER)
