@@ -15,7 +15,7 @@ from typing import Final
 
 # The blank of thousands, until it is known whether it parts thousands.
 _THIN: Final = "\u202f"
-_BLANKS: Final = re.compile(r"\\[,;:> ]|\\(?:thinspace|enspace|q?quad|hspace\{[^{}]*\}|space)(?![A-Za-z])|[\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)~")
+_BLANKS: Final = re.compile(r"(?<!\\)\\[,;:> ]|\\(?:thinspace|enspace|q?quad|hspace\{[^{}]*\}|space)(?![A-Za-z])|[\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)~")
 _THOUSANDS: Final = re.compile(rf"(?<![0-9.,{_THIN}])[1-9][0-9]{{0,2}}(?:{_THIN}[0-9]{{3}})+(?![0-9{_THIN}])")
 _DASHES: Final = re.compile("[\u2010-\u2012\u2212\ufe58\ufe63\uff0d]")
 _LONG_DASH: Final = re.compile("(^|[^0-9A-Za-z})% ]) *[\u2013\u2014](?= *[0-9.\\\\])|^[\u2013\u2014]|(?<= )[\u2013\u2014](?=[0-9.\\\\])")
@@ -43,6 +43,8 @@ _WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\u22c5|\u00b7", r"\\cdot "),
         (r"\u221a\s*([0-9]+|\{[^{}]*\}|\([^()]*\))", r"\\sqrt{\1}"),
         (r"\\(?:lvert|rvert|vert)(?![A-Za-z])", "|"),
+        # Euler's number and the imaginary unit, which some write upright.
+        (r"\\(?:mathrm|operatorname|rm)\s*\{([eij])\}", r"\1"),
     )
 )
 _SUPERSCRIPTS: Final = {ord(raised): str(digit) for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {ord("⁻"): "-"}

@@ -22,7 +22,7 @@ _REASONS: Final = re.compile(r",?\s+(?:because|since|so|which|as|where|for|when|
 
 _BLANK_CURRENCY: Final = re.compile(r"([-+]?)\s*(?:\\?\$|[€£¥])\s*(?=[-+]?\s*[0-9.])")
 _OPERATOR_ENDS: Final = re.compile(r"(?:[-+*/^=×÷(\[{<>]|\\(?:times|cdot|div|le|ge|pm)|(?<![A-Za-z])[xX])$")
-_OPERATOR_BEGINS: Final = re.compile(r"[*/^=×÷)\]}<>!%°]|[-+](?![0-9.])|\\(?:times|cdot|div|le|ge|pm|frac)(?![A-Za-z])|[xX]$")
+_OPERATOR_BEGINS: Final = re.compile(r"[*/^=×÷)\]}<>!%°]|[-+](?![0-9.])|\\(?:times|cdot|div|le|ge|pm)(?![A-Za-z])|[xX]$")
 _PLAIN_WORD: Final = re.compile(r"\W?[A-Za-z]{2}")
 _WHOLE: Final = re.compile(r"[-+]?[0-9]+")
 _FRACTION: Final = re.compile(r"[0-9]+/[0-9]+|\\frac")
@@ -52,6 +52,8 @@ def candidates(text: str) -> Iterator[str]:
     said = said_answer(text)
     if said is None:
         yield text
+        # The last number may be none of the answer's: `answer_number` says which one is.
+        yield from (run for run in list(_runs(text))[-1:] if number_in_clean(run) is None)
         return
     yield said
     formula = _FORMULA.search(said)
@@ -60,6 +62,7 @@ def candidates(text: str) -> Iterator[str]:
     shorter = _REASONS.search(said)
     if shorter is not None:
         yield said[: shorter.start()]
+    yield from list(_runs(said, bullets=False))[:1]
 
 
 def answer_number(text: str) -> Number | None:
@@ -72,6 +75,9 @@ def answer_number(text: str) -> Number | None:
     boxed = boxed_content(text)
     if boxed is not None:
         return _right_side(unwrapped(cleaned(boxed))[0])
+    whole = number_in_clean(unwrapped(cleaned(text))[0])
+    if whole is not None:
+        return whole
     said = said_answer(text)
     if said is not None:
         runs = list(_runs(said, bullets=False))
@@ -125,9 +131,11 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
         if before in ("-", "+", "*") and end - 1 == at and (at or bullets):
             break
         run = " ".join(chunks[at:end])
-        is_open = any(run.count(begin) > run.count(close) for begin, close in ("()", "[]", "{}"))
+        is_open = any(run.count(begin) > run.count(close) for begin, close in ("()", "[]"))
         joined = (
             (is_open and not _PLAIN_WORD.match(after))
+            or run.count("{") > run.count("}")
+            or ("\\" in before + after and _is_formula(before) and _is_formula(after))
             or (_WHOLE.fullmatch(before) and _FRACTION.match(after))
             or (_LISTED.match(before) and _DIGIT.match(after))
             or (_THOUSANDS.fullmatch(run) and _THREE.match(after))
@@ -138,6 +146,11 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
             break
         end += 1
     return end
+
+
+def _is_formula(chunk: str) -> bool:
+    """Return whether a chunk is no word: it has a command or a digit, or is the name of a variable."""
+    return bool(re.search(r"\\\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
 
 
 def _trimmed(run: str) -> str:

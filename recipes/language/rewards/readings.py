@@ -32,6 +32,11 @@ _VARIABLE: Final = re.compile(
 )
 _RANGE: Final = re.compile(r"(?:from\s+|between\s+)?(.+?)\s*(?:[\u2013\u2014]|\bto\b|\band\b|\\text\s*\{\s*to\s*\}|\\sim)\s*(.+)")
 _HYPHENS: Final = re.compile(r"([^-]+?)\s*-{1,3}\s*([^-]+)")
+# `1,200,30` is a list of three, and no one begins a member by 0, as in `1,000,2`.
+_THOUSANDS: Final = re.compile(
+    r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9]{1,2}(?![0-9]))|[1-9][0-9]{0,2}(?:,0[0-9]{2})+(?![0-9])"
+)
+_DIGITS_ALONE: Final = re.compile(r"[-+]?[0-9.,\s]+")
 _TRUTHS: Final = frozenset(("yes", "no", "true", "false", "none", "even", "odd", "both", "neither", "undefined"))
 _FUNCTIONS: Final = frozenset(("sqrt", "alpha", "theta", "lambda"))
 _SENTENCE: Final = re.compile(r"[A-Za-z][A-Za-z'\-]*(?:[ ,]+[A-Za-z][A-Za-z'\-]*)*")
@@ -218,13 +223,12 @@ def _closes_at_end(plain: str, start: int) -> bool:
 def _split(text: str) -> list[str]:
     """Return the parts of a text between commas that are in no brackets and part no thousands."""
     parts, depth, start = [], 0, 0
-    number = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9]{1,2}(?![0-9]))")
     position = 0
     while position < len(text):
         character = text[position]
         fresh = position == 0 or not (text[position - 1].isdigit() or text[position - 1] in ".,")
         fresh = fresh or (position > 0 and text[position - 1] == "," and start == position)
-        if character.isdigit() and fresh and (match := number.match(text, position)):
+        if character.isdigit() and fresh and (match := _THOUSANDS.match(text, position)):
             position = match.end()
             continue
         depth += (character in "([{") - (character in ")]}")
@@ -261,13 +265,17 @@ def _words(plain: str, in_words: bool) -> Words | None:
 
 def _same_words(gold: Reading, guess: Reading) -> bool | None:
     """Return whether words are equal; None where one side is none, and an expression may decide."""
-    if isinstance(gold, Words) and isinstance(guess, Words):
-        if gold.text == guess.text:
-            return True
+    if isinstance(guess, Listing) and isinstance(gold, Words) and gold.text in _TRUTHS:
         # "Yes, it is" says yes.
-        first = re.match(r"[a-z]+(?=,)", guess.text)
-        return gold.text in _TRUTHS and first is not None and first.group() == gold.text
-    return False if isinstance(gold, Words) and not isinstance(guess, Other) else None
+        rest = guess.items[1:]
+        return guess.items[0] == gold and not any(isinstance(part, Words) and part.text in _TRUTHS for part in rest)
+    texts = [part.text.lower() for part in (gold, guess) if isinstance(part, Words | Other)]
+    if len(texts) < 2:  # noqa: PLR2004  both sides
+        return False if isinstance(gold, Words) else None
+    if isinstance(gold, Words) and isinstance(guess, Words):
+        return texts[0] == texts[1]
+    # Letters would be a product of variables, and "live" the same one as "evil".
+    return texts[0] == texts[1] if all(re.fullmatch(r"[a-z ]+", text) for text in texts) else None
 
 
 def _same_range(gold: Reading, guess: Reading) -> bool:
@@ -340,6 +348,9 @@ def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
                 if number_in_clean(side.strip()) is not None:
                     texts[index] = side.strip()
                     return equal(read(texts[0]), read(texts[1]), compare)
+    # Digits that make no number, such as `1 00 0000`, are equal to none.
+    if any(isinstance(part, Other) and _DIGITS_ALONE.fullmatch(part.text) for part in (gold, guess)):
+        return texts[0] == texts[1]
     return _plain(texts[0]) == _plain(texts[1]) or compare(*texts)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped
 from recipes.language.rewards.final_answer import answer_number, candidates, said_answer
-from recipes.language.rewards.numbers import same_number
+from recipes.language.rewards.numbers import Number, same_number
 from recipes.language.rewards.readings import as_choice, chosen, equal, read, text_of
 from rlinf_core import ConfigError
 
@@ -99,6 +99,9 @@ def math(text: str, answer: str) -> Verdict:
             kind = type(reading).__name__.lower() if not isinstance(reading, str) else "text"
             return Verdict(1.0, f"{kind} `{_short(guess)}`")
     if content is None and not _says_nothing_more(text, shown):
+        number_said = answer_number(text)
+        if isinstance(gold, Number) and number_said is not None:
+            return Verdict(float(same_number(gold, number_said)), f"number {_short(str(number_said.value))}")
         # Prose: math-verify looks for the expression.
         return _in_prose(text, text_of(gold))
     return Verdict(0.0, f"read `{_short(shown)}`" if shown.strip() else "no answer")
