@@ -1,10 +1,10 @@
 r"""One spelling for what answers write in many ways: LaTeX and Unicode marks, without a change of meaning.
 
-    \dfrac12, \tfrac{1}{2}, ½    \frac{1}{2}
-    1{,}000, 1\,000, 1 000       1,000        (blanks of LaTeX and Unicode; a plain blank is left as it is)
-    −5, –5                       -5           (a dash between two numbers is a range, and stays)
-    90^\circ, 90°                90°
-    \left( \right), \bigl(       ( )
+\dfrac12, \tfrac{1}{2}, ½    \frac{1}{2}
+1{,}000, 1\,000, 1 000       1,000        (blanks of LaTeX and Unicode; a plain blank is left as it is)
+−5, –5                       -5           (a dash between two numbers is a range, and stays)
+90^\circ, 90°                90°
+\left( \right), \bigl(       ( )
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from typing import Final
 
 # The blank of thousands, until it is known whether it parts thousands.
 _THIN: Final = "\u202f"
-_BLANKS: Final = re.compile(r"(?<!\\)\\[,;:> ]|\\(?:thinspace|enspace|q?quad|hspace\{[^{}]*\}|space)(?![A-Za-z])|[\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)~")
+_BLANKS: Final = re.compile(
+    r"(?<!\\)\\[,;:> ]|\\(?:thinspace|enspace|q?quad|hspace\{[^{}]*\}|space)(?![A-Za-z])"
+    r"|[\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)~"
+)
 _THOUSANDS: Final = re.compile(rf"(?<![0-9.,{_THIN}])[1-9][0-9]{{0,2}}(?:{_THIN}[0-9]{{3}})+(?![0-9{_THIN}])")
 _DASHES: Final = re.compile("[\u2010-\u2012\u2212\ufe58\ufe63\uff0d]")
-_LONG_DASH: Final = re.compile("(^|[^0-9A-Za-z})% ]) *[\u2013\u2014](?= *[0-9.\\\\])|^[\u2013\u2014]|(?<= )[\u2013\u2014](?=[0-9.\\\\])")
+_LONG_DASH: Final = re.compile(
+    "(^|[^0-9A-Za-z})% ]) *[\u2013\u2014](?= *[0-9.\\\\])|^[\u2013\u2014]|(?<= )[\u2013\u2014](?=[0-9.\\\\])"
+)
 _MINUS_SIGN: Final = re.compile("(^|[^0-9A-Za-z)}\\]% ]) *\u2212 +(?=[0-9.\\\\])|(?<=[a-z:] )\u2212 +(?=[0-9.])")
 _SIZES: Final = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut|ensuremath)(?![A-Za-z])\s?\.?"
@@ -64,7 +69,7 @@ def cleaned(text: str) -> str:
     text = text.replace("\u2044", "/").replace("\u2215", "/")
     text = _MINUS_SIGN.sub(r"\1-", text)
     text = _LONG_DASH.sub(r"\1-", _DASHES.sub("-", text))
-    text = text.replace("{,}", ",").replace(r"\!", "")
+    text = re.sub(r"(?<!\\)\\! *", "", text.replace("{,}", ","))
     text = _BLANKS.sub(_THIN, text)
     text = _THOUSANDS.sub(lambda match: match.group().replace(_THIN, ","), text).replace(_THIN, " ")
     text = _DEGREES.sub("°", _SIZES.sub("", text))
@@ -81,10 +86,12 @@ def boxed_content(text: str) -> str | None:
         return None
     contents = [boxes[-1][2]]
     for before, after in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
-        between = text[before[1] : after[0]].replace("$", " ").replace(r"\text", " ").strip(" \t{}")
-        if between not in (",", ";", "and", "or", ", and", ", or", r"\quad", r",\quad"):
+        between = re.sub(r"\$|\\[()]|\\text", " ", text[before[1] : after[0]]).strip(" \t{}")
+        if between not in ("", ",", ";", "and", "or", ", and", ", or", r"\quad", r",\quad"):
             break
-        contents.insert(0, before[2])
+        # The same answer twice is one.
+        if before[2].strip() != contents[0].strip():
+            contents.insert(0, before[2])
     return ", ".join(contents)
 
 
@@ -120,15 +127,17 @@ def unwrapped(text: str) -> tuple[str, bool]:
     whether it was written as words, by `\text`.
     """
     words = False
+    # `$5$ miles`
+    text = re.sub(r"^\$([^$]+)(?<!\\)\$(?=\s*[A-Za-z°%][A-Za-z .°%]*$)", r"\1", text)
     while True:
         before = text
         text = text.strip().rstrip(".;,").strip() if not text.endswith("...") else text.strip()
         for begin, end in _PAIRS:
             inner = text[len(begin) : len(text) - len(end)]
-            if len(text) > len(begin) + len(end) and text.startswith(begin) and text.endswith(end) and begin not in inner:
-                # `\$5` ends in no formula, and `$5` is an amount.
-                if not (end == "$" and inner.endswith("\\")):
-                    text = inner
+            encloses = len(text) > len(begin) + len(end) and text.startswith(begin) and text.endswith(end)
+            # `\$5` ends in no formula, and `$5` is an amount.
+            if encloses and begin not in inner and not (end == "$" and inner.endswith("\\")):
+                text = inner
         if match := re.match(rf"{_TEXT}|\\boxed\s*\{{|\\fbox\s*\{{|\{{", text):
             end = closing_brace(text, match.end() - 1)
             if end == len(text) - 1:
@@ -136,6 +145,11 @@ def unwrapped(text: str) -> tuple[str, bool]:
                 text = text[match.end() : end]
         if text == before:
             return text, words
+
+
+def without_blanks(text: str) -> str:
+    """Return a text without blanks that mean nothing; `2 1/2` is not `21/2`, so that those between digits stay."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
 
 
 def _vulgar_fraction(character: str) -> str:
@@ -167,7 +181,7 @@ def _fractions(text: str) -> str:
             elif bare := re.match(r"[0-9A-Za-z]|\\[A-Za-z]+(?![A-Za-z{])", text[position:]):
                 parts.append(bare.group())
                 position += bare.end()
-        if len(parts) == 2:  # noqa: PLR2004  above and below
+        if len(parts) == 2:
             pieces += [text[at : match.start()], f"\\frac{{{parts[0]}}}{{{parts[1]}}}"]
             at = position
     return "".join(pieces) + text[at:]

@@ -22,7 +22,9 @@ _REASONS: Final = re.compile(r",?\s+(?:because|since|so|which|as|where|for|when|
 
 _BLANK_CURRENCY: Final = re.compile(r"([-+]?)\s*(?:\\?\$|[€£¥])\s*(?=[-+]?\s*[0-9.])")
 _OPERATOR_ENDS: Final = re.compile(r"(?:[-+*/^=×÷(\[{<>]|\\(?:times|cdot|div|le|ge|pm)|(?<![A-Za-z])[xX])$")
-_OPERATOR_BEGINS: Final = re.compile(r"[*/^=×÷)\]}<>!%°]|[-+](?![0-9.])|\\(?:times|cdot|div|le|ge|pm)(?![A-Za-z])|[xX]$")
+_OPERATOR_BEGINS: Final = re.compile(
+    r"[*/^=×÷)\]}<>!%°]|[-+](?![0-9.])|\\(?:times|cdot|div|le|ge|pm)(?![A-Za-z])|[xX]$"
+)
 _PLAIN_WORD: Final = re.compile(r"\W?[A-Za-z]{2}")
 _WHOLE: Final = re.compile(r"[-+]?[0-9]+")
 _FRACTION: Final = re.compile(r"[0-9]+/[0-9]+|\\frac")
@@ -159,11 +161,12 @@ def _trimmed(run: str) -> str:
     while run != before:
         before = run
         run = run.strip(" *_`\"'").rstrip(".,;:!?").lstrip(":,;")
-        for begin, close in ("()", "[]"):
-            if run.endswith(close) and run.count(close) > run.count(begin):
-                run = run[:-1]
-            if run.startswith(begin) and run.count(begin) > run.count(close):
-                run = run[1:]
+        # A half-open interval closes by another bracket than it opens by.
+        opened, closed = (sum(run.count(mark) for mark in marks) for marks in ("([", ")]"))
+        if closed > opened and run.endswith((")", "]")):
+            run = run[:-1]
+        if opened > closed and run.startswith(("(", "[")):
+            run = run[1:]
     return unwrapped(run)[0]
 
 
@@ -171,4 +174,6 @@ def _is_name(run: str) -> bool:
     r"""Return whether an expression is a word with digits in it: `cm^2`, `H2O`, `2nd`, `3D`."""
     if number_in_clean(run) is not None:
         return False
-    return bool(re.fullmatch(r"[A-Za-z][A-Za-z/]*(?:[-_]?[0-9]+|\^\{?-?[0-9]+\}?)[A-Za-z0-9]*|[0-9]+(?:st|nd|rd|th|D|d)", run))
+    return bool(
+        re.fullmatch(r"[A-Za-z][A-Za-z/]*(?:[-_]?[0-9]+|\^\{?-?[0-9]+\}?)[A-Za-z0-9]*|[0-9]+(?:st|nd|rd|th|D|d)", run)
+    )

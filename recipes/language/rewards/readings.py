@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
-from recipes.language.rewards.cleaning import TEXT_COMMAND, cleaned, closing_brace, unwrapped
+from recipes.language.rewards.cleaning import TEXT_COMMAND, cleaned, closing_brace, unwrapped, without_blanks
 from recipes.language.rewards.numbers import Number, number_in_clean, same_number
+
+Begin: TypeAlias = Literal["", "(", "[", r"\{"]
 
 # Members of a list up to which they are compared one by one.
 _MOST: Final = 24
-_CLOSING: Final = {"(": ")", "[": "]", r"\{": r"\}"}
+_MOST_PLACES: Final = 60
+_CLOSING: Final[dict[Begin, str]] = {"(": ")", "[": "]", r"\{": r"\}"}
 _CONJUNCTION: Final = re.compile(
     r"\s*,?\s*(?:\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<=[\s,])(?:and|or)(?=[\s$])|;)\s*"
 )
@@ -25,12 +29,17 @@ _CHOICE: Final = re.compile(
     r"([A-J])(?:[.):,](?=\s|$)|\s*$)|\[([A-J])\])(.*)",
     re.DOTALL,
 )
+_CHOSEN: Final = re.compile(
+    r"(?<![A-Za-z0-9])\(([A-J])\)|\*\*\(?([A-J])[).]*\*\*|\b(?:option|choice|is|choose|pick|select)\s+([A-J])(?=[.,;:!]|\s*$)"
+)
 _VARIABLE: Final = re.compile(
     r"((?:\\(?:vec|mathbf|bar|hat|text|mathrm)\s*\{[^{}]*\}|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|omega|phi|rho|"
     r"sigma|tau|angle\s*[A-Z]+)(?![A-Za-z])|[A-Za-z]{1,2}'?)"
     r"(?:_(?:\{[^{}]*\}|[A-Za-z0-9]))?(?:\([A-Za-z0-9, ]*\))?)\s*(=|\\in(?![A-Za-z])\s*(?=\\?[{(\[]))\s*"
 )
-_RANGE: Final = re.compile(r"(?:from\s+|between\s+)?(.+?)\s*(?:[\u2013\u2014]|\bto\b|\band\b|\\text\s*\{\s*to\s*\}|\\sim)\s*(.+)")
+_RANGE: Final = re.compile(
+    r"(?:from\s+|between\s+)?(.+?)\s*(?:[\u2013\u2014]|\bto\b|\band\b|\\text\s*\{\s*to\s*\}|\\sim)\s*(.+)"
+)
 _HYPHENS: Final = re.compile(r"([^-]+?)\s*-{1,3}\s*([^-]+)")
 # `1,200,30` is a list of three, and no one begins a member by 0, as in `1,000,2`.
 _THOUSANDS: Final = re.compile(
@@ -74,7 +83,7 @@ class Range:
 class Listing:
     """Several answers: with brackets as written (`(`, `[`, `\\{` and the closing one), or without any."""
 
-    begin: Literal["", "(", "[", r"\{"]
+    begin: Begin
     end: str
     items: tuple[Reading, ...]
 
@@ -136,7 +145,7 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
 
 
 def as_choice(gold: str) -> Choice | None:
-    """Return the choice that a right answer names: a letter from A to J and nothing else; None where it is no choice."""
+    """Return the choice that a right answer is, a letter from A to J and nothing else; None where it is none."""
     match = _CHOICE.fullmatch(unwrapped(cleaned(gold))[0])
     if match is None or match.group(4).strip(" .)"):
         return None
@@ -157,6 +166,12 @@ def chosen(guess: str) -> Choice | None:
     return None if match is None else Choice(_letter(match), match.group(4).strip())
 
 
+def chosen_in_prose(text: str) -> Choice | None:
+    """Return the choice that a text names last, as in `I choose (A)` or `**B**`; None where it names none."""
+    matches = list(_CHOSEN.finditer(text))
+    return Choice(next(letter for letter in matches[-1].groups() if letter)) if matches else None
+
+
 def _letter(match: re.Match[str]) -> str:
     return next(letter for letter in match.groups()[:3] if letter).upper()
 
@@ -165,8 +180,7 @@ def text_of(reading: Reading) -> str:
     """Return a reading as LaTeX."""
     match reading:
         case Number():
-            value = reading.value
-            return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+            return _written(reading.value)
         case Choice():
             return reading.letter
         case Words() | Other():
@@ -177,9 +191,21 @@ def text_of(reading: Reading) -> str:
             return f"{reading.begin}{', '.join(map(text_of, reading.items))}{reading.end}"
 
 
+def _written(value: Fraction) -> str:
+    """Return a number as LaTeX: a decimal where it has one, for math-verify compares those to six places."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    places = next((places for places in range(1, _MOST_PLACES) if 10**places % value.denominator == 0), None)
+    if places is None:
+        return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
 def _listing(plain: str) -> Listing | None:
     """Return a text as several answers; None where it is one."""
-    begin, end, inside = "", "", plain
+    begin: Begin = ""
+    end, inside = "", plain
     for mark, close in _CLOSING.items():
         for last in (close, "]" if mark == "(" else ")") if mark != r"\{" else (close,):
             if plain.startswith(mark) and plain.endswith(last) and _closes_at_end(plain, len(mark)):
@@ -270,7 +296,7 @@ def _same_words(gold: Reading, guess: Reading) -> bool | None:
         rest = guess.items[1:]
         return guess.items[0] == gold and not any(isinstance(part, Words) and part.text in _TRUTHS for part in rest)
     texts = [part.text.lower() for part in (gold, guess) if isinstance(part, Words | Other)]
-    if len(texts) < 2:  # noqa: PLR2004  both sides
+    if len(texts) < 2:
         return False if isinstance(gold, Words) else None
     if isinstance(gold, Words) and isinstance(guess, Words):
         return texts[0] == texts[1]
@@ -287,11 +313,11 @@ def _same_range(gold: Reading, guess: Reading) -> bool:
     for reading in (gold, guess):
         if isinstance(reading, Range):
             pairs.append((reading.low, reading.high))
-        elif isinstance(reading, Listing) and reading.begin == "[" and reading.end == "]" and len(reading.items) == 2:  # noqa: PLR2004  two ends
+        elif isinstance(reading, Listing) and reading.begin == "[" and reading.end == "]" and len(reading.items) == 2:
             low, high = reading.items
             if isinstance(low, Number) and isinstance(high, Number):
                 pairs.append((low, high))
-    return len(pairs) == 2 and all(same_number(*ends) for ends in zip(*pairs, strict=True))  # noqa: PLR2004  both sides
+    return len(pairs) == 2 and all(same_number(*ends) for ends in zip(*pairs, strict=True))
 
 
 def _same_listing(gold: Reading, guess: Reading, compare: Compare) -> bool | None:
@@ -333,7 +359,7 @@ def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
     texts = [text_of(gold), text_of(guess)]
     variables = [_VARIABLE.match(text) for text in texts]
     if variables[0] and variables[1]:
-        if _plain(variables[0].group(1)) != _plain(variables[1].group(1)):
+        if without_blanks(variables[0].group(1)) != without_blanks(variables[1].group(1)):
             return compare(*texts)
         rests = [text[match.end() :] for text, match in zip(texts, variables, strict=True) if match]
         return equal(read(rests[0]), read(rests[1]), compare) or compare(*texts)
@@ -343,16 +369,16 @@ def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
             return equal(read(texts[0]), read(texts[1]), compare)
         if match is None and texts[index].count("=") == 1 and "=" not in texts[1 - index]:
             left, _, right = texts[index].partition("=")
-            # `5 = x`, and `3 + 4 = 7`: the side that is a number by itself, the last one first.
-            for side in (right, left):
-                if number_in_clean(side.strip()) is not None:
+            # `a + 3z = 0` says nothing of one quantity alone.
+            if re.search("[A-Za-z]", left) and re.search(r"\S\s*[-+]", left):
+                return False
+            # `5 = x`, and `3 + 4 = 7`: the side that is a number by itself, beside a variable or a sum of numbers.
+            for side, other in ((right, left), (left, right)):
+                is_said = _VARIABLE.fullmatch(f"{other.strip()}=") or not re.search("[A-Za-z]", other)
+                if is_said and number_in_clean(side.strip()) is not None:
                     texts[index] = side.strip()
                     return equal(read(texts[0]), read(texts[1]), compare)
     # Digits that make no number, such as `1 00 0000`, are equal to none.
     if any(isinstance(part, Other) and _DIGITS_ALONE.fullmatch(part.text) for part in (gold, guess)):
         return texts[0] == texts[1]
-    return _plain(texts[0]) == _plain(texts[1]) or compare(*texts)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    return without_blanks(texts[0]) == without_blanks(texts[1]) or compare(*texts)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped
+from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped, without_blanks
 from recipes.language.rewards.final_answer import answer_number, candidates, said_answer
 from recipes.language.rewards.numbers import Number, same_number
-from recipes.language.rewards.readings import as_choice, chosen, equal, read, text_of
+from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
 from rlinf_core import ConfigError
 
 
@@ -87,18 +87,22 @@ def math(text: str, answer: str) -> Verdict:
     shown = ""
     for guess in candidates(text) if content is None else (content,):
         shown = shown or guess
+        if _plain(guess) == _plain(wanted):
+            return Verdict(1.0, f"{type(gold).__name__.lower()} `{_short(guess)}`")
         choices = None if choice is None else chosen(guess)
         if choice is not None and choices is not None:
             return Verdict(float(choice.letter == choices.letter), f"choice {choices.letter}")
         reading = read(guess)
         if not text_of(reading).strip():
             continue
-        if content is None and len(guess) > _LONGEST_EXPRESSION:
-            break
+        # Letters of prose would be read as variables.
+        if content is None and isinstance(reading, Other) and (len(guess) > _LONGEST or _PROSE.search(guess)):
+            continue
         if equal(gold, reading, _same_expressions):
-            kind = type(reading).__name__.lower() if not isinstance(reading, str) else "text"
-            return Verdict(1.0, f"{kind} `{_short(guess)}`")
+            return Verdict(1.0, f"{type(reading).__name__.lower()} `{_short(guess)}`")
     if content is None and not _says_nothing_more(text, shown):
+        if choice is not None and (named := chosen_in_prose(text)) is not None:
+            return Verdict(float(choice.letter == named.letter), f"choice {named.letter}")
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {_short(str(number_said.value))}")
@@ -108,7 +112,8 @@ def math(text: str, answer: str) -> Verdict:
 
 
 # Characters of an answer without a box up to which it may be an expression as a whole.
-_LONGEST_EXPRESSION: Final = 300
+_LONGEST: Final = 300
+_PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
 _EMPTY: Final = Verdict(0.0, "the right answer is empty")
 
 
@@ -174,7 +179,7 @@ RULES: Final[Mapping[str, Rule]] = {"exact": exact, "boxed": boxed, "number": nu
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", unwrapped(cleaned(text))[0])
+    return without_blanks(unwrapped(cleaned(text))[0])
 
 
 def _short(text: str, longest: int = 40) -> str:

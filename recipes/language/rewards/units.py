@@ -51,13 +51,14 @@ _FACTORS: Final = {
     "trillion": 10**12,
 }
 # Words behind a number that say something about its value, or begin another part of a sentence.
-_NO_UNITS: Final = frozenset(
-    """and or not the but with plus minus times over mod choose divided squared cubed factorial root dozen half halves
-    third thirds quarter quarters fourth fifth sixth tenth tenths hundredth hundredths percentile to the power base
-    sin cos tan cot sec csc log exp lim max min gcd lcm det sqrt arcsin arccos arctan sum prod inf""".split()
-) - {"min", "sec"}
+_VALUE_WORDS: Final = """
+    and or not the but with plus minus times over mod choose divided squared cubed factorial root dozen half halves
+    third thirds quarter quarters fourth fifth sixth tenth tenths hundredth hundredths percentile to power base
+    sin cos tan cot sec csc log exp lim max gcd lcm det sqrt arcsin arccos arctan sum prod inf
+"""
+_NO_UNITS: Final = frozenset(_VALUE_WORDS.split()) - {"sec"}
 # Units of one letter or two that no variables are, where a blank parts them from the number.
-_SHORT: Final = frozenset("mm cm dm km ft yd kg mg lb oz ml mL in hr".split())
+_SHORT: Final = frozenset(("mm", "cm", "dm", "km", "ft", "yd", "kg", "mg", "lb", "oz", "ml", "mL", "in", "hr"))
 _SYMBOLS: Final = "NJWVAKCFHT"
 _LONG_WORD: Final = 3
 _EXPONENT: Final = r"(?:\s*\^\s*(?:\{\s*-?[0-9]+\s*\}|-?[0-9]+))?"
@@ -77,6 +78,9 @@ def unit_of(text: str) -> Unit | None:
     text = text.rstrip()
     if not text:
         return Unit(1, "")
+    # `9 (apples)`
+    if match := re.fullmatch(r"\s*\(([A-Za-z ]+)\)", text):
+        text = f" {match.group(1).strip()}"
     plain, marked = _unwrapped_words(text)
     factor, names = 1, list[str]()
     blank, divided = plain[:1].isspace(), False

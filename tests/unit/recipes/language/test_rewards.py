@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.language.rewards.cleaning import boxed_content
+from recipes.language.rewards.final_answer import answer_number
 from recipes.language.rewards.overlong import overlong_penalty
-from recipes.language.rewards.rules import RULES, boxed_content, last_number
+from recipes.language.rewards.rules import RULES
 from recipes.language.rewards.scoring import Item, Scorer
 from rlinf_core.errors import ConfigError
 
@@ -102,7 +105,9 @@ def test_rules(rule: str, text: str, answer: str, right: float) -> None:
 
 @given(st.fractions(max_denominator=1000))
 def test_the_last_number_of_a_text_is_read_exactly(value: Fraction) -> None:
-    assert last_number(f"first 17, then {value}.") == value
+    number = answer_number(f"first 17, then {value}.")
+    assert number is not None
+    assert number.value == value
 
 
 @given(st.text(alphabet="ab{}\\ boxed", max_size=40))
@@ -110,7 +115,8 @@ def test_what_is_boxed_has_matching_braces(text: str) -> None:
     found = boxed_content(text)
     if found is not None:
         assert found.count("{") == found.count("}")
-        assert f"\\boxed{{{found}}}" in text
+        # A list of neighbouring boxes is joined by ", ", which this alphabet lacks.
+        assert all(part in text for part in found.split(", "))
 
 
 def test_right_and_wrong_answers_have_the_rewards_that_are_set() -> None:
@@ -224,11 +230,12 @@ def test_no_expression_outlasts_the_limit(endless: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "right"), [("1,000", "1000.0", 1), ("2/4", "0.5", 1), (r"\boxed{7}", "7.0", 1), ("7", "8", 0)]
+    ("text", "answer"),
+    [("1,000", "1000.0"), ("2/4", "0.5"), (r"\boxed{7}", "7.0"), (r"\boxed{2,1}", "1,2"), (r"\boxed{(A)}", "A")],
 )
-def test_plain_numbers_are_compared_without_math_verify(text: str, answer: str, right: float) -> None:
-    found = RULES["math"](text, answer)
-    assert (found.right, found.reason.split()[0]) == (right, "number")
+def test_what_the_grammar_reads_needs_no_math_verify(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert RULES["math"](text, answer).right == 1
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(10, 0.0), (16, 0.0), (18, -0.5), (20, -1.0), (30, -1.0)])
