@@ -131,6 +131,12 @@ def _same_expressions(gold: str, guess: str) -> bool:
     return bool(library.verify(wanted, parsed, timeout_seconds=None, allow_set_relation_comp=ranges))
 
 
+def is_expression(text: str) -> bool:
+    """Return whether math-verify reads a text as an expression."""
+    plain = unwrapped(cleaned(text))[0]
+    return any(not isinstance(part, str) for part in _parsed(_math_verify(), _formula(plain)))
+
+
 def _in_prose(text: str, gold: str) -> Verdict:
     library = _math_verify()
     said = said_answer(text)
