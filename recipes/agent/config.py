@@ -188,6 +188,9 @@ class IndexConfig(ConfigModel):
 class AgentConfig(LanguageConfig):
     """The whole file."""
 
+    # An agent may reward itself.
+    rewards_by_rule: ClassVar[bool] = False
+
     shown_first: ClassVar[str] = "recipes.agent.demonstrations:conversations"
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 

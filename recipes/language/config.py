@@ -17,6 +17,7 @@ from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
+    Fraction,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
@@ -51,6 +52,11 @@ class LanguageRunnerConfig(RunnerConfig):
         default=True,
         description="With `max_staleness`: answers that are under way go on under new weights. false: they are ended"
         " under the old ones first.",
+    )
+    max_failed_fraction: Fraction = Field(
+        default=0.5,
+        description="Share of a training step's answers that may fail to be scored, or made, for no fault of the"
+        " policy's; more end the run.",
     )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
@@ -255,6 +261,9 @@ class LanguageConfig(JobConfig):
 
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
     shown_first: ClassVar[str] = "recipes.language.warm_start:right_answers"
+
+    # Whether `reward.reward_type` scores every answer, and nobody else may.
+    rewards_by_rule: ClassVar[bool] = True
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
 
