@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recipes.language.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.data_config import LanguageDataConfig, LanguageRewardConfig
@@ -109,6 +109,11 @@ class LanguageModelConfig(ModelConfig):
 class LanguageOptimConfig(OptimConfig):
     """AdamW and the clipping of gradients."""
 
+    lr: PositiveFloat = Field(
+        default=1e-4,
+        description="Learning rate. Default by what is trained: 1e-6 for all weights of `model_path` (1e-5 of the"
+        " critic's), 1e-4 for adapters (`lora`) and for a model that is built on the spot.",
+    )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
 
@@ -122,6 +127,9 @@ class WarmStartConfig(ConfigModel):
     steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning begins.")
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
+
+# Learning rates for all weights of a pretrained model, as in verl and TRL.
+PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
 # Components that are placed where the algorithm asks for them.
 OPTIONAL_COMPONENTS: Final = ("critic", "reference")
@@ -300,6 +308,25 @@ class LanguageConfig(JobConfig):
         description="Advantages, losses, and how often samples are learned from.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rates_by_what_is_trained(cls, written: Any) -> Any:
+        """Give actor and critic, where the file does not say, the learning rate of what they train: `PRETRAINED_RATES`
+        for all weights of a pretrained model, which the default for adapters and small models would undo.
+        """
+        if not isinstance(written, dict):
+            return cast("Any", written)
+        job = dict(cast("dict[str, Any]", written))
+        sections = {name: _mapping(job.get(name)) for name in PRETRAINED_RATES}
+        for name, rate in PRETRAINED_RATES.items():
+            section = sections[name]
+            model = _mapping(section.get("model")) or _mapping(sections["actor"].get("model"))
+            optim = section.get("optim")
+            is_whole = model.get("model_path") is not None and not (model.get("lora") or model.get("is_lora"))
+            if is_whole and (optim is None or (isinstance(optim, dict) and "lr" not in optim)):
+                job[name] = {**section, "optim": {"lr": rate, **_mapping(cast("Any", optim))}}
+        return job
+
     @property
     def answers_per_step(self) -> int:
         """Answers that a training step learns from, when no group is dropped."""
@@ -317,6 +344,11 @@ class LanguageConfig(JobConfig):
             return self.algorithm.n_minibatches
         size = self.actor.global_batch_size
         return 1 if size is None else max(1, self.answers_per_step // size)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else, which validation refuses."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def check_minibatches(config: LanguageConfig, report: Report) -> None:

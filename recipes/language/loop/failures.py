@@ -54,7 +54,7 @@ class Failures:
             raise RunError(
                 f"{self.failed} of {self.answers} answers of step {step} failed: {self.causes}",
                 why=f"the first: {self.first}",
-                help="mend what scores or makes them; `runner.max_failed_fraction` is the share of a step that may fail",
+                help="mend what scores or makes them; `runner.max_failed_fraction` of a step may fail",
             )
 
     def __str__(self) -> str:
