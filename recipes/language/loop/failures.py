@@ -39,12 +39,12 @@ class Failures:
         """The causes with their counts, the most frequent first."""
         return ", ".join(f"{cause} {count}" for cause, count in self.by_cause.most_common())
 
-    def check(self, step: int, whole: int, most: float) -> None:
+    def check(self, where: str, whole: int, most: float) -> None:
         """End the run where too many answers failed.
 
         Args:
-            step: that they are of, for messages.
-            whole: answers of a step, so that the first few alone end nothing.
+            where: what they are of, for messages.
+            whole: how many there will be, so that the first few alone end nothing.
             most: share that may fail.
 
         Raises:
@@ -52,7 +52,7 @@ class Failures:
         """
         if self.failed > most * max(whole, self.answers):
             raise RunError(
-                f"{self.failed} of {self.answers} answers of step {step} failed: {self.causes}",
+                f"{self.failed} of {self.answers} answers of {where} failed: {self.causes}",
                 why=f"the first: {self.first}",
                 help="mend what scores or makes them; `runner.max_failed_fraction` of a step may fail",
             )

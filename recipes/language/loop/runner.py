@@ -258,7 +258,7 @@ class ReasoningRunner(RolloutRunner):
         """End the run where too many answers of a step have failed."""
         if step in self._failures:
             whole = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
-            self._failures[step].check(step, whole, self._settings.max_failed_fraction)
+            self._failures[step].check(f"step {step}", whole, self._settings.max_failed_fraction)
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         """Return what calls return; meanwhile prompts of later steps are answered, where that is on."""
@@ -302,8 +302,11 @@ class ReasoningRunner(RolloutRunner):
             ]
             groups += self._answered(prompts)
         self._rest(weights_follow=False)
+        failures = Failures()
         for each in groups:
+            failures.count(each)
             self._all_failures.count(each)
+        failures.check("the evaluation", failures.answers, self._settings.max_failed_fraction)
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
