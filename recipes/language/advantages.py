@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -76,6 +77,5 @@ def token_advantages(
 def _group_sizes(batch: RolloutBatch, whole: int) -> list[int] | None:
     """Return the trajectories of each group, where some groups have lost members; None where all are whole."""
     first, _ = batch.trajectories
-    _, counts = batch.groups[first].unique_consecutive(return_counts=True)
-    sizes = integers(counts)
+    sizes = [len(list(members)) for _, members in groupby(integers(batch.groups[first]))]
     return None if all(size == whole for size in sizes) else sizes

@@ -315,7 +315,7 @@ class LanguageConfig(JobConfig):
         for all weights of a pretrained model, which the default for adapters and small models would undo.
         """
         if not isinstance(written, dict):
-            return cast("Any", written)
+            return written
         job = dict(cast("dict[str, Any]", written))
         sections = {name: _mapping(job.get(name)) for name in PRETRAINED_RATES}
         for name, rate in PRETRAINED_RATES.items():
@@ -324,7 +324,7 @@ class LanguageConfig(JobConfig):
             optim = section.get("optim")
             is_whole = model.get("model_path") is not None and not (model.get("lora") or model.get("is_lora"))
             if is_whole and (optim is None or (isinstance(optim, dict) and "lr" not in optim)):
-                job[name] = {**section, "optim": {"lr": rate, **_mapping(cast("Any", optim))}}
+                job[name] = {**section, "optim": {"lr": rate, **_mapping(optim)}}
         return job
 
     @property

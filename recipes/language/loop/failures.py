@@ -31,7 +31,7 @@ class Failures:
 
     @property
     def failed(self) -> int:
-        """How many failed."""
+        """The number of those that failed."""
         return self.by_cause.total()
 
     @property

@@ -10,29 +10,29 @@ from recipes.training.statistics import mean
 
 def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
     """Return figures of all answers of a step that could be scored, and counts of the others."""
-    rewards = [reward for each in groups for reward in each.rewards]
-    lengths = [length for each in groups for length in each.lengths]
+    rewards = [reward for group in groups for reward in group.rewards]
+    lengths = [length for group in groups for length in group.lengths]
     count = max(1, len(rewards))
     average = mean(rewards)
     metrics = {
         "rollout/reward": average,
-        "rollout/correct": mean([float(right) for each in groups for right in each.corrects]),
+        "rollout/correct": mean([float(right) for group in groups for right in group.corrects]),
         "rollout/reward_std": mean([(reward - average) ** 2 for reward in rewards]) ** 0.5,
         "rollout/response_length": mean(lengths),
-        "rollout/truncated": sum(each.truncated for each in groups) / count,
-        "rollout/prompts_skipped": float(sum(each.skipped for each in groups)),
+        "rollout/truncated": sum(group.truncated for group in groups) / count,
+        "rollout/prompts_skipped": float(sum(group.skipped for group in groups)),
     }
-    whole = sum(each.tokens for each in groups)
+    whole = sum(group.tokens for group in groups)
     if rewards:
         metrics["rollout/prompt_length"] = (whole - sum(lengths)) / count
-    for each in groups:
-        for kind, number in each.failures.items():
+    for group in groups:
+        for kind, number in group.failures.items():
             key = f"failed/{kind}"
             metrics[key] = metrics.get(key, 0.0) + number
-        for name, total in each.parts.items():
+        for name, total in group.parts.items():
             key = f"reward/{name}"
             metrics[key] = metrics.get(key, 0.0) + total / count
-        for key, total in each.figures.items():
+        for key, total in group.figures.items():
             metrics[key] = metrics.get(key, 0.0) + total / count
     return metrics
 

@@ -103,7 +103,7 @@ class GroupReport(NamedTuple):
 
     @property
     def failed(self) -> int:
-        """How many answers could not be scored."""
+        """The number of answers that could not be scored."""
         return sum(self.failures.values())
 
 

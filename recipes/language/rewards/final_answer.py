@@ -1,4 +1,4 @@
-r"""What a text gives as its answer: what is boxed, or said to be the answer, before what comes last."""
+"""The answer that a text gives: what is boxed, or said to be the answer, before what comes last."""
 
 from __future__ import annotations
 

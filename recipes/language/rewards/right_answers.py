@@ -10,7 +10,7 @@ from recipes.language.data_config import LanguageDataConfig
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, Fault, complaint, gold_error
 from recipes.language.rewards.scoring import Item, Scorer
 
-# Seconds that a worker looks at right answers; what is left then is told.
+# Seconds that a worker looks at right answers; what is left then is warnings.
 _SECONDS: Final = 120.0
 _AT_ONCE: Final = 64
 
@@ -56,7 +56,7 @@ def check_right_answers(data: LanguageDataConfig, rule: str, *, share: tuple[int
     error = gold_error(rule, faults, checked)
     if error is not None and must_fit:
         raise error
-    told = [complaint(rule, faults, checked)] if faults else []
+    warnings = [complaint(rule, faults, checked)] if faults else []
     if late:
-        told.append(f"{late} right answers were not looked at within {_SECONDS:g} s")
-    return "; ".join(told)
+        warnings.append(f"{late} right answers were not looked at within {_SECONDS:g} s")
+    return "; ".join(warnings)

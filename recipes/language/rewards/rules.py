@@ -124,7 +124,7 @@ def _says_nothing_more(text: str, shown: str) -> bool:
 def _same_expressions(gold: str, guess: str) -> bool:
     """Return whether math-verify calls two expressions equal."""
     library = _math_verify()
-    wanted, parsed = (_parsed(library, _formula(each)) for each in (gold, guess))
+    wanted, parsed = (_parsed(library, _formula(text)) for text in (gold, guess))
     if not wanted or not parsed:
         return False
     ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold))

@@ -56,12 +56,14 @@ class Signature(NamedTuple):
         except (TypeError, ValueError) as error:
             raise ConfigError("the arguments of the reward function cannot be read", why=str(error)) from None
         kinds = inspect.Parameter
-        named = [each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+        named = [
+            parameter for parameter in parameters if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        ]
         return cls(
-            names=tuple(each.name for each in named),
-            required=frozenset(each.name for each in named if each.default is kinds.empty),
-            positional=tuple(each.name for each in parameters if each.kind is kinds.POSITIONAL_ONLY),
-            takes_all=any(each.kind is kinds.VAR_KEYWORD for each in parameters),
+            names=tuple(parameter.name for parameter in named),
+            required=frozenset(parameter.name for parameter in named if parameter.default is kinds.empty),
+            positional=tuple(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_ONLY),
+            takes_all=any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters),
         )
 
 
@@ -119,19 +121,26 @@ def signature_in_source(target: str) -> Signature | None:
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name and not node.decorator_list
     ]
-    bound = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.alias) and _binds(node, name)]
+    # Names within functions and classes are their own.
+    outside = [
+        node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    nodes = [node for statement in outside for node in ast.walk(statement)]
+    bound = [node for node in nodes if isinstance(node, ast.Name | ast.alias) and _binds(node, name)]
     if len(functions) != 1 or bound:
         return None
     arguments = functions[0].args
     plain, defaults = arguments.args, len(arguments.defaults)
-    required = [each.arg for each in plain[: len(plain) - defaults]]
+    required = [parameter.arg for parameter in plain[: len(plain) - defaults]]
     required += [
-        each.arg for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+        parameter.arg
+        for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
     ]
     return Signature(
-        names=tuple(each.arg for each in (*plain, *arguments.kwonlyargs)),
+        names=tuple(parameter.arg for parameter in (*plain, *arguments.kwonlyargs)),
         required=frozenset(required),
-        positional=tuple(each.arg for each in arguments.posonlyargs),
+        positional=tuple(parameter.arg for parameter in arguments.posonlyargs),
         takes_all=arguments.kwarg is not None,
     )
 
