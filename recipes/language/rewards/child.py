@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
-from recipes.language.data.sources import ReasoningGym
+from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.gold_answers import GOLDS, gold_verdict
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from recipes.language.data.sources import read_file
-from recipes.language.data_config import LanguageDataConfig
+from recipes.language.config.problem_config import LanguageDataConfig
+from recipes.language.data.problem_sources import read_file
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, Fault, complaint, gold_error
 from recipes.language.rewards.scoring import Item, Scorer
 
