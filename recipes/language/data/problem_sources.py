@@ -185,7 +185,7 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
 
 
 def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> FileProblems:
-    """Check the first rows of a file of problems, and return those.
+    """Return the problems in the first rows of a file.
 
     Raises:
         ConfigError: see `read_file`.
