@@ -202,6 +202,9 @@ class IndexConfig(ConfigModel):
 class AgentConfig(LanguageConfig):
     """The whole file."""
 
+    # An agent may reward itself.
+    rewards_by_rule: ClassVar[bool] = False
+
     shown_first: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.language_no_effect import LANGUAGE
@@ -18,6 +18,7 @@ from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
+    Fraction,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
@@ -52,6 +53,11 @@ class LanguageRunnerConfig(RunnerConfig):
         default=True,
         description="With `max_staleness`: answers that are under way go on under new weights. false: they are ended"
         " under the old ones first.",
+    )
+    max_failed_fraction: Fraction = Field(
+        default=0.5,
+        description="Share of a training step's answers that may fail to be scored, or made, for no fault of the"
+        " policy's; more end the run.",
     )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
@@ -104,6 +110,11 @@ class LanguageModelConfig(ModelConfig):
 class LanguageOptimConfig(OptimConfig):
     """AdamW and the clipping of gradients."""
 
+    lr: PositiveFloat = Field(
+        default=1e-4,
+        description="Learning rate. Default by what is trained: 1e-6 for all weights of `model_path` (1e-5 of the"
+        " critic's), 1e-4 for adapters (`lora`) and for a model that is built on the spot.",
+    )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
 
@@ -117,6 +128,9 @@ class WarmStartConfig(ConfigModel):
     steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning begins.")
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
+
+# Learning rates for all weights of a pretrained model, as in verl and TRL.
+PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
 # Components that are placed where the algorithm asks for them.
 OPTIONAL_COMPONENTS: Final = ("critic", "reference")
@@ -257,6 +271,9 @@ class LanguageConfig(JobConfig):
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
     shown_first: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
+    # Whether `reward.reward_type` scores every answer, and nobody else may.
+    rewards_by_rule: ClassVar[bool] = True
+
     no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
 
     not_available: ClassVar[Mapping[str, str]] = {
@@ -292,6 +309,25 @@ class LanguageConfig(JobConfig):
         description="Advantages, losses, and how often samples are learned from.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rates_by_what_is_trained(cls, written: Any) -> Any:
+        """Give actor and critic, where the file does not say, the learning rate of what they train: `PRETRAINED_RATES`
+        for all weights of a pretrained model, which the default for adapters and small models would undo.
+        """
+        if not isinstance(written, dict):
+            return written
+        job = dict(cast("dict[str, Any]", written))
+        sections = {name: _mapping(job.get(name)) for name in PRETRAINED_RATES}
+        for name, rate in PRETRAINED_RATES.items():
+            section = sections[name]
+            model = _mapping(section.get("model")) or _mapping(sections["actor"].get("model"))
+            optim = section.get("optim")
+            is_whole = model.get("model_path") is not None and not (model.get("lora") or model.get("is_lora"))
+            if is_whole and (optim is None or (isinstance(optim, dict) and "lr" not in optim)):
+                job[name] = {**section, "optim": {"lr": rate, **_mapping(optim)}}
+        return job
+
     @property
     def answers_per_step(self) -> int:
         """Answers that a training step learns from, when no group is dropped."""
@@ -314,6 +350,11 @@ class LanguageConfig(JobConfig):
             return self.algorithm.n_minibatches
         size = self.actor.global_batch_size
         return 1 if size is None else max(1, self.answers_per_step // size)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else, which validation refuses."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def check_minibatches(config: LanguageConfig, report: Report) -> None:

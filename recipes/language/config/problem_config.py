@@ -11,7 +11,7 @@ from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, NonNegativeInt, Seed
+from rlinf_core.config.sections.values import Count, NonNegativeInt, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Int, Text
 
 # Problems of one seed that are made on the spot.
@@ -152,10 +152,15 @@ class LanguageRewardConfig(RewardConfig):
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
             default="number",
-            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the last"
-            " number is equal), math (equal expressions, by math-verify), reasoning_gym (by that library), or"
-            " `package.module:function`.",
+            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the"
+            " number that is boxed, said to be the answer, or comes last), math (equal numbers, lists and expressions,"
+            " by math-verify), reasoning_gym (by that library), or `package.module:function`.",
         )
+    )
+    timeout: PositiveFloat | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None,
+        description="Seconds for scoring one answer; one that takes longer is left out. The first call of a function,"
+        " which may load a judge, has at least 60. Default: 5 for rules, 60 for a function.",
     )
     soft_overlong: NonNegativeInt = Field(
         default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."

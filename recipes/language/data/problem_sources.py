@@ -83,6 +83,9 @@ class FileProblems:
         prompt_key, answer_key: of the mappings; `a.b` is the key `b` of the mapping under `a`.
         where: names a row in messages, by its number.
 
+    Attributes:
+        places: the same.
+
     Raises:
         ConfigError: a row lacks a key, or what is there is neither a text nor messages, or no answer.
     """
@@ -93,6 +96,7 @@ class FileProblems:
         self._name = name
         self._rows = rows
         self._keys = prompt_key, answer_key
+        self.places = where
         for row, place in zip(rows, where, strict=True):
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
