@@ -314,7 +314,7 @@ class _Merge(NamedTuple):
     """The `<<` of a mapping: its key, how many entries precede it, and the mappings that it names."""
 
     key: ScalarNode
-    index: int
+    place: int
     sources: list[MappingNode]
 
 
@@ -326,7 +326,7 @@ def _with_merged(entries: dict[str, Entry], merge: _Merge) -> tuple[Entry, ...]:
             if entry.key.raw not in entries:
                 merged.setdefault(entry.key.raw, entry)
     own = tuple(entries.values())
-    return (*own[: merge.index], *merged.values(), *own[merge.index :])
+    return (*own[: merge.place], *merged.values(), *own[merge.place :])
 
 
 def _line_end(text: str, at: int) -> int:

@@ -1,4 +1,4 @@
-"""The cases of the yaml-test-suite: valid YAML has its value or is refused, and the exceptions are these and no others."""
+"""The yaml-test-suite: valid YAML has its value or is refused, and the exceptions are these and no others."""
 
 from __future__ import annotations
 
