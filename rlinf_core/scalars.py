@@ -11,6 +11,7 @@ text, and the types below say what a field wants of them:
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Annotated, Any, ClassVar, LiteralString, Union, cast, get_args, get_origin
 
@@ -91,6 +92,8 @@ def kind_of(value: object) -> str:
         return "null"
     if isinstance(value, YamlBool | bool):
         return "a boolean"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity"
     for type_, name in ((int, "an integer"), (float, "a number"), (str, "text"), (list, "a list"), (dict, "a mapping")):
         if isinstance(value, type_):
             return name
@@ -134,9 +137,13 @@ def _float(value: Any) -> Any:
     if isinstance(value, bool | YamlBool) or not isinstance(value, int | float):
         raise expected("a number", value)
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        raise problem("bad-value", "must be a number below 1.8e308") from None
+        number = math.inf
+    # `.inf` says so; digits that come to more are a mistake.
+    if math.isinf(number) and (not isinstance(value, float) or getattr(value, "raw", "")[-1:].isdigit()):
+        raise problem("bad-value", "must be a number below 1.8e308")
+    return number
 
 
 def _bool(value: Any) -> Any:

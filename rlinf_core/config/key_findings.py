@@ -26,6 +26,15 @@ from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, ha
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
+# Words for keys of ours that are far from them by their letters.
+_SYNONYMS = {
+    "per_node": ("gpus", "gpu", "num_gpus", "gpus_per_node", "count", "number", "num"),
+    "memory_gib": ("memory", "memory_gb", "vram", "vram_gb", "ram", "ram_gb"),
+    "identity_file": ("key", "key_file", "ssh_key", "private_key", "identity", "pem"),
+    "user": ("login", "name"),
+    "connect_timeout": ("timeout",),
+    "hosts": ("host", "ip", "ips", "addresses", "nodes"),
+}
 
 
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
@@ -93,10 +102,14 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
     given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
-    name, known = str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given]
+    name, known = (
+        str(path[-1]).lower().replace("-", "_"),
+        [key for key in _fields(model, tree, path[:-1]) if key not in given],
+    )
     # A name of several words that lacks the first, as `robot_ip` of `left_robot_ip`, is far from it by its letters.
+    synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]
-    return next(iter(longer or near(name, known)), None)
+    return next(iter(synonyms or longer or near(name, known)), None)
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:

@@ -199,9 +199,12 @@ class _Rounds(Generic[M]):
         return [report for report in reports if report.code != "missing-key" or report.path not in meant]
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
+        from rlinf_core.config.model_fields import fields_at
         from rlinf_core.config.validation_messages import words_for
 
-        words = words_for(located.error, subject_of(path))
+        field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
+        holds = [key for key, each in fields_at(self.model_type, path).items() if each.is_required()] if path else []
+        words = words_for(located.error, subject_of(path), field, holds)
         if path in self.secret or is_secret(str(path[-1] if path else "")):
             words = words.without(find(self.whole, path))
         span = located.span(self.whole, path)
