@@ -44,7 +44,9 @@ def prepare(asked: Asked) -> up.UpRequest:
     from rlinf_cli.bootstrap import manual, node_probe, state, sync, up
     from rlinf_cli.bootstrap.inventory import targets
     from rlinf_cli.files import load_sound
+    from rlinf_core.node.python_flags import refuse_stripped_docstrings
 
+    refuse_stripped_docstrings()
     cluster = load_sound(asked.file, asked.overrides).cluster
     name = state.cluster_name(asked.file, asked.name)
     nodes = targets(cluster)

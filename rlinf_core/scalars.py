@@ -20,6 +20,8 @@ from pydantic_core import PydanticCustomError
 
 # What a machine integer holds, so that whatever counts with a setting can.
 _LONGEST_INT = 18
+# Below it every integer is a float of its own.
+_EXACT = 2**53
 
 
 class YamlInt(int):
@@ -126,6 +128,8 @@ def _text(value: Any) -> str:
 
 
 def _int(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)  # `1e6` and `10.0` are integers, as they are to JSON Schema
     if isinstance(value, bool | YamlBool) or not isinstance(value, int):
         raise expected("an integer", value)
     if abs(value) >= 10**_LONGEST_INT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path as FilePath
@@ -27,6 +28,11 @@ def check_import(config: JobConfig, at: Path, target: str, component: str, repor
         module = target.partition(":")[0]
         help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
         report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
+        return
+    module = target.partition(":")[0]
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        message = f"`{target}` belongs to Python's standard library, which has none of these"
+        report(at, "unknown-choice", message, "name what you wrote, as in `my_package.module:name`")
         return
     wrong = missing_name(target)
     if wrong:

@@ -22,7 +22,7 @@ FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 _SCALAR = {"type": ["string", "number", "boolean"]}
-_TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1}
+_TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1, "minLength": 1}
 
 
 def _name(text: str) -> str:
@@ -296,7 +296,7 @@ Ports = Annotated[
     range, PlainValidator(_ports), WithJsonSchema({"type": "string", "pattern": r"^\s*\d+\s*-\s*\d+\s*$"})
 ]
 Hosts = Annotated[
-    tuple[str, ...], PlainValidator(_hosts), WithJsonSchema({"type": ["string", "array"], "items": _SCALAR})
+    tuple[str, ...], PlainValidator(_hosts), WithJsonSchema({"type": [*_SCALAR["type"], "array"], "items": _SCALAR})
 ]
 Address = Annotated[Text, AfterValidator(_address)]
 SshWord = Annotated[Text, AfterValidator(_ssh_word)]

@@ -122,7 +122,9 @@ def _model_below(model: object, name: str) -> object:
         field = _field_of(model, name)
         return None if field is None else getattr(model, field)
     if isinstance(model, Mapping):
-        return cast("Mapping[str, object]", model).get(name)
+        values = cast("Mapping[str, object]", model)
+        # `actor,rollout` places both alike, each under its own name.
+        return values.get(name, values.get(name.partition(",")[0].strip()))
     if isinstance(model, tuple):
         # Environment variables: pairs of a name and a value, or one such pair.
         pairs = cast("tuple[object, ...]", model)

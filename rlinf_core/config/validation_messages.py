@@ -174,8 +174,6 @@ def _not_a_choice(subject: str, expected: str, found: object) -> Words:
 
 
 def _near_address(text: str) -> str | None:
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*(\.[A-Za-z0-9-]+)*", text):
-        return f"give the address that `getent hosts {text}` shows"
     host, _, port = text.partition(":")
     try:
         ipaddress.ip_address(host)
