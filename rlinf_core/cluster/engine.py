@@ -29,7 +29,7 @@ from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
 from rlinf_core.node.node_processes import MARK, guard
 from rlinf_core.node.python_flags import refuse_stripped_docstrings
-from rlinf_core.signal_mask import warnings_blocked
+from rlinf_core.process.signal_mask import warnings_blocked
 
 LOGGER = logging.getLogger("rlinf")
 
