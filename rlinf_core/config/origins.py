@@ -127,15 +127,18 @@ def _model_below(model: object, name: str) -> object:
         return values.get(name, values.get(name.partition(",")[0].strip()))
     if isinstance(model, tuple):
         # Environment variables: pairs of a name and a value, or one such pair.
-        pairs = cast("tuple[object, ...]", model)
-        pairs = pairs if pairs and isinstance(pairs[0], tuple) else (pairs,)
-        return next((pair[1] for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and pair[0] == name), None)
+        items = cast("tuple[object, ...]", model)
+        pairs = items if all(isinstance(item, tuple) for item in items) else (items,)
+        return next((pair[1] for pair in cast("Any", pairs) if len(pair) == 2 and pair[0] == name), None)
     return None
 
 
 def _is_text(model: object) -> bool:
-    # A text where a list of them may stand becomes a list of one.
-    return isinstance(model, str) or (isinstance(model, tuple) and len(model) == 1 and isinstance(model[0], str))
+    if isinstance(model, tuple):
+        # A text where a list of them may stand becomes a list of one.
+        items = cast("tuple[object, ...]", model)
+        return len(items) == 1 and isinstance(items[0], str)
+    return isinstance(model, str)
 
 
 def _field_of(model: BaseModel, key: str) -> str | None:
