@@ -95,10 +95,11 @@ class _Rounds(Generic[M]):
         """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
         model, found = self._attempt()
         if any(located.kind == "extra_forbidden" for located in found):
-            from rlinf_core.config.other_names import with_our_names
+            from rlinf_core.config.foreign_names import foreign_names
 
-            renamed = with_our_names(self.model_type, self.whole, self.diagnostics)
-            if renamed.tree is not self.whole:
+            source = foreign_names()
+            renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
+            if renamed is not None and renamed.tree is not self.whole:
                 self.whole = self.tree = renamed.tree
                 self.secret = frozenset(map(renamed.path, self.secret))
                 self.referred = frozenset(map(renamed.path, self.referred))
