@@ -116,7 +116,7 @@ def test_float_that_is_an_integer_is_one(text: str, steps: int) -> None:
 
 @pytest.mark.parametrize(
     "section",
-    ["actor: {model: {model_type: TARGET}}", "env: {train: {env_type: TARGET}}", "algorithm: {loss_type: TARGET}"],
+    ["actor: {model: {model_type: TARGET}}", "env: {train: {env_type: TARGET}}"],
 )
 @pytest.mark.parametrize("target", ["os:path", "json.decoder:JSONDecoder"])
 def test_standard_library_holds_nothing_of_a_user(section: str, target: str) -> None:
