@@ -35,6 +35,13 @@ class LanguageDataConfig(DataConfig):
             because=("type",),
         ),
         NoEffect(
+            ("chat_template_kwargs",),
+            lambda data, sizes: not data.apply_chat_template,
+            "questions are asked without a chat template",
+            "remove it, or write `apply_chat_template: true`",
+            because=("apply_chat_template",),
+        ),
+        NoEffect(
             ("generated_digits",),
             lambda data, sizes: data.source != "sums",
             lambda data: f"problems come from {data.source}, and are no sums made on the spot",
@@ -83,6 +90,10 @@ class LanguageDataConfig(DataConfig):
     val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
     apply_chat_template: Bool = Field(
         default=False, description="Ask each question as a user's message in the tokenizer's chat template."
+    )
+    chat_template_kwargs: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Arguments of the chat template, by its own names, as in `{enable_thinking: false}`.",
     )
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
     few_shot: str = Field(default="", description="Text before every question: examples with their answers.")

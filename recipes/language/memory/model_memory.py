@@ -181,7 +181,9 @@ def _plain(
     except ConfigError as error:
         help = "its config.json is enough, and its tokenizer where there is one: copy them there"
         raise ConfigError("the sizes of the model are not known", why=error.message, help=help) from error
-    return cast("Any", AutoModelForCausalLM).from_config(config_of(AutoConfig, section.model_path))
+    return cast("Any", AutoModelForCausalLM).from_config(
+        config_of(AutoConfig, section.model_path), trust_remote_code=False
+    )
 
 
 def _fullest(batch: RolloutBatch, micro: MicroBatches, parts: Sequence[list[int]]) -> PackedRow:

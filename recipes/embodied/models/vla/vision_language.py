@@ -131,7 +131,7 @@ def shaped_backbone(folder: str) -> PreTrainedModel:
     require_transformers()
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder))
+    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder), trust_remote_code=False)
 
 
 def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
