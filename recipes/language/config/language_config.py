@@ -31,12 +31,6 @@ from rlinf_core.scalars import Bool, Text
 class LanguageRunnerConfig(RunnerConfig):
     """The run as a whole."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        **RunnerConfig.not_available,
-        "max_tokens_per_mbs": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
-        "enable_dynamic_batch_size": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
-        "critic_warmup": "remove it: actor and critic learn from the first step on",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *RunnerConfig.no_effect,
         NoEffect(
@@ -73,17 +67,6 @@ class LanguageRunnerConfig(RunnerConfig):
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        **ModelConfig.not_available,
-        "external_lib": "remove it: no code beside the model's folder is loaded",
-        "override_config": "remove it: the folder of a model says what it is",
-        "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
-        "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
-        "enable_gradient_checkpointing": "`actor.fsdp_config.gradient_checkpointing` computes activations again",
-        "use_remove_padding": "remove it: sequences are always packed, and none is padded",
-        "trust_remote_code": "remove it: no code of a model's folder is ever run",
-        "attn_implementation": "remove it: attention is computed over packed sequences",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *ModelConfig.no_effect,
         NoEffect(
@@ -138,21 +121,6 @@ OPTIONAL_COMPONENTS: Final = ("critic", "reference")
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
 
-# Keys of other trainers by which a pass is bounded in tokens, and those that there is nothing to choose about.
-_TOKEN_BUDGETS: Final = {
-    "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
-    "max_tokens_per_mbs": "max_tokens_per_micro_batch",
-    "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-}
-_ALWAYS: Final = {
-    "use_dynamic_bsz": "remove it: `max_tokens_per_micro_batch` always bounds a pass, in tokens",
-    "use_remove_padding": "remove it: sequences are always packed, and none is padded",
-    "entropy_from_logits_with_chunking": "remove it: log-probabilities and entropies are always computed in chunks",
-    "entropy_checkpointing": "remove it: log-probabilities and entropies are always computed in chunks",
-    "ulysses_sequence_parallel_size": "remove it: a sequence is computed by one rank",
-    "shuffle": "remove it: groups are dealt to optimizer steps at random, by `actor.seed`",
-}
-
 
 class LanguageActorConfig(ActorConfig):
     """The workers that train."""
@@ -160,21 +128,6 @@ class LanguageActorConfig(ActorConfig):
     # Tokens of a model that is built on the spot: characters, and words that are one token each.
     built_symbols: ClassVar[str] = SYMBOLS
     built_words: ClassVar[tuple[str, ...]] = ()
-
-    other_names: ClassVar[Mapping[str, str]] = {**ActorConfig.other_names, **_TOKEN_BUDGETS}
-    moved: ClassVar[Mapping[str, str]] = {**ActorConfig.moved, "tis_imp_ratio_cap": "algorithm.tis_cap"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        **ActorConfig.not_available,
-        **_ALWAYS,
-        "checkpoint": "`runner.save_format` says what a checkpoint is",
-        "ppo_mini_batch_size": "`global_batch_size` counts answers, `algorithm.n_minibatches` optimizer steps",
-        "loss_agg_mode": "`algorithm.loss_agg_func` says how losses of tokens become one",
-        "policy_loss": "`algorithm.loss_type` names the loss",
-        "tis_imp_ratio_cap": "`algorithm.tis_cap` bounds the weights of truncated importance sampling",
-        "clip_ratio_low": "write `algorithm.clip_ratio_low`",
-        "clip_ratio_high": "write `algorithm.clip_ratio_high`",
-        "clip_ratio_c": "write `algorithm.clip_ratio_c`",
-    }
 
     global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, description="Answers of one optimizer step, over all ranks. Default: all of a training step."
@@ -205,22 +158,6 @@ class LanguageActorConfig(ActorConfig):
 class LanguageCriticConfig(ConfigModel):
     """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        "strategy": "training_backend",
-        "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
-    }
-    moved: ClassVar[Mapping[str, str]] = {
-        "cliprange_value": "algorithm.value_clip",
-        "grad_clip": "critic.optim.clip_grad",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        **_ALWAYS,
-        "cliprange_value": "`algorithm.value_clip` bounds the change of a value",
-        "ppo_mini_batch_size": "the critic takes as many optimizer steps as the actor: `algorithm.n_minibatches`",
-        "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
-        "grad_clip": "`critic.optim.clip_grad` bounds the norm of a gradient",
-    }
-
     group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")
     training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
     max_tokens_per_micro_batch: Count = Field(
@@ -241,16 +178,6 @@ class LanguageCriticConfig(ConfigModel):
 
 class LanguageReferenceConfig(ConfigModel):
     """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
-
-    not_available: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "log_prob_use_dynamic_bsz",
-            "log_prob_micro_batch_size",
-            "log_prob_micro_batch_size_per_gpu",
-            "log_prob_max_token_len_per_gpu",
-        ),
-        "`max_tokens_per_micro_batch` bounds a pass, in tokens",
-    )
 
     group_name: Text = Field(
         default="ReferenceGroup", description="Name of the worker group; others address it by this."
@@ -275,17 +202,6 @@ class LanguageConfig(JobConfig):
     rewards_by_rule: ClassVar[bool] = True
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
-
-    not_available: ClassVar[Mapping[str, str]] = {
-        **JobConfig.not_available,
-        "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
-        "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
-        "ray_init": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
-        "ray_kwargs": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
-        "inference": "the actor computes log probabilities itself: remove the section, and its place",
-        "reward_model": "`reward.reward_type` names the rule, or a function that may ask a model",
-        "custom_reward_function": "write `reward.reward_type: package.module:function`",
-    }
 
     runner: LanguageRunnerConfig = Field(
         default_factory=LanguageRunnerConfig, description="How long the run lasts, what it keeps, where results go."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -27,32 +26,6 @@ def _source(value: Any) -> Any:
 class LanguageDataConfig(DataConfig):
     """Problems with verifiable answers."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        **DataConfig.other_names,
-        "val_batch_size": "val_rollout_batch_size",
-        "apply_chat_template_kwargs": "chat_template_kwargs",
-    }
-    moved: ClassVar[Mapping[str, str]] = {"max_response_length": "rollout.sampling_params.max_new_tokens"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        **{name: remedy for name, remedy in DataConfig.not_available.items() if name != "type"},
-        **dict.fromkeys(
-            ("truncation", "filter_overlong_prompts", "filter_prompt_by_length"),
-            "remove it: a prompt longer than `max_prompt_length` is skipped and counted",
-        ),
-        "reward_fn_key": "`reward.reward_type` names one rule or function, which is given the whole row",
-        "dataset_name": "remove it: a data set is called by its file, without folder and ending",
-        "validation_shuffle": "remove it: an evaluation asks every problem once",
-        "num_workers": "remove it: every rollout worker reads the problems itself",
-        "image_key": "remove it: models of text alone are trained",
-        "video_key": "remove it: models of text alone are trained",
-        "gen_batch_size": "`algorithm.max_refills` says how often a step generates for groups that were dropped",
-        "tokenizer": "`actor.tokenizer.tokenizer_model` names the folder of the tokenizer",
-        "use_shm": "remove it: files are read where they are",
-        **dict.fromkeys(
-            ("return_raw_chat", "return_raw_input_ids", "custom_cls"),
-            "remove it: prompts are texts or messages, and `apply_chat_template` says how they are written",
-        ),
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("prompt_key", "answer_key"),
@@ -136,18 +109,6 @@ class LanguageDataConfig(DataConfig):
 
 class LanguageRewardConfig(RewardConfig):
     """Scoring by rule."""
-
-    not_available: ClassVar[Mapping[str, str]] = {
-        "enable": "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        "model": "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        "overlong_buffer": "`soft_overlong` counts the tokens before the limit over which a punishment grows",
-        "reward_scale": "`correct_reward` and `incorrect_reward` are the rewards themselves",
-        "reward_manager": "remove it: `reward_type` names the rule or the function",
-        **dict.fromkeys(
-            ("use_reward_model", "reward_model"),
-            "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        ),
-    }
 
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
