@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.strict_json import MAX_DEPTH, BadJsonError, load_json, load_json_object
+from rlinf_core.foreign.strict_json import MAX_DEPTH, BadJsonError, load_json, load_json_object
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
