@@ -12,6 +12,7 @@ from typing import Any, Final, Self, cast
 from rlinf_core.config.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.recipe import Recipe, find_recipe
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
@@ -82,7 +83,7 @@ class _Reporter:
         self._last_step: int | None = None
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(text), file=sys.stderr, flush=True)
 
     def tell(self, event: Event) -> None:
         match event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from recipes.embodied.interventions import remote
 from recipes.embodied.interventions.options import RemoteOptions
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.remote import RemoteSource, read_token
+from recipes.embodied.interventions.remote_control import connect
 from recipes.embodied.interventions.remote_messages import BadMessageError, controls_of, decode, encode, message_of
 from recipes.embodied.interventions.types import InterventionError
 from tests.clock import Clock
@@ -270,3 +272,24 @@ def test_tokens(tmp_path: Path) -> None:
     file.write_text("short")
     with pytest.raises(InterventionError, match="shorter"):
         read_token(str(file))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"[]", b"[" * 900, b'{"ok": true, "hz": "x"}', b'{"ok": true, "hz": null}', b'{"hz": NaN}', b"\xff", b"SSH-2.0-x"],
+)
+def test_anything_else_that_listens_is_told(words: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=lambda: other.accept()[0].sendall(words + b"\n"), daemon=True)
+        answering.start()
+        with pytest.raises(InterventionError, match="the run does not answer"):
+            connect(*other.getsockname()[:2], TOKEN)
+
+
+def test_refusal_is_shown_escaped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answer = encode({"ok": False, "message": "\x1b[2Jno"})
+        threading.Thread(target=lambda: other.accept()[0].sendall(answer), daemon=True).start()
+        with pytest.raises(InterventionError, match="refuses") as caught:
+            connect(*other.getsockname()[:2], TOKEN)
+    assert caught.value.why == r"\x1b[2Jno"
