@@ -15,6 +15,7 @@ from rlinf_cli.bootstrap.transport import CommandOutcome, Result, Transport
 
 # In the order in which they import each other. All of them travel.
 PARTS: Final = (
+    "rlinf_core.foreign.strangers",
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_processes",
     "rlinf_core.node.node_facts",
@@ -27,7 +28,7 @@ PARTS: Final = (
     "rlinf_cli.bootstrap.node_run",
     "rlinf_cli.bootstrap.node_agent",
 )
-_PACKAGES: Final = ("rlinf_core", "rlinf_core.node", "rlinf_cli", "rlinf_cli.bootstrap")
+_PACKAGES: Final = ("rlinf_core", "rlinf_core.foreign", "rlinf_core.node", "rlinf_cli", "rlinf_cli.bootstrap")
 # The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
 _CARRIER: Final = """\

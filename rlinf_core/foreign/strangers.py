@@ -19,8 +19,8 @@ C = TypeVar("C")
 class Unproven(Generic[C]):
     """The connections that have proved nothing yet: only so many in all and from one address, each for so long.
 
-    Where a newcomer finds no room, the connection goes that has been silent longest, of those from the address that
-    has the most. Safe for threads.
+    Where a newcomer finds no room, the connection goes that came first, of those from the address that has the most.
+    One that has said something may be removed and admitted again. Safe for threads.
 
     Args:
         most: connections at a time.
@@ -33,7 +33,7 @@ class Unproven(Generic[C]):
         self._from_one = from_one or max(1, most // 2)
         self._seconds = seconds
         self._lock = threading.Lock()
-        # In the order in which they were last heard: connection, address, moment of its arrival.
+        # In the order in which they came: connection, address, moment.
         self._waiting: dict[int, tuple[C, str, float]] = {}
 
     def admit(self, connection: C, address: str, now: float = 0.0) -> list[C]:
@@ -47,13 +47,6 @@ class Unproven(Generic[C]):
                 leaving.append(self._waiting.pop(self._longest_of_the_most())[0])
             self._waiting[id(connection)] = connection, address, now
             return leaving
-
-    def heard(self, connection: C) -> None:
-        """Move a connection that has said something sensible behind the silent ones."""
-        with self._lock:
-            entry = self._waiting.pop(id(connection), None)
-            if entry is not None:
-                self._waiting[id(connection)] = entry
 
     def remove(self, connection: C) -> bool:
         """Forget a connection that has proved itself, or is gone; return whether it was waiting."""
@@ -74,7 +67,7 @@ class Unproven(Generic[C]):
             return left
 
     def waiting(self) -> list[C]:
-        """Return the connections, those that have been silent longest first.
+        """Return the connections, those that came first at the front.
 
         It takes no lock: a forked child, in which nobody lets go of one, may ask.
         """

@@ -326,10 +326,8 @@ def test_logs_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder) -> Non
     assert not set(result.out) & set("\x1b\x07\r\x9b\u202e")
 
 
-@pytest.mark.parametrize(
-    "command", [("runs",), ("runs", "--output", "json"), ("runs", "prune", "--status", "finished")]
-)
-def test_run_lists_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", ["runs", "runs --output json", "runs prune --status finished"])
+def test_run_lists_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder, command: str) -> None:
     state = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**state, "recipe": HOSTILE, "reason": HOSTILE}))
     result = cli(*command.split())

@@ -37,11 +37,12 @@ def test_flood_from_one_address_keeps_others() -> None:
     assert leaving == [f"stranger {number}" for number in range(43)]
 
 
-def test_silent_connection_goes_before_one_that_was_heard() -> None:
+def test_connection_that_is_admitted_again_is_the_newest() -> None:
     room: Unproven[str] = Unproven(2, from_one=2)
     room.admit("first", "a")
     room.admit("second", "a")
-    room.heard("first")
+    room.remove("first")
+    room.admit("first", "a")
     assert room.admit("third", "a") == ["second"]
 
 
