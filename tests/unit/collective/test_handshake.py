@@ -21,6 +21,8 @@ from rlinf_core.collective.handshake import Acceptance, Admission, ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import AuthenticationError
 
+pytestmark = pytest.mark.security
+
 SECRET = ClusterSecret.generate()
 DIALER, ACCEPTOR = PeerIdentity("d", "a", "c"), PeerIdentity("a", "d", "c")
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from tests.clock import Clock
 
+pytestmark = pytest.mark.security
+
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=200), st.integers(1, 12))
 def test_newcomers_are_let_in_and_limits_hold(comers: list[tuple[int, bool]], most: int) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from rlinf_core.foreign.strict_json import MAX_DEPTH, BadJsonError, load_json, load_json_object
 
+pytestmark = pytest.mark.security
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

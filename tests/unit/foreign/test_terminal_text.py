@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from rlinf_core.foreign.terminal_text import escaped, guarded_stream, in_colours, replaced, unguarded_stream
 
+pytestmark = pytest.mark.security
+
 HOSTILE = [
     "\x1b]0;title\x07",
     "\x1b[2J\x1b[H",

@@ -22,6 +22,8 @@ from recipes.embodied.interventions.types import InterventionError
 from tests.clock import Clock
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
+pytestmark = pytest.mark.security
+
 TOKEN = "0123456789abcdef0123456789abcdef"
 FORWARD = Controls((1.0, 0.0, 0.0))
 
