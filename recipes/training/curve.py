@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import RunError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
 
 

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf_cli import console
+from rlinf_cli.console import console
 from rlinf_core import env_vars
 
 LOGGER = logging.getLogger("rlinf")

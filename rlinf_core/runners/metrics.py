@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from rlinf_core.errors import RunError
-from rlinf_core.runners.backends import MetricsBackend
+from rlinf_core.runners.metric_backends import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from recipes.embodied.robots.client import holder_name
-from recipes.embodied.robots.errors import RobotLeaseError
+from recipes.embodied.robots.controller_client import holder_name
+from recipes.embodied.robots.robot_errors import RobotLeaseError
 
 
 class RobotClaim:

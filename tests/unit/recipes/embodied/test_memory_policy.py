@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.memory_policy import PolicyMemory
-from recipes.embodied.models.folder import BACKBONE, WEIGHTS, save_policy
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.memory.policy_memory import PolicyMemory
+from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.training.host_memory import LARGEST_KEPT
+from recipes.training.memory.host_memory import LARGEST_KEPT
 from rlinf_core import load_job
 
 STATES, ACTIONS, WIDTH = 21, 8, 64

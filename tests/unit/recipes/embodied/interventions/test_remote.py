@@ -11,14 +11,20 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.interventions import remote
-from recipes.embodied.interventions.options import RemoteOptions
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote import RemoteSource, read_token
-from recipes.embodied.interventions.remote_control import connect
-from recipes.embodied.interventions.remote_messages import BadMessageError, controls_of, decode, encode, message_of
-from recipes.embodied.interventions.types import InterventionError
+from recipes.embodied.interventions.remote import remote_source
+from recipes.embodied.interventions.remote.remote_control import connect
+from recipes.embodied.interventions.remote.remote_messages import (
+    BadMessageError,
+    controls_of,
+    decode,
+    encode,
+    message_of,
+)
+from recipes.embodied.interventions.remote.remote_source import RemoteSource, read_token
+from recipes.embodied.interventions.source_options import RemoteOptions
 from tests.clock import Clock
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
@@ -184,7 +190,7 @@ def test_crowd_of_silent_strangers_keeps_nobody_out(source: RemoteSource, caplog
 
 def test_silent_stranger_is_closed(source: RemoteSource, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(remote, "time", clock)
+    monkeypatch.setattr(remote_source, "time", clock)
     stranger = Person(source, None)
     while not source._unproven.waiting():
         source.poll()
