@@ -24,6 +24,15 @@ settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_
 settings.load_profile("commit")
 
 
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Generator[None, None, None]:
+    """Values that a test's job calls secret are masked in its own texts alone."""
+    yield
+    from rlinf_core.process.known_secrets import forget
+
+    forget()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
+from rlinf_core.process.known_secrets import hidden
 
 # Wide enough that no table is ever wrapped where a program reads it.
 _UNBOUNDED = 10_000
@@ -39,9 +40,14 @@ verbosity = Verbosity()
 
 @contextmanager
 def escaping() -> Generator[None, None, None]:
-    """Have both streams escape control characters while the block runs."""
+    """Have both streams escape control characters while the block runs, and standard error mask secrets.
+
+    Results, which programs read, are masked where they are made.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (guarded_stream(unguarded_stream(each), colored(each)) for each in before)
+    out, err = (unguarded_stream(each) for each in before)
+    sys.stdout = guarded_stream(out, colored(out))
+    sys.stderr = guarded_stream(err, colored(err), hidden)
     try:
         yield
     finally:

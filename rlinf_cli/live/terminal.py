@@ -14,6 +14,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
 from rlinf_core.foreign.terminal_text import guarded_stream, replaced, unguarded_stream
+from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
 
 _DRAWN_PER_SECOND = 4
@@ -47,7 +48,7 @@ class TerminalView(View):
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
         # What is printed meanwhile goes to `Live`, which passes on more than colours. It puts the streams back.
-        sys.stdout, sys.stderr = (guarded_stream(each, True) for each in (sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (guarded_stream(each, True, hidden) for each in (sys.stdout, sys.stderr))
         return self
 
     def __exit__(
@@ -58,7 +59,9 @@ class TerminalView(View):
     def show(self, event: Event) -> None:
         line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
         if line is not None:
-            self._live.console.print(Text(replaced(line), style="yellow" if isinstance(event, RunRestarted) else ""))
+            self._live.console.print(
+                Text(replaced(hidden(line)), style="yellow" if isinstance(event, RunRestarted) else "")
+            )
 
     def _render(self) -> Group:
         with self.progress.lock:
@@ -78,7 +81,7 @@ def block(progress: RunProgress, title: str, place: str) -> Group:
 def _line(label: str, style: str, width: int, text: Text) -> Text:
     whole = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
     # The view moves the cursor itself, so its stream escapes nothing.
-    whole.plain = replaced(whole.plain)
+    whole.plain = replaced(hidden(whole.plain))
     return whole
 
 

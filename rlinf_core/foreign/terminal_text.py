@@ -8,7 +8,7 @@ of the command line, so that all that is printed passes through it, whoever prin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TextIO, cast
 
 # C0 but tab and newline, DEL, C1, the separators of lines and paragraphs, and what turns the direction of text.
@@ -68,16 +68,18 @@ class TerminalStream:
     Args:
         stream: the one to write to.
         colours: whether it shows colours.
+        mask: returns a text without secrets.
     """
 
-    def __init__(self, stream: TextIO, colours: bool) -> None:
+    def __init__(self, stream: TextIO, colours: bool, mask: Callable[[str], str]) -> None:
         self.stream = stream
         self._colours = colours
+        self._mask = mask
 
     def write(self, text: str) -> int:
         """Write a text; return its length. A carriage return may begin it, as in the lines of progress bars."""
         start = "\r" if text.startswith("\r") and not text.startswith("\r\n") else ""
-        self.stream.write(start + in_colours(text[len(start) :], self._colours))
+        self.stream.write(start + in_colours(self._mask(text[len(start) :]), self._colours))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -92,9 +94,9 @@ class TerminalStream:
         return iter(self.stream)
 
 
-def guarded_stream(stream: TextIO, colours: bool) -> TextIO:
+def guarded_stream(stream: TextIO, colours: bool, mask: Callable[[str], str] = str) -> TextIO:
     """Return a stream around another one; see `TerminalStream`."""
-    return cast("TextIO", TerminalStream(stream, colours))
+    return cast("TextIO", TerminalStream(stream, colours, mask))
 
 
 def unguarded_stream(stream: TextIO) -> TextIO:

@@ -29,6 +29,7 @@ from recipes.embodied.interventions.remote.remote_messages import (
 )
 from recipes.embodied.interventions.source_options import RemoteOptions
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
+from rlinf_core.process.known_secrets import remember
 
 _MOST = 16 * MAX_LINE  # bytes that are read of a connection in one step
 _MOST_UNPROVEN = 16  # connections that have not told the token
@@ -108,6 +109,7 @@ class RemoteSource(PersonSource):
     def __init__(self, env: Steerable, options: Any) -> None:
         super().__init__(env, options)
         self._token = read_token(options.token_file)
+        remember([self._token])
         try:
             self._listener = socket.create_server((options.host, options.port))
         except OSError as error:
