@@ -58,7 +58,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     check_folder(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 - of the folder's files, by several libraries
         raise ConfigError(
             f"there is no tokenizer in `{folder}`",
             why=first_line(error),

@@ -13,6 +13,7 @@ from recipes.language.config.problem_config import LanguageDataConfig, LanguageR
 from recipes.language.config.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
+from recipes.training.chat_template import ChatRoles, ChatTemplate
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
@@ -300,6 +301,11 @@ class LanguageConfig(JobConfig):
     def longest_answer(self) -> int:
         """Most tokens that an answer may have."""
         return self.rollout.sampling_params.max_new_tokens
+
+    def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
+        """Return the conversations that the chat template has to write, the simplest first."""
+        asked = [ChatRoles(("data", "apply_chat_template"), ("user",))]
+        return asked + [ChatRoles(("data", "system_prompt"), ("system", "user"))] * bool(self.data.system_prompt)
 
     @property
     def minibatches(self) -> int:

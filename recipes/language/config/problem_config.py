@@ -27,7 +27,11 @@ def _source(value: Any) -> Any:
 class LanguageDataConfig(DataConfig):
     """Problems with verifiable answers."""
 
-    other_names: ClassVar[Mapping[str, str]] = {**DataConfig.other_names, "val_batch_size": "val_rollout_batch_size"}
+    other_names: ClassVar[Mapping[str, str]] = {
+        **DataConfig.other_names,
+        "val_batch_size": "val_rollout_batch_size",
+        "apply_chat_template_kwargs": "chat_template_kwargs",
+    }
     moved: ClassVar[Mapping[str, str]] = {"max_response_length": "rollout.sampling_params.max_new_tokens"}
     not_available: ClassVar[Mapping[str, str]] = {
         **{name: remedy for name, remedy in DataConfig.not_available.items() if name != "type"},
@@ -56,6 +60,13 @@ class LanguageDataConfig(DataConfig):
             lambda data: f"problems come from {data.source}, not from files",
             "remove it, or write `train_data_paths: FILE`",
             because=("type",),
+        ),
+        NoEffect(
+            ("chat_template_kwargs",),
+            lambda data, sizes: not data.apply_chat_template,
+            "questions are asked without a chat template",
+            "remove it, or write `apply_chat_template: true`",
+            because=("apply_chat_template",),
         ),
         NoEffect(
             ("generated_digits",),
@@ -106,6 +117,10 @@ class LanguageDataConfig(DataConfig):
     val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
     apply_chat_template: Bool = Field(
         default=False, description="Ask each question as a user's message in the tokenizer's chat template."
+    )
+    chat_template_kwargs: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Arguments of the chat template, by its own names, as in `{enable_thinking: false}`.",
     )
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
     few_shot: str = Field(default="", description="Text before every question: examples with their answers.")

@@ -180,8 +180,8 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
     )
 
 
-def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> None:
-    """Check the first rows of a file of problems.
+def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> FileProblems:
+    """Return the problems in the first rows of a file.
 
     Raises:
         ConfigError: see `read_file`.
@@ -198,7 +198,7 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, where)
+    return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, where)
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
