@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.process.known_secrets import hidden, remember
 
 FOLDER: Final = "samples"
@@ -79,6 +80,8 @@ def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[d
         raise RunError(f"step {wanted} has no samples", where=str(run_folder), help=f"steps with samples: {listed}")
     file = run_folder / FOLDER / f"step_{wanted}.jsonl"
     try:
-        return wanted, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        return wanted, [
+            load_json_object(line, non_finite=True) for line in file.read_text(encoding="utf-8").splitlines() if line
+        ]
     except (OSError, ValueError) as error:
         raise RunError("the samples cannot be read", where=str(file), why=str(error)) from None

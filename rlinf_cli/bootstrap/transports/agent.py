@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result, Transport
+from rlinf_core.foreign.strict_json import load_json
 
 # In the order in which they import each other. All of them travel.
 PARTS: Final = (
@@ -186,7 +187,7 @@ def _events(output: bytes) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:
-            data = json.loads(line)
+            data = load_json(line)
         except ValueError:
             continue
         if isinstance(data, dict) and "event" in data:
