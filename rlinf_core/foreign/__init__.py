@@ -1,1 +1,1 @@
-"""What others wrote or send: files, replies, connections, text. It is checked here before anything believes it."""
+"""Files, replies, connections and text of others. They are checked here before anything believes them."""
