@@ -16,6 +16,7 @@ from rlinf_cli.console.interrupts import ENDING_SIGNALS, SAVING_SECONDS, STEP_SE
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.file.findings import without_effect
 from rlinf_core.errors import RLinfError
+from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.signal_mask import sigterm_deferred
 from rlinf_core.runners.events import (
     EVALUATE,
@@ -374,7 +375,8 @@ class Training:
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason)
         if not console.verbosity.quiet:
-            os.write(2, f"{reason} after step {self._progress.step}; the run folder is {self._folder.path}\n".encode())
+            text = f"{reason} after step {self._progress.step}; the run folder is {escaped(str(self._folder.path))}\n"
+            os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _components(job: Job) -> dict[str, str]:

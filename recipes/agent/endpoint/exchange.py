@@ -20,6 +20,7 @@ from recipes.agent.conversation.chat_model import (
 )
 from recipes.agent.conversation.turn_messages import ChatMessage, Role, ToolOffer
 from recipes.agent.endpoint.fields import RequestError, bad_request
+from rlinf_core.foreign.strict_json import load_json
 
 _NO_SCHEMAS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
@@ -206,8 +207,8 @@ def call_message(chats: Chats, text: str, calls: Sequence[FunctionCall]) -> Chat
         return ChatMessage("assistant", written)
     for each in calls:
         try:
-            parsed: Any = json.loads(each.arguments)
-        except (ValueError, RecursionError):
+            parsed: Any = load_json(each.arguments)
+        except ValueError:
             parsed = None
         if not isinstance(parsed, dict):
             raise bad_request(f"the arguments of the call of `{each.name}` are no object of JSON")

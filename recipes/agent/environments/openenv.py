@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from recipes.agent.tools.tool import ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.requirements import install_command, missing_modules
 
 _LARGEST_MESSAGE: Final = 16 << 20
@@ -82,10 +83,10 @@ class OpenEnv(TextEnvironment):
     async def _answer(self, kind: str, data: Mapping[str, Any]) -> TextStep:
         try:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer: Any = json.loads(await self._socket.recv())
+            answer: Any = load_json(await self._socket.recv(), non_finite=True)
         except (OSError, _library_error()) as error:
             raise ToolUnavailable(f"the OpenEnv server {self._settings.url} is gone: {error}") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise self._stranger("an answer is no JSON") from None
         found = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
         if not isinstance(found.get("data"), dict):

@@ -19,6 +19,7 @@ from recipes.agent.tools import guard
 from recipes.agent.tools.mcp_texts import only_text, result_text, written_schema
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.node.node_processes import MARK
 from rlinf_core.process.requirements import install_command, missing_modules
 
@@ -69,8 +70,8 @@ class McpTool(Tool):
 
     def _arguments(self, text: str) -> dict[str, Any]:
         try:
-            found: Any = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
+            found: Any = load_json(text) if text.strip() else {}
+        except ValueError:
             found = None
         if isinstance(found, dict) and (found or self._text is None):
             return cast("dict[str, Any]", found)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 
 class Sums:
@@ -212,13 +213,14 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                row = json.loads(line)
+                row = load_json(line.strip())
                 if not isinstance(row, dict):
                     raise ConfigError(f"{file}:{number}: the line is not a JSON object", help="write `{...}`")
-                yield number, row
-        except json.JSONDecodeError as error:
+                yield number, cast("dict[str, Any]", row)
+        except BadJsonError as error:
             raise ConfigError(
-                f"{file}:{number}: the line is not JSON", why=f"{error.msg} at column {error.colno}"
+                f"{file}:{number}: the line {error}",
+                help="write one JSON object a line; numbers as `1.5`, and what JSON has not, such as NaN, as text",
             ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"the data file `{file}` is not UTF-8 text") from None

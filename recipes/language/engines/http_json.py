@@ -13,6 +13,7 @@ from typing import Any, Final
 import httpx
 
 from rlinf_core import RLinfError
+from rlinf_core.foreign.strict_json import load_json
 
 # Answers of a server that is starting, overloaded or restarted.
 _AGAIN: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -153,8 +154,8 @@ class JsonServer:
         if not text.strip():
             return None
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return load_json(text, non_finite=True)
+        except ValueError:
             raise ServerError("the server's answer is not JSON", where=where, why=self._shown(text)) from None
 
     def _shown(self, text: bytes) -> str:

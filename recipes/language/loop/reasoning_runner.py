@@ -34,6 +34,7 @@ from recipes.language.loop.protocols import (
 )
 from recipes.training.statistics import mean
 from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
@@ -356,7 +357,9 @@ class ReasoningRunner(RolloutRunner):
         self.weight_version = versions[0]
         try:
             restored = self._plan.restore(
-                json.loads((folder / _DATA_FILE).read_text()), self.record.step, self.weight_version
+                load_json_object((folder / _DATA_FILE).read_bytes(), non_finite=True),
+                self.record.step,
+                self.weight_version,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox
 from rlinf_core import ConfigError
 
-pytest.importorskip("mcp", reason="needs the package mcp: pip install 'mcp>=2,<3'")
+pytestmark = [
+    pytest.mark.security,
+    pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp: pip install 'mcp>=2,<3'"),
+]
 
 SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 # Starts the servers in a process of its own, shows the pids that `child` tells of, and waits to be killed.
