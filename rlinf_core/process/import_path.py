@@ -79,6 +79,19 @@ def holds_data(folder: str) -> bool:
     return False
 
 
+def module_command(program: str) -> list[str]:
+    """Return the command that runs a module in a new process of this interpreter, with the imports of this one.
+
+    `python -m` would search the working folder before the standard library.
+    """
+    start = (
+        f"import sys; sys.path.append({OWN_ROOT!r}); import runpy; "
+        "from rlinf_core.process.import_path import add_user_folders; "
+        f"add_user_folders({user_folders()!r}); runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", start]
+
+
 def is_managed() -> bool:
     """Return whether the imports of this process are in the order of this module, and not as Python would have it."""
     return _managed

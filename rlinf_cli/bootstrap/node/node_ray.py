@@ -123,7 +123,7 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
 
 def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
     ports = request["ports"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
     if request["head"]:
         command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
         command.append(f"--dashboard-port={ports['dashboard']}")
