@@ -278,13 +278,15 @@ def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, caplog: pyt
     assert name in caplog.text
 
 
-def test_a_manifest_without_digests_has_its_sizes_compared(tmp_path: Path) -> None:
+def test_a_manifest_without_digests_has_its_sizes_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(CheckpointStore(tmp_path), 4, "weights")
     file = path / "manifest.json"
     fields = json.loads(file.read_text())
     del fields["digests"]
     file.write_text(json.dumps(fields))
     open_checkpoint(path).verify()
+    (message,) = caplog.messages
+    assert message.startswith(f"{path} has no digests")
     name = next(iter(fields["files"]))
     (path / name).write_bytes((path / name).read_bytes() + b"x")
     with pytest.raises(CheckpointError, match="not complete"):
