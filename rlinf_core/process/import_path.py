@@ -65,7 +65,12 @@ def manage(folder: str | None) -> None:
     _managed = True
     # `python -m` puts the working folder before the standard library.
     sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
-    if folder is not None and not holds_data(folder):
+    if folder is None:
+        return
+    if holds_data(folder):
+        # Nor do processes that libraries start look there, such as those of `multiprocessing` and of Ray.
+        os.environ["PYTHONSAFEPATH"] = "1"
+    else:
         add_user_folders([folder])
 
 
