@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from rlinf_core.errors import RunError
 from rlinf_core.memory import Peak
+from rlinf_core.runners.run_fields import Bytes, FileModel, Rank, read_model
+
+
+class _Peak(FileModel):
+    rss: Bytes
+    device: Bytes = 0
+
+
+class _Process(FileModel):
+    component: str
+    rank: Rank
+    phases: dict[str, _Peak]
+
+
+class _Peaks(FileModel):
+    processes: list[_Process]
 
 
 def machine_memory() -> int | None:
@@ -26,12 +40,12 @@ def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
         RunError: the file cannot be understood.
     """
     try:
-        processes: list[dict[str, Any]] = json.loads(file.read_text())["processes"]
-        return {
-            (str(each["component"]), int(each["rank"])): {phase: Peak(**peak) for phase, peak in each["phases"].items()}
-            for each in processes
-        }
+        processes = read_model(file, _Peaks).processes
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError("the memory of the run cannot be read", where=str(file), why=str(error)) from error
+    except OSError as error:
+        raise RunError("the memory of the run cannot be read", where=str(file), why=error.strerror) from error
+    return {
+        (each.component, each.rank): {phase: Peak(peak.rss, peak.device) for phase, peak in each.phases.items()}
+        for each in processes
+    }

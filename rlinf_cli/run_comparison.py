@@ -15,6 +15,7 @@ from rlinf_cli.comparison import Difference, Kind, ResultGap, RunResult, differe
 from rlinf_cli.live import labels
 from rlinf_cli.provenance import read_provenance
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.run_folder import RunFolder
 
@@ -161,8 +162,8 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     """Return the resolved configuration of a run as plain data."""
     try:
         reader: Any = YAML(typ="safe", pure=True)
-        data: Any = reader.load(folder.config_file.read_text(encoding="utf-8"))
-    except (OSError, YAMLError) as error:
+        data: Any = reader.load(read_text(folder.config_file))
+    except (OSError, YAMLError, RecursionError) as error:
         raise RunError(
             "the configuration of a run cannot be read", where=str(folder.config_file), why=str(error)
         ) from None

@@ -116,10 +116,8 @@ def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 
     at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
     try:
         for number, part in enumerate(folders):
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(part, dir_fd=at)
-            except FileExistsError:
-                pass
             below = _opened(root, folders[: number + 1], part, _FOLDER, 0, at)
             os.close(at)
             at = below

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.runners import durable
 from rlinf_core.suggest import did_you_mean, quoted
 
 
@@ -54,6 +55,7 @@ class TensorBoard(MetricsBackend):
 
     def __init__(self, settings: BackendSettings) -> None:
         self._folder = settings.folder / "tensorboard"
+        durable.make_folder(self._folder)
         self._module: Any = import_module("torch.utils.tensorboard")
         self._purge_step: int | None = None
         self._writer: Any = None

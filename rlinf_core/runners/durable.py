@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rlinf_core.foreign.files import create_aside, open_below
+from rlinf_core.foreign.files import BadFileError, create_aside, open_below
 
 # What file systems say that know no locks.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -43,6 +44,39 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
             os.unlink(part)
         raise
     sync_folder(path.parent)
+
+
+def write_short(path: Path, text: str) -> None:
+    """Write a short file as `write_whole`, and where the disk is full over the old one, whose room it has.
+
+    A machine that goes down at that very moment may leave a part; a file that tells nothing of the end would be worse.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        if error.errno not in _FULL or not os.path.exists(path):
+            raise
+        content = text.encode("utf-8", "backslashreplace")
+        descriptor = open_below(path.parent, path.name, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder in that of a run, unless it is there.
+
+    Raises:
+        OSError: it cannot be made, or a link is there.
+    """
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise BadFileError(folder, "is a link, which is not followed")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ Name = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class FileModel(BaseModel):
-    """A file of a run folder, or a part of one. No value is converted to fit; fields of later versions are passed over."""
+    """A file of a run folder, or a part of one. No value is converted; fields of later versions are passed over."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 

@@ -231,7 +231,7 @@ class RunFolder:
 
     def _write(self, state: RunState) -> None:
         try:
-            durable.write_whole(self.path / STATE, state.encoded())
+            durable.write_short(self.path / STATE, state.encoded())
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._state = state

@@ -292,7 +292,7 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
     for entry in (here / "runs").glob("*/*"):
         entry.unlink()
         entry.parent.rmdir()
-    folder = forged("x", **fields)
+    forged("x", **fields)
     done.clear()
     for command in (["stop"], ["stop", "x", "--force"], ["runs"], ["logs"], ["runs", "prune", "x", "--delete"]):
         ended = cli(*command)
