@@ -34,7 +34,7 @@ class RunRow:
         value: that figure.
         size: bytes of its folder, and of its checkpoints where they are elsewhere and its own.
         elsewhere: the folder of its checkpoints where that is outside of its own folder.
-        elsewhere_size: bytes in there.
+        elsewhere_size: bytes in there; 0 where it is not the run's own.
         foreign: why that is not the run's own to delete; None where it is.
         created: seconds since 1970.
         ended: likewise, or None.
@@ -118,8 +118,9 @@ def _row(run: RunFolder) -> RunRow:
     word, figure = headlines[0] if headlines else ("", "")
     elsewhere = outside(run.path, state)
     elsewhere = elsewhere if elsewhere is not None and os.path.lexists(elsewhere) else None
-    elsewhere_size = _size(elsewhere) if elsewhere is not None else 0
     foreign = why_not_own(run.path, state) if elsewhere is not None else None
+    # What is not the run's may be the whole machine.
+    elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
     return RunRow(
         name=run.path.name,
         folder=run.path,
@@ -133,7 +134,7 @@ def _row(run: RunFolder) -> RunRow:
         evaluation=evaluated,
         created=state.created,
         ended=state.ended,
-        size=_size(run.path) + (elsewhere_size if foreign is None else 0),
+        size=_size(run.path) + elsewhere_size,
         elsewhere=elsewhere,
         elsewhere_size=elsewhere_size,
         foreign=foreign,

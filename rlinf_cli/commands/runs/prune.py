@@ -115,8 +115,9 @@ def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:
 
     for row in rows:
         if row.elsewhere is not None:
-            what = f"{row.name}: checkpoints in {row.elsewhere}, {size_text(row.elsewhere_size)}"
-            yield f"{what}, go with it" if row.foreign is None else f"{what}, stay: {row.foreign}"
+            what = f"{row.name}: checkpoints in {row.elsewhere}"
+            own = f"{what}, {size_text(row.elsewhere_size)}, go with it"
+            yield own if row.foreign is None else f"{what} stay: {row.foreign}"
 
 
 def _why_kept(run: RunFolder) -> str:

@@ -23,6 +23,7 @@ from rlinf_core.runners.checkpoint import Manifest
 from rlinf_core.runners.ownership import MARK
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import STATE, RunState
+from tests.unit.cli.report_runs import full_run
 
 Cli = Callable[..., Any]
 COMMANDS = (["runs"], ["stop"], ["logs"], ["samples"], ["runs", "prune", "--keep", "0", "--status", "failed"])
@@ -191,8 +192,8 @@ class TestPrune:
         shutil.copytree(here / "runs", here / "backup")
         listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
         kept = here / "weights" / original.path.name
-        assert f"checkpoints in {kept}, " in listed.out
-        assert "stay: it is marked as that of the run in" in listed.out
+        assert f"checkpoints in {kept} stay: it is" in listed.out
+        assert "it is marked as that of the run in" in listed.out
         assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
         assert not list((here / "backup").iterdir())
         assert original.checkpoints.latest() is not None
@@ -301,3 +302,56 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
         assert "Traceback" not in ended.err
     # Its own folder may be deleted: that was asked for by name.
     assert not [call for call in done if call[0] != "rmtree" or not Path(str(call[1])).is_relative_to(here / "runs/x")]
+
+
+FILES = (
+    *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "placement.svg", "environment.json"),
+    *("memory.json", "memory_forecast.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
+    *("logs/actor/rank_0.log", "videos/small.mp4"),
+)
+
+
+CONTENTS = ("pipe", "device", "folder", "[" * 20_000 + "\n", "5\n", '{"step": "x"}\n', "\xff")
+
+
+def put(path: Path, content: str) -> None:
+    """Put a pipe, a device, a folder or a text in the place of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    match content:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case _:
+            path.write_text(content, encoding="latin-1")
+
+
+def look_at(cli: Cli, run: Path, other: Path) -> None:
+    """Give a run to every command that reads run folders."""
+    commands: list[list[object]] = [["runs"], ["logs", run], ["samples", run], ["report", run], ["compare", run, other]]
+    for command in commands:
+        ended = cli(*command)
+        assert "this is a bug" not in ended.err
+        assert ended.code == 0 or (ended.code == 1 and command[0] != "runs")
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_no_files_of_a_run_block_or_break_a_command(cli: Cli, here: Path, content: str) -> None:
+    run, other = full_run("runs"), full_run("runs")
+    for name in FILES[1:]:
+        put(run.path / name, content)
+    look_at(cli, run.path, other.path)
+    put(run.path / FILES[0], content)
+    look_at(cli, run.path, other.path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", FILES)
+def test_no_single_file_blocks_or_breaks_a_command(cli: Cli, here: Path, name: str, content: str) -> None:
+    run, other = full_run("runs"), full_run("runs")
+    put(run.path / name, content)
+    look_at(cli, run.path, other.path)
