@@ -19,10 +19,13 @@ import time
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_core.errors import CheckpointError
+from rlinf_core.foreign.files import BadFileError
 from rlinf_core.runners import durable
+from rlinf_core.runners.manifest_file import ManifestFile
+from rlinf_core.runners.run_fields import read_model
 from rlinf_core.version import __version__
 
 SCHEMA: Final = "rlinf.checkpoint/1"
@@ -218,23 +221,15 @@ def load_manifest(path: Path) -> Manifest:
     """Return what the checkpoint in the folder `path` says about itself, complete or not.
 
     Raises:
-        CheckpointError: there is none, or it is of a version that this rlinf does not know.
+        CheckpointError: there is none, it is of a version that this rlinf does not know, or one of its fields has a
+            value that it cannot have.
     """
     try:
-        data: Any = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} cannot be read: {_reason(error)}"
+        content = read_model(path / MANIFEST, ManifestFile)
+    except OSError as error:
+        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {_reason(error)}"
         raise CheckpointError("this is not a complete checkpoint", where=str(path), why=why, help=_ANOTHER) from None
-    if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"this rlinf {__version__} cannot read the checkpoint",
-            where=str(path),
-            why=f"its {MANIFEST} is not of the kind `{SCHEMA}`",
-            help="continue with the rlinf that wrote it",
-        )
-    fields = cast("dict[str, Any]", data)
-    known = {name: value for name, value in fields.items() if name in Manifest._fields}
-    return Manifest(**known)
+    return Manifest(**{name: getattr(content, name) for name in Manifest._fields})
 
 
 def config_hash(text: str) -> str:
@@ -302,8 +297,9 @@ def _shown(value: object) -> str:
     return "not set" if value is None else f"`{value}`"
 
 
-def _reason(error: Exception) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "it is no JSON"
+def _reason(error: OSError) -> str:
+    reason = error.strerror or type(error).__name__
+    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"
 
 
 def _unwritable(folder: Path, error: OSError) -> CheckpointError:
