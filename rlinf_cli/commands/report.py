@@ -34,9 +34,12 @@ def report(
     forecast: Annotated[
         bool,
         typer.Option(
-            help="Forecast its memory first, where that was not done before, by an empty process of each kind."
+            "--forecast",
+            help="Forecast its memory first, where that was not done before, by an empty process of each kind: minutes"
+            " on a busy machine.",
+            show_default=False,
         ),
-    ] = True,
+    ] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,

@@ -35,7 +35,8 @@ from rlinf_core.node.process_identity import Presence, own_identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
 from rlinf_core.runners.ownership import mark, why_not_own
-from rlinf_core.runners.run_state import STATE, Attempt, RunState, find_source, read_state, run_of, runs_in
+from rlinf_core.runners.resuming import config_id, find_source, run_of, values_of
+from rlinf_core.runners.run_state import STATE, Attempt, RunState, read_state, runs_in
 from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class RunFolder:
         recipe: str,
         checkpoint_save_path: str | None = None,
         facts: Mapping[str, Fact] | None = None,
+        config_text: str | None = None,
     ) -> Self:
         """Return the folder of a run that starts now, in this process.
 
@@ -81,15 +83,17 @@ class RunFolder:
             recipe: what is trained.
             checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
             facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
+            config_text: the resolved configuration, secrets masked: `auto` goes on with a run of the same one only
+                (`resuming`); None: with any.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `resume_dir` says, or it does not fit; no folder was
-                changed.
+            CheckpointError: there is no complete checkpoint where `resume_dir` says, it does not fit, or `auto` finds
+                only runs of other configurations; no folder was changed.
             RunError: the folder cannot be written, or the run to continue is still going on.
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
-        source = find_source(runner.resume_dir, log_path, experiment)
+        source = find_source(runner.resume_dir, log_path, experiment, config_text)
         if source is not None and facts is not None:
             source.check(facts)
         path = None if source is None else run_of(source.path, log_path)
@@ -271,9 +275,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        if job.tree is None:
-            raise ValueError("a job that could not be read has no configuration to keep")
-        return self.write_config_text(resolved_text(mask(job.tree, job.secret), job.config))
+        return self.write_config_text(config_text_of(job))
 
     def write_config_text(self, text: str) -> str:
         """Keep YAML as the run's configuration, and return its `config_hash`.
@@ -296,6 +298,15 @@ class RunFolder:
             durable.write_whole(self.config_file, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error
+        values = values_of(text)
+        self.update(config_id=config_id(values) if values is not None else "")
+
+
+def config_text_of(job: Job) -> str:
+    """Return the resolved configuration of a job as YAML, defaults included and secrets masked."""
+    if job.tree is None:
+        raise ValueError("a job that could not be read has no configuration to keep")
+    return resolved_text(mask(job.tree, job.secret), job.config)
 
 
 def _made(run: Path, checkpoints: Path | None) -> bool:

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from rlinf_core.config.sections.runner import RESUME_NEWEST
-from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import BadFileError
 from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
-from rlinf_core.runners.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
 from rlinf_core.runners.run_fields import FileModel, Moment, Name, Step, read_model
 from rlinf_core.runners.run_status import RunStatus
 
@@ -59,6 +57,7 @@ class RunState(Attempt):
     Attributes:
         recipe: what is trained.
         experiment: the name that begins its folder's name.
+        config_id: digest of its configuration but for length and logging, see `resuming`; empty where it is not known.
         run_id: drawn when the folder was made, and the same in every copy of it; empty where an earlier rlinf made it.
         created, updated: when the folder was made, and when this was written.
         checkpoints: the folder of its checkpoints.
@@ -68,6 +67,7 @@ class RunState(Attempt):
     recipe: Name
     experiment: Name
     run_id: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    config_id: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     created: Moment = 0.0
     updated: Moment = 0.0
     checkpoints: Annotated[Name, Field(min_length=1)] = "checkpoints"
@@ -183,47 +183,6 @@ def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
             except OSError:
                 continue
             yield path, error.why or error.message
-
-
-def find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Checkpoint | None:
-    """Return the checkpoint that `runner.resume_dir` means; None where a run begins anew.
-
-    Raises:
-        CheckpointError: there is no complete checkpoint where it says.
-    """
-    if resume_dir is None:
-        return None
-    if resume_dir == RESUME_NEWEST:
-        stores = [
-            CheckpointStore(path / run.checkpoints) for path, run in runs_in(log_path) if run.experiment == experiment
-        ]
-        found = [each for each in (store.latest() for store in stores) if each is not None]
-        return max(found, key=lambda each: each.manifest.time, default=None)
-    path = Path(resume_dir).absolute()
-    if (path / STATE).is_file():
-        store = CheckpointStore(path / read_state(path).checkpoints)
-    elif (path / "latest").is_file():
-        store = CheckpointStore(path)
-    else:
-        return open_checkpoint(path)
-    latest = store.latest()
-    if latest is None:
-        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
-    return latest
-
-
-def run_of(checkpoint: Path, log_path: Path) -> Path | None:
-    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
-    store = checkpoint.resolve().parent
-    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
-    for path in (store.parent, log_path / store.name):
-        try:
-            state = read_state(path)
-        except RunError:
-            continue
-        if (path / state.checkpoints).resolve() == store:
-            return path
-    return None
 
 
 def _reason(error: OSError) -> str:

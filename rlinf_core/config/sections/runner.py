@@ -137,8 +137,8 @@ class RunnerConfig(ConfigModel):
     keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
     resume_dir: OptionalPath = Field(
         default=None,
-        description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of this"
-        " experiment. Default: start anew.",
+        description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of"
+        " the run of this configuration. Default: start anew.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
     weight_sync_interval: Count = Field(
