@@ -126,6 +126,8 @@ def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[d
 
 def _read(line: str, number: int, file: Path) -> dict[str, Any]:
     try:
-        return _Sample.model_validate_json(line).model_dump()
+        sample = _Sample.model_validate_json(line)
     except ValidationError as error:
         raise RunError("the samples cannot be read", where=f"{file}:{number}", why=first_fault(error)) from None
+    left_out = {"parts", "turns", *(() if sample.pieces else ("pieces", "logprobs"))} - sample.model_fields_set
+    return sample.model_dump(exclude=left_out)
