@@ -24,17 +24,17 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from benchmarks.table import Result, run_parts
-from recipes.agent.agent_worker import AgentWorker
-from recipes.agent.agents import AgentTask, tool_agent
 from recipes.agent.config import AgentConfig
-from recipes.agent.llm import DrawSettings, LanguageModel
-from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest, agent_key, engine_key
-from recipes.agent.task_calls import TaskCalls
+from recipes.agent.conversation.agents import AgentTask, tool_agent
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, agent_key, engine_key
+from recipes.agent.loop.task_calls import TaskCalls
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.answer_group import AnswerGroup
-from recipes.language.layout import LanguageLayout
-from recipes.language.loop.inbox import Inbox
+from recipes.agent.workers.agent_worker import AgentWorker
+from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import Prompt
 from rlinf_core import Channel, ChannelEmpty, Cluster, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_core.job.load import load_job

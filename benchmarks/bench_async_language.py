@@ -25,16 +25,16 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.bench_math import AS_BASELINES
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.loop.protocols import ReasoningRollout
-from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.language.sequences import Request, Sequence
+from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math import program
 from rlinf_core import Cluster, WorkerReference
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 SHORTEST, LONGEST, SHAPE = 0.02, 0.5, 1.2
 FIRST, LAST = 5, 10

@@ -41,7 +41,7 @@ def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
     """Return one run of `rlinf train` on CartPole, in this process."""
     from rlinf_core.job.load import load_job
     from rlinf_core.runners import events
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
     # The returns of the last 100 episodes; of those that end in one step the mean is known, which stands for each.
     window: deque[float] = deque(maxlen=100)

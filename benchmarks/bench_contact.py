@@ -20,7 +20,7 @@ from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.program import program
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 SUCCESS = 0.95
 

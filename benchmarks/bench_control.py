@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from benchmarks.bench_embodied import program
 from benchmarks.meter import Meter
 from benchmarks.table import Result, run_parts
-from recipes.embodied.envs.franka_robot import FrankaRobotEnv
+from recipes.embodied.envs.env_spec import IntArray, Transition
+from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.types import IntArray, Transition
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 TICK, TICKS = 0.05, 20  # seconds of one, and how many there are in a training step
 WARM = 5  # training steps that are left out
@@ -95,7 +95,7 @@ class TimedArmEnv(FrankaRobotEnv):
 @contextmanager
 def simulated_arm() -> Generator[int, None, None]:
     """Start the controller of an arm; gives its port."""
-    command = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--port", "0"]
+    command = [sys.executable, "-m", "recipes.embodied.robots.controller.simulated_controller", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None

@@ -26,16 +26,16 @@ from benchmarks.meter import Meter
 from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
-from recipes.embodied.models.base import Inputs, PolicyOutput
-from recipes.embodied.models.mlp_policy import MlpPolicy
+from recipes.embodied.models.base_policy import Inputs, PolicyOutput
+from recipes.embodied.models.small.mlp_policy import MlpPolicy
 from recipes.embodied.program import program
-from recipes.training.weights import FlatWeights
+from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
 
 MB = 1 << 20

@@ -13,8 +13,8 @@ import time
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import random_actions
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.envs.types import EnvSettings
 
 TASKS = (
     ("gymnasium", "CartPole-v1"),

@@ -4,8 +4,8 @@
 
 Figures of generation are tokens per CPU second, on one thread; those of weights are seconds against a copy of as many
 bytes in memory. Rounds of both sides take turns; each line is the ratio of medians, with the quarters of single ratios.
-`--model` also decodes with a real model, such as that of `python -m recipes.language.smollm2`. Exits with 1 when a goal
-is missed.
+`--model` also decodes with a real model, such as that of `python -m recipes.language.models.smollm2`. Exits with 1 when
+a goal is missed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from benchmarks.table import Result, run_parts
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.sequences import Request, SamplingParams
-from recipes.language.weights import IncomingWeights, messages
-from recipes.training.weight_sync import WeightSender
-from recipes.training.weights import FlatWeights
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.weights.weight_transfer import IncomingWeights, messages
+from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import WeightSender
 from rlinf_core import Cluster, NodePlacementStrategy, Worker
 
 MB = 1 << 20
@@ -186,7 +186,7 @@ def prefix(rounds: int) -> list[Result]:
 
 def real(rounds: int, folder: str) -> list[Result]:
     """Measure a real model: uneven lengths, equal ones, and a few-shot prefix."""
-    from recipes.language.models import load_model
+    from recipes.language.models.load_model import load_model
 
     model = load_model(folder)
     plain = copy.deepcopy(model)

@@ -32,11 +32,11 @@ from benchmarks.meter import Meter
 from benchmarks.single_process_ppo import Loop
 from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
-from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.types import EnvSpec
-from recipes.training.host_memory import keep_freed_memory
+from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
+from recipes.training.memory.host_memory import keep_freed_memory
 
 ENVS, PIXELS, CAMERAS, STEPS = 64, 128, ("main", "wrist"), 10
 WAVES = 12

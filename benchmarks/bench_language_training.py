@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.table import Result, run_parts
-from recipes.language.advantages import token_advantages
-from recipes.language.batch import RolloutBatch
-from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.micro_batches import MicroBatches
-from recipes.language.models import built_model, built_tokenizer
-from recipes.language.policy import LanguagePolicy
-from recipes.language.sequences import Sequence
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Sequence
+from recipes.language.learning.answer_advantages import token_advantages
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.learning.micro_batches import MicroBatches
+from recipes.language.models.load_model import built_model, built_tokenizer
+from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.actor import OptimConfig
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess

@@ -30,7 +30,7 @@ from benchmarks.meter import END, Meter
 from recipes.math.config import MathConfig
 from recipes.math.program import program
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 PARTS = ["tiny", "curve", "pretrained", "smollm"]
 BASELINES = Path(__file__).with_name("math_baselines.py")
@@ -128,7 +128,7 @@ def pretrained(seed: int, folder: str) -> list[Result]:
 
 def plain_score(folder: Path, config: MathConfig) -> float:
     """Return the share of the problems of evaluation that the model in a folder answers, without anything of ours."""
-    from recipes.language.data.load import load_problems
+    from recipes.language.data.load_problems import load_problems
 
     problems = load_problems(config.data, evaluation=True)
     asked = [(config.data.few_shot + problems[index].prompt, problems[index].answer) for index in range(len(problems))]
@@ -146,9 +146,9 @@ def warm_model(folder: Path) -> None:
     """Write the model of the default config as it is after its warm start."""
     import torch
 
-    from recipes.language.models import built_model, built_tokenizer
-    from recipes.language.policy import LanguagePolicy
-    from recipes.language.warm_start import right_answers, warm_start
+    from recipes.language.learning.warm_start import right_answers, warm_start
+    from recipes.language.models.load_model import built_model, built_tokenizer
+    from recipes.language.models.policy import LanguagePolicy
 
     torch.set_num_threads(1)
     _, config = shipped("math_laptop")
@@ -185,7 +185,7 @@ def baseline(python: str, kind: str, settings: dict[str, Any]) -> dict[str, Any]
 
 def settings_of(config: MathConfig, model: str, steps: int) -> dict[str, Any]:
     """Return what the baselines need to do as a config says: the same problems in the same order."""
-    from recipes.language.data.load import load_problems
+    from recipes.language.data.load_problems import load_problems
     from recipes.language.data.problems import training_order
 
     data, params = config.data, config.rollout.sampling_params

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.training.memory import ProcessForecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core.job.load import load_job
 
 SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
@@ -73,7 +73,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
 
 def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
     """Print a line for each process of the named configurations, and a summary; return the exit status."""
-    from recipes.embodied.memory import forecast
+    from recipes.embodied.memory.job_forecast import forecast
 
     ratios: dict[str, list[float]] = {}
     print(HEADER)

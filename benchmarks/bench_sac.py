@@ -62,7 +62,7 @@ runner:
 def rlinf(seed: int, updates: int) -> dict[str, Any]:
     """Return one run of `rlinf train`, in this process."""
     from rlinf_core.job.load import load_job
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
     last = (LEARNING_STARTS + updates) // STEPS
     meter = Meter([last])

@@ -57,8 +57,8 @@ def measure(env_type: str, num_envs: int, chunk: int) -> None:
     """Print the figures of one simulator, in whose interpreter this is."""
     import numpy as np
 
+    from recipes.embodied.envs.env_spec import EnvSettings
     from recipes.embodied.envs.registry import make_env
-    from recipes.embodied.envs.types import EnvSettings
 
     def made(processes: int) -> Any:
         return make_env(

@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.embodied.bootstrapping import bootstrap_rewards
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
-from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
+from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.levels import sum_to_level
-from recipes.embodied.models.base import BasePolicy, Inputs
+from recipes.embodied.learning.bootstrapping import bootstrap_rewards
+from recipes.embodied.learning.reductions import sum_to_level
+from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
-from recipes.training.tensors import explained_variance
+from recipes.training.typed_tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss

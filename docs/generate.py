@@ -17,7 +17,7 @@ from typing import Any, cast
 from typer.main import get_command
 
 from rlinf_cli.codes import Code, Example, codes_by_stage
-from rlinf_cli.field_docs import FieldDoc, describe
+from rlinf_cli.file.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
 from rlinf_core.job.load import ClusterFile

@@ -41,7 +41,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 def _order_imports() -> None:
     """Find the modules of the working folder, but never in the place of rlinf's or the standard library's."""
-    from rlinf_core.import_path import manage
+    from rlinf_core.process.import_path import manage
 
     try:
         folder = os.getcwd()

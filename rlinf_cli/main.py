@@ -10,40 +10,22 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli import console
+from rlinf_cli.arguments.options import Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.console.interrupts import command_signals, ending_commands
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.interrupts import command_signals, ending_commands
-from rlinf_cli.lazy import LazyGroup
-from rlinf_cli.options import Quiet, Verbose
+from rlinf_cli.lazy import CommandFamily, LazyGroup
 from rlinf_core.errors import RLinfError
 
 
 class _Commands(LazyGroup):
-    package = "rlinf_cli.commands"
-    names = (
-        "train",
-        "runs",
-        "compare",
-        "report",
-        "logs",
-        "stop",
-        "record",
-        "eval",
-        "play",
-        "export",
-        "samples",
-        "validate",
-        "import",
-        "inspect",
-        "up",
-        "doctor",
-        "status",
-        "down",
-        "explain",
-        "schema",
-        "recipes",
-        "env",
-        "robot",
+    families = (
+        CommandFamily("Train", "rlinf_cli.commands.training", ("train", "logs", "stop", "recipes")),
+        CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
+        CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down", "env")),
+        CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "report", "compare", "samples")),
+        CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export", "record")),
+        CommandFamily("Robots", "rlinf_cli.commands.robots", ("robot",)),
     )
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from rlinf_core.import_path import pin_own_packages
+from rlinf_core.process.import_path import pin_own_packages
 
 pin_own_packages()
 

@@ -22,7 +22,7 @@ class Session:
         folder: the private folder of the driver on its own machine, in which sockets may lie, or None.
         log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
         log_names: what a group's folder in there is called, by the group's name; by default the group's name.
-        trace: whether workers record what they do and when (see `rlinf_core.tracing`).
+        trace: whether workers record what they do and when (see `rlinf_core.process.tracing`).
         import_path: the folders besides installed packages from which driver and workers import, where they exist.
         member: the worker that this process is, or None in the driver.
     """

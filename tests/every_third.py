@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.types import InterventionSource, Takeover
+from recipes.embodied.interventions.intervention import InterventionSource, Takeover
 
 
 def steered(steps: NDArray[np.integer], env: int) -> NDArray[np.bool_]:

@@ -11,10 +11,10 @@ recipe = Recipe(
     default_config="agent_calculator",
     program="recipes.agent.program:program",
     check="recipes.agent.config:check",
-    facts="recipes.language.job_rules:facts",
+    facts="recipes.language.rules.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
-    memory="recipes.agent.memory:forecast",
-    savings="recipes.language.memory:savings",
+    memory="recipes.agent.memory.agent_forecast:forecast",
+    savings="recipes.language.memory.job_forecast:savings",
     inputs="recipes.agent.config:inputs",
     trials="recipes.agent.config:trials",
 )

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from recipes.agent.messages import ChatMessage
+from recipes.agent.conversation.turn_messages import ChatMessage
 
 # As chat models write calls that follow the templates of Hermes and Qwen.
 _CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)

@@ -20,8 +20,8 @@ from recipes.agent.called_tools import (
     function_names,
     with_instructions,
 )
-from recipes.agent.llm import Chat, LanguageModel, LimitReached, ModelReply
-from recipes.agent.messages import ChatMessage, Role
+from recipes.agent.conversation.chat_model import Chat, LanguageModel, LimitReached, ModelReply
+from recipes.agent.conversation.turn_messages import ChatMessage, Role
 
 # Largest request: a header line by asyncio's own limit, and a body.
 _LARGEST_BODY: Final = 16 << 20

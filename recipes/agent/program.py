@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.agent.config import AgentConfig
-from recipes.agent.protocols import AgentRollout, AgentRunning, Indexing
-from recipes.agent.runner import AgentRunner
-from recipes.language.groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
-from recipes.language.layout import LanguageLayout
-from recipes.language.model_rules import require_model
+from recipes.agent.loop.agent_runner import AgentRunner
+from recipes.agent.loop.protocols import AgentRollout, AgentRunning, Indexing
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.worker_groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
+from recipes.language.rules.model_rules import require_model
 from rlinf_core import (
     Cluster,
     HybridComponentPlacement,
@@ -23,9 +23,11 @@ from rlinf_core import (
 from rlinf_core.runners.events import Listener
 
 # Named and not imported: torch is for the workers that compute.
-ROLLOUT = WorkerReference[AgentRollout]("recipes.agent.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout")
-AGENT = WorkerReference[AgentRunning]("recipes.agent.agent_worker:AgentWorker", AgentRunning, "agent")
-INDEX = WorkerReference[Indexing]("recipes.agent.index_worker:IndexWorker", Indexing, "index")
+ROLLOUT = WorkerReference[AgentRollout](
+    "recipes.agent.workers.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout"
+)
+AGENT = WorkerReference[AgentRunning]("recipes.agent.workers.agent_worker:AgentWorker", AgentRunning, "agent")
+INDEX = WorkerReference[Indexing]("recipes.agent.workers.index_worker:IndexWorker", Indexing, "index")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

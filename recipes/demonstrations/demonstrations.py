@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.column_statistics import PictureStatistics, Statistics, of_numbers
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.shape import DatasetShape, check_alike
-from recipes.demonstrations.statistics import PictureStatistics, Statistics, of_numbers
 
 Rows = NDArray[np.int64]
 

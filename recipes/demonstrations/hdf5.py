@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
-from recipes.demonstrations.errors import DatasetError, needed
 
 # What makes up the states where nothing else is said: of LIBERO, then of robomimic with a Panda.
 _STATES: Final = (

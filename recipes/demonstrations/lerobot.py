@@ -10,10 +10,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.demonstrations.column_statistics import Statistics
+from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
-from recipes.demonstrations.errors import DatasetError, needed
-from recipes.demonstrations.files import WHOLE
-from recipes.demonstrations.info import (
+from recipes.demonstrations.pictures import decoded, read_video
+from recipes.demonstrations.set_files import WHOLE
+from recipes.demonstrations.set_info import (
     ACTION,
     DATA_FILES,
     EPISODES,
@@ -28,8 +30,6 @@ from recipes.demonstrations.info import (
     DatasetInfo,
     read_info,
 )
-from recipes.demonstrations.pictures import decoded, read_video
-from recipes.demonstrations.statistics import Statistics
 
 
 def read_lerobot(folder: Path, state_keys: Sequence[str] = (STATE,)) -> Demonstrations:

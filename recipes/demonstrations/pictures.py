@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.errors import DatasetError, needed
+from recipes.demonstrations.data_errors import DatasetError, needed
 
 Picture = NDArray[np.uint8]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.data_errors import DatasetError
 
 
 class DatasetShape(NamedTuple):

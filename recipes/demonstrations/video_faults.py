@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from recipes.demonstrations.errors import DatasetError, needed
-from recipes.demonstrations.info import IMAGES, DatasetInfo
+from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.set_info import IMAGES, DatasetInfo
 
 # Of larger data sets the first files alone are looked into: it reads them as a whole.
 LOOKED_INTO_BYTES: Final = 2 << 30

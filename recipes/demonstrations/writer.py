@@ -17,8 +17,10 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.errors import DatasetError, needed
-from recipes.demonstrations.info import (
+from recipes.demonstrations.column_statistics import PictureStatistics, Statistics, of_numbers
+from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.pictures import encoded, write_video
+from recipes.demonstrations.set_info import (
     CHUNK_SIZE,
     EPISODES_PATH,
     INDICES,
@@ -28,8 +30,6 @@ from recipes.demonstrations.info import (
     DatasetInfo,
     Feature,
 )
-from recipes.demonstrations.pictures import encoded, write_video
-from recipes.demonstrations.statistics import PictureStatistics, Statistics, of_numbers
 
 _FILE_BYTES: Final = 100 * 2**20
 ORIGIN: Final = "meta/rlinf.json"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.model_folders import require_model_folder
-from recipes.embodied.off_policy_config import is_off_policy
-from recipes.embodied.runner import FilmedEnv, FilmingRunner
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.loop.embodied_runner import EmbodiedRunner
+from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
+from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
+from recipes.embodied.models.folder_facts import require_model_folder
 from rlinf_core import (
     Cluster,
-    EmbodiedRunner,
     HybridComponentPlacement,
     Job,
     RunFolder,
@@ -19,21 +20,22 @@ from rlinf_core import (
     launch_together,
     run_job,
 )
-from rlinf_core.runners.embodied_protocols import EmbodiedActor, EmbodiedRollout
 from rlinf_core.runners.events import Listener
 
 # Named and not imported: torch is for the workers.
-ACTOR = WorkerReference[EmbodiedActor]("recipes.embodied.actor_worker:EmbodiedFSDPActor", EmbodiedActor, "actor")
+ACTOR = WorkerReference[EmbodiedActor](
+    "recipes.embodied.workers.actor_worker:EmbodiedFSDPActor", EmbodiedActor, "actor"
+)
 ROLLOUT = WorkerReference[EmbodiedRollout](
-    "recipes.embodied.rollout_worker:MultiStepRolloutWorker", EmbodiedRollout, "rollout"
+    "recipes.embodied.workers.rollout_worker:MultiStepRolloutWorker", EmbodiedRollout, "rollout"
 )
 OFF_POLICY_ACTOR = WorkerReference[EmbodiedActor](
-    "recipes.embodied.off_policy.actor_worker:OffPolicyActor", EmbodiedActor, "actor"
+    "recipes.embodied.off_policy.off_policy_actor:OffPolicyActor", EmbodiedActor, "actor"
 )
 OFF_POLICY_ROLLOUT = WorkerReference[EmbodiedRollout](
-    "recipes.embodied.off_policy.rollout_worker:OffPolicyRolloutWorker", EmbodiedRollout, "rollout"
+    "recipes.embodied.off_policy.off_policy_rollout:OffPolicyRolloutWorker", EmbodiedRollout, "rollout"
 )
-ENV = WorkerReference[FilmedEnv]("recipes.embodied.env_worker:EnvWorker", FilmedEnv, "env")
+ENV = WorkerReference[FilmedEnv]("recipes.embodied.workers.env_worker:EnvWorker", FilmedEnv, "env")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

@@ -11,9 +11,9 @@ recipe = Recipe(
     default_config="math_laptop",
     program="recipes.math.program:program",
     check="recipes.math.config:check",
-    facts="recipes.language.job_rules:facts",
+    facts="recipes.language.rules.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
-    memory="recipes.language.memory:forecast",
-    savings="recipes.language.memory:savings",
-    inputs="recipes.language.job_rules:inputs",
+    memory="recipes.language.memory.job_forecast:forecast",
+    savings="recipes.language.memory.job_forecast:savings",
+    inputs="recipes.language.rules.job_rules:inputs",
 )

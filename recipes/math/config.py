@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.language.config import LanguageConfig, LanguageRunnerConfig
-from recipes.language.job_rules import check_job
+from recipes.language.rules.job_rules import check_job
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.sections.values import StepsOrNever
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.language.groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
-from recipes.language.layout import LanguageLayout
+from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.protocols import ReasoningRollout
-from recipes.language.loop.runner import ReasoningRunner
-from recipes.language.model_rules import require_model
+from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.loop.worker_groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
+from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_core import (
     Cluster,
@@ -24,7 +24,7 @@ from rlinf_core.runners.events import Listener
 
 # Named and not imported: torch is for the workers.
 ROLLOUT = WorkerReference[ReasoningRollout](
-    "recipes.language.rollout_worker:LanguageRolloutWorker", ReasoningRollout, "rollout"
+    "recipes.language.workers.rollout_worker:LanguageRolloutWorker", ReasoningRollout, "rollout"
 )
 
 

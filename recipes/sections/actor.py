@@ -59,7 +59,8 @@ class ModelConfig(ConfigModel):
     )
     precision: Precision = Field(
         default="fp32",
-        description="Type of the weights: fp32 or bf16; fp16 is accepted only with `runner.only_eval`.",
+        description="Type that layers compute in, and that rollout workers hold weights in: fp32 or bf16; fp16 is"
+        " accepted only with `runner.only_eval`. Actors keep the weights that they train in fp32.",
     )
     is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
     lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")

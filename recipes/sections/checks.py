@@ -19,7 +19,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
 from rlinf_core.job.report import FindingPlace
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 
 # Enough for every divisor of ten thousand million, and quick for any number that somebody may write.

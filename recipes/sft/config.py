@@ -6,14 +6,14 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from recipes.embodied.check_options import check_options
-from recipes.embodied.checkpoint_rules import check_load_path
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
-from recipes.embodied.data_config import DemonstrationsConfig
-from recipes.embodied.data_rules import check_data
-from recipes.embodied.env_rules import check_environments
-from recipes.embodied.model_folders import check_model_folder
-from recipes.embodied.no_effect import SFT
+from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.config.embodied_no_effect import SFT
+from recipes.embodied.models.folder_facts import check_model_folder
+from recipes.embodied.rules.checkpoint_rules import check_load_path
+from recipes.embodied.rules.data_rules import check_data
+from recipes.embodied.rules.env_rules import check_environments
+from recipes.embodied.rules.option_rules import check_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,

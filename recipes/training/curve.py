@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import RunError
-from rlinf_core.requirements import install_command, missing_modules
-from rlinf_core.runners import durable
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.storage import durable
 
 
 class Panel(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from recipes.sections.actor import FsdpConfig
-from recipes.training.precision import DTYPES
+from recipes.training.dtypes import DTYPES
 from rlinf_core import env_vars
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy, is_shard
-from recipes.training.tensors import floats
+from recipes.training.typed_tensors import floats
 from rlinf_core import Loss
 
 Part = TypeVar("Part")

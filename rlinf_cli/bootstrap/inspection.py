@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.down import RunningJob
-from rlinf_cli.bootstrap.status import NodeStatus, State, StatusReport
+from rlinf_cli.bootstrap.cluster_state import NodeStatus, State, StatusReport
+from rlinf_cli.bootstrap.teardown import RunningJob
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
@@ -17,9 +17,9 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure
-from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.control_rpc import expect
-from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobSnapshot
+from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.manager.manager_messages import INSPECTOR, MANAGER, Inspect, JobSnapshot
 from rlinf_core.node import attach
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import NodeInfo

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.bootstrap.agent import ask, command, script
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
-from rlinf_cli.bootstrap.transport import Transport
+from rlinf_cli.bootstrap.transports.agent import ask, command, script
+from rlinf_cli.bootstrap.transports.transport import Transport
 
 # Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
 _PART_SECONDS: Final = 0.1

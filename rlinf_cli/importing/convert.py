@@ -16,11 +16,11 @@ from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
-from rlinf_cli.importing.places import placed, reward_place, verl_places, verl_rules
 from rlinf_cli.importing.projects import Project, project_of, recipe_of
-from rlinf_cli.importing.rules import Values
-from rlinf_cli.importing.rules_rlinf import EMBODIED, MATH, SFT, cameras
-from rlinf_cli.importing.rules_verl import VERL
+from rlinf_cli.importing.rules.machine_places import placed, reward_place, verl_places, verl_rules
+from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
+from rlinf_cli.importing.rules.rules_verl import VERL
+from rlinf_cli.importing.rules.shared_rules import Values
 from rlinf_cli.importing.writing import written
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity

@@ -12,11 +12,11 @@ from rlinf_cli.importing.comments import CommentFinder, Comments
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
-from rlinf_cli.importing.places import without_inner
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, VERL_SECTIONS, Project
-from rlinf_cli.importing.rules import Table, Values
-from rlinf_cli.importing.rules_rlinf import moved_section
-from rlinf_cli.importing.rules_verl import engine, needs_values
+from rlinf_cli.importing.rules.machine_places import without_inner
+from rlinf_cli.importing.rules.rules_rlinf import moved_section
+from rlinf_cli.importing.rules.rules_verl import engine, needs_values
+from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_core.config.model_fields import fields_at, model_of, types_at
 from rlinf_core.config.other_names import moved_keys, other_names_of, unavailable_keys
 from rlinf_core.config.paths import parse_path, to_path

@@ -71,7 +71,7 @@ def _findings(found: list[Diagnostic]) -> list[tuple[str, str]]:
 
 def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
     """Return the summary for programs."""
-    from rlinf_cli.findings import to_json
+    from rlinf_cli.file.findings import to_json
 
     return {
         "file": source,

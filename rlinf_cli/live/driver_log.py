@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from rlinf_cli import console
+from rlinf_cli.console import console
 from rlinf_core import env_vars
 from rlinf_core.foreign.files import open_log
 

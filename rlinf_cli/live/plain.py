@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rlinf_cli import console
+from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, step_line
+from rlinf_core.process.signal_mask import sigterm_deferred
 from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
-from rlinf_core.signal_mask import sigterm_deferred
 
 # Seconds between two lines of steps; the first and the last step have theirs anyway.
 _STEPS_EVERY = 5.0

@@ -9,7 +9,7 @@ from rlinf_cli.live.view import View
 from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRestarted, RunStarted, StepFinished
 
 if TYPE_CHECKING:
-    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 # The state is written whole and to the disk. What that takes decides how often: it costs a run 2 % at most, and the
 # step that is written was done milliseconds before the last one on a good disk, this many seconds on the worst.

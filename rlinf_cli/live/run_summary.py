@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_cli import console
+from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_core.config.diagnostics import Diagnostic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_cli import console
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example
-from rlinf_cli.render.prose import paragraphs
+from rlinf_cli.console import console
+from rlinf_cli.console.prose import paragraphs
 from rlinf_core.config.diagnostics import Severity
 
 _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

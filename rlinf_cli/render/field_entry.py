@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlinf_cli import console
-from rlinf_cli.field_docs import FieldDoc
-from rlinf_cli.render.prose import paragraphs
+from rlinf_cli.console import console
+from rlinf_cli.console.prose import paragraphs
+from rlinf_cli.file.field_docs import FieldDoc
 
 
 def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:

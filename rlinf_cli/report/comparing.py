@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 
-from rlinf_cli.render.comparison import compared, difference_rows, first_difference, run_rows, verdict_lines
+from rlinf_cli.render.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
 from rlinf_cli.report.page import comparison_page
 from rlinf_cli.report.series import Band, banded
-from rlinf_cli.run_comparison import Comparison
+from rlinf_cli.runs.run_comparison import Comparison
 
 
 def compared_page(found: Comparison) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlinf_core.runners.run_fields import FileModel, Rank
+from rlinf_core.foreign.file_models import FileModel, Rank
 
 
 class OriginOfValue(FileModel):

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.language import samples
+from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
-from rlinf_cli.memory_forecast import read_forecast
-from rlinf_cli.memory_peaks import read_peaks
-from rlinf_cli.provenance import Provenance, read_provenance
+from rlinf_cli.memory.memory_forecast import read_forecast
+from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
-from rlinf_cli.run_documents import ORIGINS, PICTURE, PLACEMENT
-from rlinf_cli.runs import outcome
-from rlinf_cli.story import StoryEvent, story_with_faults
+from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
+from rlinf_cli.run.run_events import StoryEvent, story_with_faults
+from rlinf_cli.runs.provenance import Provenance, read_provenance
+from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import faults, stream_metrics
-from rlinf_core.runners.run_fields import M, read_model
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import RunState
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import RunState
 
 _MOST_SAMPLES = 16
 _MOST_FIRST = 4
@@ -258,13 +258,13 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
     """Return answers of the last step that has some, the best and the worst of them, and a few of the first step."""
-    steps = samples.sampled_steps(folder)
+    steps = answer_samples.sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
     found: list[Sample] = []
     for step, most in wanted:
         try:
-            every = [_sample(step, each) for each in samples.read_samples(folder, step)[1]]
+            every = [_sample(step, each) for each in answer_samples.read_samples(folder, step)[1]]
         except (RunError, ValueError, TypeError, KeyError) as error:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue

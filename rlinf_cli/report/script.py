@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_core.errors import RLinfError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 # The modules that pages are made with.
 MODULES: Final = ("jinja2", "altair", "vl_convert")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from rlinf_cli.comparison import interval_of
+from rlinf_cli.runs.metric_comparison import interval_of
 from rlinf_core.runners.metrics import Metrics
 
 # More points than a picture has columns say nothing more.

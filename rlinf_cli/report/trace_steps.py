@@ -10,8 +10,8 @@ from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
 
 from pydantic import Field, ValidationError
 
+from rlinf_core.foreign.file_models import FileModel
 from rlinf_core.foreign.files import open_regular
-from rlinf_core.runners.run_fields import FileModel
 
 # The moment of an event, in microseconds since 1970, without reading the whole line as JSON.
 _MOMENT: Final = re.compile(r'"ts":\s*([0-9.eE+]+)')

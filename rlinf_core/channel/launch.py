@@ -10,17 +10,17 @@ from typing import Any, cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
-from rlinf_core.channel.broker import Broker
-from rlinf_core.channel.client import ChannelClient
-from rlinf_core.channel.clients import ChannelClients
+from rlinf_core.channel.broker.broker import Broker
+from rlinf_core.channel.client.client import ChannelClient
+from rlinf_core.channel.client.clients import ChannelClients
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
-from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
-from rlinf_core.manager.client import ManagerClient, current_client
-from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobSnapshot
+from rlinf_core.manager.manager_client import ManagerClient, current_client
+from rlinf_core.manager.manager_messages import MANAGER, CloseGroup, Inspect, JobSnapshot
 from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.waiting import Deadline, contact_seconds
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlinf_core import env_vars, tracing
+from rlinf_core import env_vars
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
@@ -34,10 +34,11 @@ from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
-from rlinf_core.manager.client import ManagerClient
-from rlinf_core.manager.messages import Declare
+from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.manager.manager_messages import Declare
 from rlinf_core.node import attach
 from rlinf_core.placement.environment import process_environment
+from rlinf_core.process import tracing
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 from rlinf_core.waiting import contact_seconds
 

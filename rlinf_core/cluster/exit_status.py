@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from rlinf_core.cluster.ray_private import ray_module
-from rlinf_core.signal_mask import sigterm_deferred
+from rlinf_core.process.signal_mask import sigterm_deferred
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM

@@ -13,9 +13,9 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final
 
-from rlinf_core import import_path
 from rlinf_core.cluster.ray_private import gcs_client, ray_module
 from rlinf_core.errors import ClusterError
+from rlinf_core.process import import_path
 
 LOOPBACK: Final = "127.0.0.1"
 _NODE_SECONDS, _LOOK_SECONDS = 30.0, 0.01

@@ -14,30 +14,30 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.arena import Arena, ArenaUse
-from rlinf_core.collective.codec import Encoded, FallbackDumps, encode
-from rlinf_core.collective.connection import Connection
-from rlinf_core.collective.connection_pool import ConnectionPool
-from rlinf_core.collective.cuda_ipc import CudaIpcTransport
-from rlinf_core.collective.device_paths import TAG as DEVICE_TAG
-from rlinf_core.collective.device_paths import DevicePaths, DeviceTransport
+from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connections.connection_pool import ConnectionPool
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
+from rlinf_core.collective.connections.reactor import Reactor
+from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.devices.cuda_ipc import CudaIpcTransport
+from rlinf_core.collective.devices.device_paths import TAG as DEVICE_TAG
+from rlinf_core.collective.devices.device_paths import DevicePaths, DeviceTransport
+from rlinf_core.collective.devices.nccl import NcclTransport
 from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
-from rlinf_core.collective.forwarder import Forwarder, ForwardMode
-from rlinf_core.collective.frame import Frame, FrameKind
-from rlinf_core.collective.handshake import ClusterSecret
-from rlinf_core.collective.listener import Listener, UnixDirectory, listen_tcp, listen_unix
-from rlinf_core.collective.message import Message
-from rlinf_core.collective.nccl import NcclTransport
-from rlinf_core.collective.payload import DeviceExport
-from rlinf_core.collective.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
-from rlinf_core.collective.reactor import Reactor
-from rlinf_core.collective.received_message import ReceivedMessage
-from rlinf_core.collective.receiver import Handler, Receiver
-from rlinf_core.collective.sender import Sender
-from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.memory.arena import Arena, ArenaUse
+from rlinf_core.collective.messages.codec import Encoded, FallbackDumps, encode
+from rlinf_core.collective.messages.frame import Frame, FrameKind
+from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.payload import DeviceExport
+from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
+from rlinf_core.collective.transfer.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
+from rlinf_core.collective.transfer.receiver import Handler, Receiver
+from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
 from rlinf_core.errors import CancelledOperationError, MismatchError, RuntimeFailure
-from rlinf_core.inflight_ops import InflightOps
+from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import OperationKind
 
 _log = logging.getLogger(__name__)

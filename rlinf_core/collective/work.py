@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from rlinf_core import env_vars, tracing
+from rlinf_core import env_vars
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.inflight_ops import InflightOps, current_task_key
+from rlinf_core.process import tracing
+from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Operation, OperationKind, plain_seconds
 
 T = TypeVar("T")

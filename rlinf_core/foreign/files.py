@@ -81,6 +81,17 @@ def read_json_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> di
         raise BadFileError(path, str(error)) from None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder in that of a run, unless it is there.
+
+    Raises:
+        OSError: it cannot be made, or a link is there.
+    """
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise BadFileError(folder, _LINKED)
+
+
 def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
     """Create a file of a new name beside `path`, to be renamed to it; return its descriptor and name.
 

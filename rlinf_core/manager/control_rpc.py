@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.peer_stream import PeerStream
-from rlinf_core.collective.receiver import ServiceMessage
-from rlinf_core.manager.messages import CONTROL
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.receiver import ServiceMessage
+from rlinf_core.manager.manager_messages import CONTROL
 from rlinf_core.waiting import OperationKind, stretched
 
 _log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connection import NO_ANSWER
+from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import RLinfError, UnknownGroupError
 from rlinf_core.failures import PackedError
-from rlinf_core.manager import messages as m
+from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.wait_graph import Deadlock

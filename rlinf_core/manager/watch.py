@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rlinf_core.manager.messages import ProcessAnswer
+from rlinf_core.manager.manager_messages import ProcessAnswer
 from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
 from rlinf_core.waiting import OperationKind, PublishedOperation

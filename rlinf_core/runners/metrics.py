@@ -20,10 +20,9 @@ from typing import Final, NamedTuple, Self
 from pydantic import ValidationError
 
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_below, open_regular
-from rlinf_core.runners import durable
-from rlinf_core.runners.backends import MetricsBackend
-from rlinf_core.runners.run_fields import FileModel, Moment, Step, first_fault
+from rlinf_core.runners.metric_backends import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 _LONGEST_LINE: Final = 16 << 20
@@ -176,13 +175,13 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     return (line for _, _, line in _lines(path))
 
 
-def copy_metrics(old: Path, new: Path, step: int) -> None:
-    """Write the metrics of `old` up to `step` to the new file `new`.
+def metrics_up_to(path: Path, step: int) -> bytes:
+    """Return the content of a file that has the metrics of `path` up to `step`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file is there and cannot be read.
     """
-    durable.write_whole(new, b"".join(_encode(line) for line in read_metrics(old) if line.step <= step))
+    return b"".join(_encode(line) for line in read_metrics(path) if line.step <= step)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:

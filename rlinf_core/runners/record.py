@@ -15,12 +15,13 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.runners import durable, events
-from rlinf_core.runners.backends import BackendSettings, open_backends
-from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
+from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.metric_backends import BackendSettings, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.memory import Peak
+    from rlinf_core.process.process_memory import Peak
     from rlinf_core.worker.handle import WorkerGroupHandle
     from rlinf_core.worker.worker_group import WorkerGroup
 

@@ -16,8 +16,8 @@ from rlinf_core.job.recipe import Recipe, find_recipe
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 # Seconds between two lines, and between two writes of the step to the folder.
 _EVERY: Final = 5.0

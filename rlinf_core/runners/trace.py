@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from rlinf_core import tracing
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.runners import durable, events
+from rlinf_core.process import tracing
+from rlinf_core.process.tracing import Taken, TraceSpan
+from rlinf_core.runners import events
 from rlinf_core.runners.events import Event, Listener
-from rlinf_core.tracing import Taken, TraceSpan
+from rlinf_core.runners.storage import durable
 
 DRIVER: Final = "driver"
 # About 300 MB; a viewer takes no more.

@@ -9,7 +9,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import RuntimeFailure
-from rlinf_core.manager.client import ManagerClient, current_client
+from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.worker.calls import check_call
 from rlinf_core.worker.members import Members, broadcast_members, peer_address, source_address
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlinf_core.errors import WorkerDiedError
-from rlinf_core.manager.client import current_client
+from rlinf_core.manager.manager_client import current_client
 
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 

@@ -14,9 +14,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError, followed
-from rlinf_core.inflight_ops import InflightOps, current_task_key
-from rlinf_core.manager.client import ManagerClient, current_client
-from rlinf_core.manager.messages import Cancel
+from rlinf_core.manager.manager_client import ManagerClient, current_client
+from rlinf_core.manager.manager_messages import Cancel
+from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death

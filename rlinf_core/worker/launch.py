@@ -13,10 +13,10 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext
 from rlinf_core.errors import RLinfError, RuntimeFailure
-from rlinf_core.import_path import user_folders
-from rlinf_core.manager.client import current_client
-from rlinf_core.manager.messages import CloseGroup
+from rlinf_core.manager.manager_client import current_client
+from rlinf_core.manager.manager_messages import CloseGroup
 from rlinf_core.placement.placement import Placement
+from rlinf_core.process.import_path import user_folders
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess

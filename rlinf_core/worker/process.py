@@ -19,7 +19,6 @@ from functools import cache
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
-from rlinf_core import tracing
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
 from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on
@@ -27,9 +26,10 @@ from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
-from rlinf_core.import_path import add_user_folders
-from rlinf_core.manager.client import ManagerClient, enter_job
-from rlinf_core.memory import Peak, PeakMeter
+from rlinf_core.manager.manager_client import ManagerClient, enter_job
+from rlinf_core.process import tracing
+from rlinf_core.process.import_path import add_user_folders
+from rlinf_core.process.process_memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
 from rlinf_core.worker.log import set_up_logging

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from rlinf_core import tracing
+from rlinf_core.process import tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")

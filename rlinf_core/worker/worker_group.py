@@ -21,13 +21,13 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, raise_unseen
-from rlinf_core.manager.client import current_client
-from rlinf_core.manager.messages import Dismiss
-from rlinf_core.memory import Peak
+from rlinf_core.manager.manager_client import current_client
+from rlinf_core.manager.manager_messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.strategy import PlacementStrategy, topology_of
+from rlinf_core.process.process_memory import Peak
+from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
-from rlinf_core.tracing import Taken
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together

@@ -112,7 +112,7 @@ def lab(hosts: Hosts) -> Iterator[Lab]:
     made = Lab(hosts)
     robot = hosts["robot0"]
     with robot.second_address(ROBOT):
-        command = [PYTHON, "-m", "recipes.embodied.robots.simulated_controller"]
+        command = [PYTHON, "-m", "recipes.embodied.robots.controller.simulated_controller"]
         controller = robot.spawn(
             [*command, "--host", ROBOT, "--speed", "20"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -56,7 +56,15 @@ runner: {{max_steps: {steps}, val_check_interval: -1, save_interval: {steps}, lo
 @pytest.fixture
 def arms(hosts: Hosts) -> Iterator[None]:
     """Controllers of an arm beside each robot's PC, which only that PC reaches."""
-    words = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--host", ARM, "--speed", "20"]
+    words = [
+        sys.executable,
+        "-m",
+        "recipes.embodied.robots.controller.simulated_controller",
+        "--host",
+        ARM,
+        "--speed",
+        "20",
+    ]
     started = [hosts[name].spawn(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for name in PCS]
     try:
         for process in started:

@@ -27,7 +27,7 @@ PORT, RELAY_PORT = 17310, 17311
 STOP_PERIODS = 2
 WATCH = """
 import json, sys
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
 
 client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])))
@@ -77,7 +77,14 @@ class Cell:
         self.told: list[str] = []
         self._started: list[Program] = []
         self.where = self.controller.address, PORT
-        words = ("-m", "recipes.embodied.robots.simulated_controller", "--host", self.where[0], "--port", str(PORT))
+        words = (
+            "-m",
+            "recipes.embodied.robots.controller.simulated_controller",
+            "--host",
+            self.where[0],
+            "--port",
+            str(PORT),
+        )
         assert self._start(self.controller, *words).line().startswith("listening on ")
         self._watcher = self._start(self.controller, "-c", WATCH, *map(str, self.where))
         if is_relayed:

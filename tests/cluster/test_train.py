@@ -139,7 +139,7 @@ def test_processes_have_the_environment_that_was_shown_before(three: Three) -> N
 @pytest.mark.nightly
 def test_the_env_of_a_robots_host_drives_its_arm(three: Three) -> None:
     robot = three.hosts["robot0"]
-    command = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--host", ARM]
+    command = [sys.executable, "-m", "recipes.embodied.robots.controller.simulated_controller", "--host", ARM]
     controller = robot.spawn(
         [*command, "--port", str(ARM_PORT), "--speed", "20"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

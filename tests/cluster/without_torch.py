@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from recipes.embodied.interventions.types import Steerable
+from recipes.embodied.interventions.intervention import Steerable
 from tests.every_third import EveryThird
 
 # Of the interpreter, and its first line.

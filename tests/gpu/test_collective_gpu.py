@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_core.address import WorkerAddress  # noqa: E402 - after the check for torch
-from rlinf_core.collective.cuda_ipc import CudaIpcTransport, device_identity, visible_devices  # noqa: E402
-from rlinf_core.collective.device_paths import PathState  # noqa: E402
-from rlinf_core.collective.handshake import ClusterSecret  # noqa: E402
-from rlinf_core.collective.payload import PartKind  # noqa: E402
-from rlinf_core.collective.pinned import PinnedStager  # noqa: E402
-from rlinf_core.collective.settings import Settings  # noqa: E402
+from rlinf_core.collective.connections.handshake import ClusterSecret  # noqa: E402
+from rlinf_core.collective.connections.settings import Settings  # noqa: E402
+from rlinf_core.collective.devices.cuda_ipc import CudaIpcTransport, device_identity, visible_devices  # noqa: E402
+from rlinf_core.collective.devices.device_paths import PathState  # noqa: E402
+from rlinf_core.collective.messages.payload import PartKind  # noqa: E402
+from rlinf_core.collective.messages.pinned import PinnedStager  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

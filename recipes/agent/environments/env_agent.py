@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from recipes.agent.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.config import AgentConfig
-from recipes.agent.environments.base import TextEnvironment
+from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
+from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
+from recipes.agent.environments.text_environment import TextEnvironment
 from recipes.agent.environments.treasure import Treasure
-from recipes.agent.llm import LanguageModel, LimitReached
-from recipes.agent.messages import ChatMessage
-from recipes.agent.tool_config import TextEnvironmentConfig
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target

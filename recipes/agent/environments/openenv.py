@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
-from recipes.agent.environments.base import TextEnvironment, TextStep
+from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from rlinf_core import ConfigError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 _LARGEST_MESSAGE: Final = 16 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar, Final
 
-from recipes.agent.environments.base import TextEnvironment, TextStep
+from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 
 _SIDE: Final = 3
 _MOST_MOVES: Final = 12

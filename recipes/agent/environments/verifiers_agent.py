@@ -13,13 +13,13 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
-from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.data_config import MOST_GENERATED
+from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 # Of a taskset that makes tasks without end, so many are used.
 _MOST_TASKS: Final = 10_000

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from recipes.agent.agents import AgentTask
+from recipes.agent.conversation.agents import AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import serve
-from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 
 _CALL: Final = re.compile(r"<calculator>(\d+)\*(\d+)</calculator>")

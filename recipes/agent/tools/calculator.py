@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from recipes.agent.tools.base import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError
 
 Number = int | float
 

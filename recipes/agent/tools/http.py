@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
-from recipes.agent.tools.allow_list import AllowList, UrlParts, parse_url
-from recipes.agent.tools.base import Tool, ToolError, in_thread
+from recipes.agent.config.allow_list import AllowList, UrlParts, parse_url
+from recipes.agent.tools.tool import Tool, ToolError, in_thread
 
 _MOST_REDIRECTS: Final = 5
 _KEEPS_METHOD: Final = (307, 308)

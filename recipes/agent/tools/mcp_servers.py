@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.tools import guard
-from recipes.agent.tools.base import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
 from rlinf_core.node.node_processes import MARK
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import install_command, missing_modules
 
 # Some servers are downloaded when they are started first.
 _START_SECONDS: Final = 60.0

@@ -6,7 +6,7 @@ import signal
 from typing import Final
 
 from recipes.agent.tools import sandbox
-from recipes.agent.tools.base import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError
 
 _ENDED_BY: Final = 128
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.tools.base import Tool, ToolError
 from recipes.agent.tools.bm25 import BM25
+from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
 
 NOTHING_FOUND: Final = "nothing found"

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from recipes.agent.tools.base import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError
 
 # Longest observation in characters; what is longer is cut.
 _LONGEST: Final = 4000

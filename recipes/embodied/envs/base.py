@@ -16,12 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.keys import camera_of
-from recipes.embodied.envs.nonfinite import NonFiniteGuard
-from recipes.embodied.envs.running import RunningEpisodes
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.state import State, observation_digest
-from recipes.embodied.envs.types import (
+from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvSettings,
     EnvSpec,
@@ -31,8 +26,19 @@ from recipes.embodied.envs.types import (
     StepResult,
     Transition,
 )
+from recipes.embodied.envs.env_state import State, observation_digest
+from recipes.embodied.envs.nonfinite import NonFiniteGuard
+from recipes.embodied.envs.observation_keys import camera_of
+from recipes.embodied.envs.running import RunningEpisodes
+from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
-from recipes.embodied.interventions.types import EnvProgress, HandMotion, InterventionSource, SuccessJudge, Verdict
+from recipes.embodied.interventions.intervention import (
+    EnvProgress,
+    HandMotion,
+    InterventionSource,
+    SuccessJudge,
+    Verdict,
+)
 from rlinf_core import ConfigError
 
 # Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.types import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
 from rlinf_core import ConfigError
 
 

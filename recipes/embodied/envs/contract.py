@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.training.finite import NonFiniteError
 from rlinf_core import RLinfError
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.env_spec import BoolArray, IntArray, Observation, Transition
 from recipes.embodied.envs.running import RunningEpisodes
-from recipes.embodied.envs.types import BoolArray, IntArray, Observation, Transition
 from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
 
 _LOGGER: Final = logging.getLogger("rlinf")

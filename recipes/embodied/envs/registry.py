@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from recipes.embodied.env_types import ENV_TYPES, how_to_install
+from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
 from rlinf_core import ConfigError
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import Registry
-from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv
-    from recipes.embodied.envs.types import EnvSettings
+    from recipes.embodied.envs.env_spec import EnvSettings
 
 _ENVS: Registry[type[VectorEnv]] = Registry("env_type", {name: known.target for name, known in ENV_TYPES.items()})
 register_env = _ENVS.register

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import BoolArray, FinishedEpisodes, FloatArray, IntArray, Transition
+from recipes.embodied.envs.env_spec import BoolArray, FinishedEpisodes, FloatArray, IntArray, Transition
+from recipes.embodied.envs.env_state import State
 
 # The attributes that a saved state keeps, by these names.
 _COUNTERS: Final = ("episode", "steps", "returns", "success_once", "success", "resting")

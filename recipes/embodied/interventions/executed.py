@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.types import InterventionError, InterventionSource, Verdict
+from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Verdict
 
 
 class ExecutedActions:

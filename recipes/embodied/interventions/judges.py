@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.options import KeysOptions
+from recipes.embodied.config.intervention_types import JUDGES
+from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.table import JUDGES
-from recipes.embodied.interventions.types import InterventionSource, Steerable, SuccessJudge, Verdict
+from recipes.embodied.interventions.source_options import KeysOptions
 from rlinf_core import checked_options
 from rlinf_core.registry import Registry
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recipes.embodied.interventions.options import PersonOptions
-from recipes.embodied.interventions.types import (
+from recipes.embodied.interventions.intervention import (
     STILL,
     Axes,
     HandMotion,
@@ -18,6 +17,7 @@ from recipes.embodied.interventions.types import (
     Takeover,
     Verdict,
 )
+from recipes.embodied.interventions.source_options import PersonOptions
 from rlinf_core import ConfigError
 
 _DEFAULT_HZ = 20.0

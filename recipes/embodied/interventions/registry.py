@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.embodied.interventions.packages import missing_package
-from recipes.embodied.interventions.table import SOURCES
-from recipes.embodied.interventions.types import InterventionSource, Steerable
+from recipes.embodied.config.intervention_types import SOURCES
+from recipes.embodied.interventions.device_packages import missing_package
+from recipes.embodied.interventions.intervention import InterventionSource, Steerable
 from rlinf_core import checked_options
+from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import Registry
-from rlinf_core.requirements import missing_modules
 
 _SOURCES: Registry[type[InterventionSource]] = Registry(
     "intervention source", {name: known.target for name, known in SOURCES.items()}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.models.base import Inputs
-from recipes.embodied.models.squashed_policy import features_of
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.small.squashed_policy import features_of
 
 # What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
 Norm: TypeAlias = Literal["none", "layer", "batch"]

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
 
 INITIAL_LOG_STD = -0.5
 _LOG_SQRT_TAU = math.log(2 * math.pi) / 2

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.embodied.model_folders import STATISTICS
+from recipes.embodied.models.folder_facts import STATISTICS
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:

@@ -6,26 +6,26 @@ import fnmatch
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recipes.embodied.models.folder import is_policy_folder, load_normalization, load_weights
+from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
 from recipes.training.huggingface import are_shapes_only
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.envs.types import EnvSpec
-    from recipes.embodied.models.base import BasePolicy
+    from recipes.embodied.envs.env_spec import EnvSpec
+    from recipes.embodied.models.base_policy import BasePolicy
 
 _MODELS: Registry[type[BasePolicy]] = Registry(
     "model_type",
     {
-        "mlp_policy": "recipes.embodied.models.mlp_policy:MlpPolicy",
-        "cnn_policy": "recipes.embodied.models.cnn_policy:CnnPolicy",
-        "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
-        "squashed_policy": "recipes.embodied.models.squashed_policy:SquashedPolicy",
-        "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
-        "pi0": "recipes.embodied.models.pi0_policy:Pi0Policy",
-        "smolvla": "recipes.embodied.models.smolvla_policy:SmolVlaPolicy",
+        "mlp_policy": "recipes.embodied.models.small.mlp_policy:MlpPolicy",
+        "cnn_policy": "recipes.embodied.models.small.cnn_policy:CnnPolicy",
+        "flow_policy": "recipes.embodied.models.flow.flow_policy:FlowPolicy",
+        "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",
+        "vlm_policy": "recipes.embodied.models.vla.vlm_policy:VlmPolicy",
+        "pi0": "recipes.embodied.models.vla.pi0_policy:Pi0Policy",
+        "smolvla": "recipes.embodied.models.vla.smolvla_policy:SmolVlaPolicy",
     },
 )
 register_model = _MODELS.register

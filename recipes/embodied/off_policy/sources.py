@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.load import load_demonstrations
-from recipes.embodied.data_fit import check_fits
-from recipes.embodied.envs.keys import STATES, image_key
-from recipes.embodied.envs.types import EnvSpec, Observation
-from recipes.embodied.messages import INTERVENTIONS
-from recipes.embodied.off_policy.rollout_worker import NEXT
+from recipes.demonstrations.load_set import load_demonstrations
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.learning.data_fit import check_fits
+from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.loop.env_messages import INTERVENTIONS
+from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
 from recipes.embodied.replay.segments import Damage, read_segments
-from recipes.embodied.replay.types import Transitions, TransitionSpec
-from recipes.embodied.trajectory import RolloutChunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from recipes.embodied.data_config import DemonstrationsConfig
+    from recipes.embodied.config.data_config import DemonstrationsConfig
 
 # Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
 Steps = dict[str, NDArray[Any]]

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.observations import COMPRESSED, ObservationRows
+from recipes.embodied.replay.replay_types import Arrays, ReplayBatch, ReplayError, Rows, Transitions, TransitionSpec
 from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.replay.sum_tree import SumTree
-from recipes.embodied.replay.types import Arrays, ReplayBatch, ReplayError, Rows, Transitions, TransitionSpec
 
 # Bits of a row's flags: a step was made from here; the task ended with it; the episode did.
 MOVES, TERMINATED, ENDED = 1, 2, 4

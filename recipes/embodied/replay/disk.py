@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from recipes.embodied.replay.types import ReplayError
+from recipes.embodied.replay.replay_types import ReplayError
 
 
 def take_room(file: int, size: int) -> None:

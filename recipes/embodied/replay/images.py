@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.types import Rows
+from recipes.embodied.replay.replay_types import Rows
 
 # The fastest; on differences of pixels the slow ones gain little.
 _LEVEL: Final = 1

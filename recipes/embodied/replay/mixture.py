@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.types import ReplayBatch, ReplayError, joined
+from recipes.embodied.replay.replay_types import ReplayBatch, ReplayError, joined
 
 
 class ReplayMixture:

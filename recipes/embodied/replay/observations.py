@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.images import CompressedImages
+from recipes.embodied.replay.replay_types import Arrays, ReplayError, Rows, TransitionSpec
 from recipes.embodied.replay.spilling import Spill, SpilledRows, rows_in_memory
-from recipes.embodied.replay.types import Arrays, ReplayError, Rows, TransitionSpec
 
 _OBSERVED: Final = "observations/"
 COMPRESSED: Final = "compressed/"

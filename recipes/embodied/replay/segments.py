@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
-from recipes.embodied.replay.types import ReplayError
+from recipes.embodied.replay.replay_types import ReplayError
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
-from recipes.embodied.replay.types import ColumnSpec, ReplayError, Rows
+from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Rows
 
 # Rows that are copied at a time when a column is saved or loaded.
 _BLOCK: Final = 1024

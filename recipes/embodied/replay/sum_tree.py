@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.types import Rows
+from recipes.embodied.replay.replay_types import Rows
 
 
 class SumTree:

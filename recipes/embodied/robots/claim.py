@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from recipes.embodied.robots.client import holder_name
-from recipes.embodied.robots.errors import RobotLeaseError
+from recipes.embodied.robots.controller_client import holder_name
+from recipes.embodied.robots.robot_errors import RobotLeaseError
 from rlinf_core.config.render import visible
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.robots.errors import (
+from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLateError,
     RobotLeaseError,
@@ -17,7 +17,7 @@ from recipes.embodied.robots.errors import (
     RobotSilentError,
     RobotStoppedError,
 )
-from recipes.embodied.robots.protocol import Message, ProtocolError, joints_of
+from recipes.embodied.robots.wire_protocol import Message, ProtocolError, joints_of
 
 
 @dataclass(frozen=True, slots=True)

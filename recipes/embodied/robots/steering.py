@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.types import HandMotion
+from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import hand_pose
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.engines.adapter import adapted_layers
+from recipes.language.engines.own.merged_adapter import adapted_layers
 
 
 class ModelFolder:

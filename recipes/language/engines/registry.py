@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.language.backends import BACKENDS
 from recipes.language.config import LanguageConfig
-from recipes.language.engines.base import Engine
-from recipes.language.models import make_model
-from recipes.training.precision import DTYPES
+from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.engines.engine import Engine
+from recipes.language.models.load_model import make_model
+from recipes.training.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ def make_engine(
         "adapter_scale": lora.alpha / lora.rank if lora else 1.0,
     }
     if name == "torch":
-        from recipes.language.engines.torch_engine import TorchEngine
+        from recipes.language.engines.own.torch_engine import TorchEngine
 
         model = make_model(config.actor, tokenizer, dtype)
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method

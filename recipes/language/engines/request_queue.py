@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from recipes.language.sequences import FinishReason, Request, Sequence
+from recipes.language.answers.sequences import FinishReason, Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign import EngineAnswerError, checked_sequence
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.engine import Engine, EngineStats, PauseMode
+from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence
 from recipes.language.engines.http_json import Call, CancelledError, JsonServer
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
-from recipes.language.fingerprint import fingerprint
-from recipes.language.sequences import Request, Sequence
+from recipes.language.models.fingerprint import fingerprint
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
-    from recipes.language.rollout_config import ServerSettings
+    from recipes.language.config.rollout_config import ServerSettings
 
 _TOKEN_PREFIX: Final = "token_id:"
 # A step waits so long for an answer, so that its caller can do other things.

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.language.backends import last_line, missing_package
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign import checked_sequence
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.config.engine_facts import last_line, missing_package
+from recipes.language.engines.engine import Engine, EngineStats, PauseMode
+from recipes.language.engines.foreign_answers import checked_sequence
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
-from recipes.language.fingerprint import fingerprint
-from recipes.language.sequences import Request, Sequence
+from recipes.language.models.fingerprint import fingerprint
 from rlinf_core import ConfigError, RLinfError
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
 from recipes.language.loop.protocols import Generation, GenerationGroup, RewardGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from recipes.language.data.sources import ReasoningGym
+from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.scoring import Item

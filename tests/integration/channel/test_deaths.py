@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.channel.broker_clients import LostItem
+from rlinf_core.channel.broker.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.listener import peer_credentials
+from rlinf_core.collective.connections.listener import peer_credentials
 from rlinf_core.errors import CancelledOperationError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.listener import peer_credentials
+from rlinf_core.collective.connections.listener import peer_credentials
 from rlinf_core.errors import ChannelClosed, InvalidNameError
 
 Until = Callable[[Callable[[], object]], None]

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 RLINF = Path(sys.executable).with_name("rlinf")
 # So small that a step takes milliseconds, and without an end.

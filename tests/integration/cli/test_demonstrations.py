@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 RLINF = Path(sys.executable).with_name("rlinf")
 # Four commands with a Ray of their own each, on a machine that may be slow.

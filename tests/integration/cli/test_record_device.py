@@ -17,13 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.load import load_demonstrations
-from recipes.embodied.interventions.options import ScriptedOptions
+from recipes.demonstrations.load_set import load_demonstrations
+from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote_control import connect
-from recipes.embodied.interventions.remote_messages import encode, message_of
+from recipes.embodied.interventions.remote.remote_control import connect
+from recipes.embodied.interventions.remote.remote_messages import encode, message_of
 from recipes.embodied.interventions.scripted import takeover_steps
-from recipes.embodied.interventions.types import InterventionError
+from recipes.embodied.interventions.source_options import ScriptedOptions
 from tests.waiting import until
 
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -120,7 +120,7 @@ import json
 
 import numpy as np
 
-from recipes.embodied.interventions.types import InterventionSource, Takeover
+from recipes.embodied.interventions.intervention import InterventionSource, Takeover
 
 
 class Grabber(InterventionSource):

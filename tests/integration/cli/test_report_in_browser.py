@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_cli.main import main
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import empty_run, full_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

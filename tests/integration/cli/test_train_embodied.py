@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 # Each test starts Ray more than once.
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import state
+from rlinf_cli.bootstrap import cluster_identity
 from rlinf_core.node import node_processes
 
 Run = Callable[..., Any]
@@ -83,7 +83,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
 
     yield call
     call("down", "--force")
-    cluster = state.cluster_id(name)
+    cluster = cluster_identity.cluster_id(name)
     assert not node_processes.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 

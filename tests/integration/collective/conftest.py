@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.collective.handshake import ClusterSecret
-from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connections.settings import Settings
 
 _SCRIPT = Path(__file__).with_name("peer_process.py")
 _ROOT = Path(__file__).parents[3]

@@ -138,7 +138,7 @@ def send_and_stop_halfway(side: Any, count: int, how: str) -> None:
 
     import torch
 
-    from rlinf_core.collective import pipelined_copy as growing
+    from rlinf_core.collective.messages import pipelined_copy as growing
 
     copy, done = growing.copy_bytes, []
 

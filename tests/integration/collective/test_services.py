@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.forwarder import ForwardMode
+from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.waiting import OperationKind
 from tests.waiting import until
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.exporting import export
-from recipes.embodied.models.folder import write_description
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
-from recipes.training import checkpoint
+from recipes.embodied.using.exporting import export
+from recipes.training.state import state_checkpoint
 from rlinf_core import load_job
 
 PAGE = Path(__file__).parents[3] / "docs" / "using-policies.md"
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "using-policies.md"
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
     model, spec = EmbodiedModelConfig(), EnvSpec(state_size=21, action_size=8, has_instructions=True)
     policy = make_model(model, spec)
-    checkpoint.save(tmp_path / "trained", policy, torch.optim.AdamW(policy.parameters()), 1)
+    state_checkpoint.save(tmp_path / "trained", policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(tmp_path / "trained", model, spec, Normalization())
     config = load_job("laptop").config
     export(config, tmp_path / "trained", tmp_path / "exported", "safetensors")  # pyright: ignore[reportArgumentType]

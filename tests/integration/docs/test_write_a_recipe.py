@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.docs.conftest import DOCS, files_of
 
 pytestmark = pytest.mark.timeout(400)

@@ -15,11 +15,11 @@ from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from safetensors.torch import load_file, save_file
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.franka_vision import FrankaVisionEnv
-from recipes.embodied.envs.types import EnvSettings, EnvSpec
-from recipes.embodied.models import smolvla_backbone
-from recipes.embodied.models.folder import save_policy
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.vla import smolvla_backbone
 from rlinf_core.errors import ConfigError
 
 N, CHUNK, STEPS, ACTIONS = 3, 2, 4, 3

@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.agents import AgentOutcome, AgentTask
-from recipes.agent.llm import LanguageModel
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from recipes.agent.config import AgentConfig
-from recipes.agent.index_client import IndexGroup, IndexSearch
-from recipes.agent.index_worker import IndexWorker
-from recipes.agent.tasks import lookup_corpus
+from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.workers.index_client import IndexGroup, IndexSearch
+from recipes.agent.workers.index_worker import IndexWorker
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerGroup, load_job
 
 pytestmark = pytest.mark.ray

@@ -20,7 +20,7 @@ DRIVER = """
 import sys
 from recipes.embodied.program import program
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 job = load_job("laptop", sys.argv[1:], environ={})
 job.raise_if_bad()

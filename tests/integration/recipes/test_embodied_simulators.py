@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.embodied.interpreters import Made, lines_of, probe, simulators
+from recipes.embodied.interpreters.locked_venvs import Made, lines_of, probe, simulators
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]
 

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.demonstrations.info import Feature
 from recipes.demonstrations.lerobot import read_lerobot
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter
 
 PYTHON = os.environ.get("RLINF_TEST_LEROBOT", "")

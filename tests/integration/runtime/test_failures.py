@@ -24,7 +24,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
@@ -111,8 +111,8 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
-    from rlinf_cli.job_picture import views
-    from rlinf_core.manager.messages import Inspect
+    from rlinf_cli.render.job_workers import views
+    from rlinf_core.manager.manager_messages import Inspect
 
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

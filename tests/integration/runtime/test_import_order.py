@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.import_path import OWN_ROOT
+from rlinf_core.process.import_path import OWN_ROOT
 
 DRIVER = """\
 import os, sys

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.actor_worker import EmbodiedFSDPActor
-from recipes.embodied.env_worker import EnvWorker
-from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from rlinf_core import Cluster, EmbodiedRunner, HybridComponentPlacement, load_job
+from recipes.embodied.loop.embodied_runner import EmbodiedRunner
+from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
+from recipes.embodied.workers.env_worker import EnvWorker
+from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
+from rlinf_core import Cluster, HybridComponentPlacement, load_job
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.broker.broker import Broker
+from rlinf_core.channel.broker.memory_gate import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.clients import ChannelClients
+from rlinf_core.channel.client.clients import ChannelClients
 from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of
-from rlinf_core.channel.memory_gate import MIB, MemoryGate
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.handshake import ClusterSecret
-from rlinf_core.collective.settings import Settings
 from tests.waiting import until
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)

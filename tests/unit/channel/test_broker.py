@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.client.pending import Pending
 from rlinf_core.channel.operation import ChannelFull, ChannelOperation
-from rlinf_core.channel.pending import Pending
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from tests.unit.channel.conftest import Stage
 from tests.waiting import until

@@ -12,14 +12,14 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.clients import ChannelClients
+from rlinf_core.channel.client.clients import ChannelClients
 from rlinf_core.channel.launch import ChannelResolver
 from rlinf_core.channel.operation import _GRACE
+from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
-from rlinf_core.manager.messages import GroupLife
+from rlinf_core.manager.manager_messages import GroupLife
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import SETTINGS, Stage, greeted
 from tests.waiting import until

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker_clients import Outbox
+from rlinf_core.channel.broker.broker_clients import Outbox
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,
@@ -46,7 +46,7 @@ def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeyp
     producer.put("first")
     assert consumer.get() == "first"
     # However long it takes.
-    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, _: until(look) or True)
+    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", lambda look, _: until(look) or True)
     messages = Messages(monkeypatch)
     for number in range(50):
         producer.put({"number": number})
@@ -101,9 +101,9 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
     answer = AnswerWriter.write_answer
     monkeypatch.setattr(AnswerWriter, "write_item", blind)
     monkeypatch.setattr(AnswerWriter, "write_answer", answer_blind)
-    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
+    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", lambda look, until: None)
     # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
-    monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
+    monkeypatch.setattr("rlinf_core.channel.client.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
     answered = AnswerSlots.answered
     monkeypatch.setattr(AnswerSlots, "answered", lambda self, op_id: next(looks, True) and answered(self, op_id))
@@ -134,7 +134,7 @@ def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
             request.expire(CommunicationTimeoutError("put", 0.0))
 
     wait_for = until
-    monkeypatch.setattr("rlinf_core.channel.pending.spin", overtake)
+    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", overtake)
     producer.put("second")
     monkeypatch.undo()
     assert consumer.get() == "second"
@@ -152,7 +152,7 @@ def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatc
     producer.put("second")
     for _ in range(2 * ID_STEP):
         with monkeypatch.context() as patch:
-            patch.setattr("rlinf_core.channel.pending.spin", interrupt)
+            patch.setattr("rlinf_core.channel.client.pending.spin", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 consumer.get()
     assert consumer.get() == "second"
@@ -308,7 +308,7 @@ def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
         until(look)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlinf_core.channel.pending.spin", interrupt)
+    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.put("second")
     monkeypatch.undo()

@@ -7,8 +7,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.channel.put_pipeline import PutPipeline, QueuedPut
-from rlinf_core.collective.codec import Encoded
+from rlinf_core.channel.client.put_pipeline import PutPipeline, QueuedPut
+from rlinf_core.collective.messages.codec import Encoded
 
 KIB = 1 << 10
 

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.language import samples
-from rlinf_cli import story
-from rlinf_cli.memory_forecast import keep_forecast
+from recipes.language.loop import answer_samples
+from rlinf_cli.memory.memory_forecast import keep_forecast
+from rlinf_cli.run import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.tracing import Taken, TraceSpan
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
 
@@ -37,8 +37,8 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     peaks = [{"component": "actor", "rank": 1, "phases": {NASTY: {"rss": 300 << 20, "device": 5 << 20}}}]
     run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
     keep_forecast(run.path, {"components": {"actor": {"phases": [{"phase": NASTY, "total": 290 << 20}]}}})
-    story.append_event(run.path, story.STARTED, 0, "started with actor 2")
-    samples.write_samples(
+    run_events.append_event(run.path, run_events.STARTED, 0, "started with actor 2")
+    answer_samples.write_samples(
         run.path,
         4,
         [
@@ -62,7 +62,9 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
         metrics.log(steps, {"eval/success_at_end": 0.75, "eval/episodes": 64.0})
     run.update(step=steps)
     if status == RunStatus.FAILED:
-        story.append_event(run.path, story.FAILED, steps, "`env:1` died in `interact`", ["node 0", "killed", NASTY])
+        run_events.append_event(
+            run.path, run_events.FAILED, steps, "`env:1` died in `interact`", ["node 0", "killed", NASTY]
+        )
     run.end(status, "`env:1` died in `interact`" if status == RunStatus.FAILED else "")
     return run
 

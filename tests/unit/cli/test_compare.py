@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from rlinf_cli.comparison import differences
-from rlinf_cli.provenance import Provenance, write_provenance
+from rlinf_cli.runs.metric_comparison import differences
+from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.training.statistics import t_quantile
-from rlinf_cli.comparison import Difference, Kind, RunResult, differences, result_of, verdict
-from rlinf_cli.provenance import Provenance
+from rlinf_cli.runs.metric_comparison import Difference, Kind, RunResult, differences, result_of, verdict
+from rlinf_cli.runs.provenance import Provenance
 
 CONFIG = {
     "recipe": "embodied",

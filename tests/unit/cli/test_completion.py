@@ -117,7 +117,7 @@ class TestOfTrain:
 
     def test_runs_and_their_components(self, complete: Complete) -> None:
         from rlinf_core.config.sections.runner import RunnerConfig
-        from rlinf_core.runners.run_folder import RunFolder
+        from rlinf_core.runners.storage.run_folder import RunFolder
 
         run = RunFolder.create(RunnerConfig(), "embodied")
         for component in ("actor", "env"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli import console
+from rlinf_cli.console import console
 
 
 class Terminal:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
-from rlinf_cli.bootstrap.doctor import DoctorReport
-from rlinf_cli.render.doctor import doctor_text
+from rlinf_cli.bootstrap.preflight import DoctorReport
+from rlinf_cli.render.doctor_findings import doctor_text
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

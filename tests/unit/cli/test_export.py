@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.cli.conftest import Cli
 
 

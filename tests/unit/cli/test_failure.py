@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.render.failure import failure_block, failures_of, reason_of
+from rlinf_cli.render.failure_report import failure_block, failures_of, reason_of
 from rlinf_core.errors import ChannelClosed, ClusterError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
 

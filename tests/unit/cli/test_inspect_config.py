@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 
 from recipes.demonstrations.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_rules import sizes_of
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.recording import features_of
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.rules.env_rules import sizes_of
+from recipes.embodied.using.recording import features_of
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.console.interrupts import Interrupts, is_importing
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.interrupts import Interrupts, is_importing
 
 Work = Callable[["Job"], None]
 # Far beyond what a signal takes to be raised.

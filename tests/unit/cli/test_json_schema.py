@@ -17,7 +17,7 @@ from recipes.agent.config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig
-from rlinf_cli.json_schema import DIALECT, file_schema, json_schema
+from rlinf_cli.file.json_schema import DIALECT, file_schema, json_schema
 from rlinf_core.config.shipped import shipped_configs
 
 CLUSTER = "cluster:\n  num_nodes: 18\n"

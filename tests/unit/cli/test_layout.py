@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.layout import masked
+from rlinf_cli.placement.job_layout import masked
 from rlinf_core.config.secrets import MASK
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from recipes.language.samples import write_samples
+from recipes.language.loop.answer_samples import write_samples
 from recipes.training.curve import draw_curve
-from rlinf_cli import detach, story
+from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.driver_log import driver_log
-from rlinf_cli.memory_forecast import keep_forecast
-from rlinf_cli.outfile import write_whole
-from rlinf_cli.provenance import Provenance, write_provenance
+from rlinf_cli.memory.memory_forecast import keep_forecast
+from rlinf_cli.run import detach, run_events
+from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError
-from rlinf_core.runners import durable
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import STATE, read_state
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE, read_state
 from rlinf_core.runners.trace import TraceWriter
 from tests.unit.cli.report_runs import full_run
 
@@ -45,7 +45,7 @@ WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "run.json": lambda run: run.update(step=5),
     "config.yaml": lambda run: run.write_config_text("a: 2\n"),
     "metrics.jsonl": write_metrics,
-    "events.jsonl": lambda run: story.append_event(run.path, story.STARTED, 0, "x"),
+    "events.jsonl": lambda run: run_events.append_event(run.path, run_events.STARTED, 0, "x"),
     "trace.json": lambda run: TraceWriter(run.trace_file).close(),
     "environment.json": lambda run: write_provenance(run.path, Provenance()),
     "memory_forecast.json": lambda run: keep_forecast(run.path, {"components": {}}),

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
-from rlinf_cli.runs import find_run
+from rlinf_cli.runs.log_files import ALL, Follower, entries, last_lines, merged, tail
+from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node.node_processes import identity
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

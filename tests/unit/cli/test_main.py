@@ -24,7 +24,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("rlinf_cli.commands.recipes._listed", fail)
+    monkeypatch.setattr("rlinf_cli.commands.training.recipes._listed", fail)
 
 
 def test_the_version(cli: Callable[..., Any]) -> None:

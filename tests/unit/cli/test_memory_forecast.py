@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.memory_forecast import NAME, keep_forecast, make_forecast, read_forecast
+from rlinf_cli.memory.memory_forecast import NAME, keep_forecast, make_forecast, read_forecast
 from rlinf_core.errors import RunError
 from tests.unit.cli.report_runs import empty_run
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rlinf_cli import console
 from rlinf_cli.bootstrap import inventory
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
-from rlinf_cli.render.phase_table import PhaseTable
+from rlinf_cli.console import console
+from rlinf_cli.live.phase_table import PhaseTable
 from rlinf_core.config.cluster import ClusterConfig
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.render.placement_picture import labels_of
+from rlinf_cli.placement.placement_picture import labels_of
 from rlinf_core.topology import ClusterTopology
 from tests.unit.test_topology import FRANKA, cluster
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.render.picture import ACCELERATOR, Card, Cell, Picture, Section, User, summarised
-from rlinf_cli.render.placement_svg import placement_svg
+from rlinf_cli.placement.picture import ACCELERATOR, Card, Cell, Picture, Section, User, summarised
+from rlinf_cli.placement.placement_svg import placement_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

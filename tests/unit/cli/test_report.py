@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from rlinf_cli import memory_forecast, report_writing
+from rlinf_cli.memory import memory_forecast
 from rlinf_cli.report import script
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_cli.run import report_writing
+from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
 
 Cli = Callable[..., Any]

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.remote_control import connect
-from recipes.embodied.interventions.types import InterventionError
-from recipes.embodied.robots import by_hand
-from recipes.embodied.robots.arm import SimulatedArm
-from recipes.embodied.robots.cameras import SimulatedCameras
-from recipes.embodied.robots.client import FrankaClient
-from recipes.embodied.robots.controller import Controller
+from recipes.embodied.interventions.remote.remote_control import connect
+from recipes.embodied.robots import manual_control
+from recipes.embodied.robots.controller.controller import Controller
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
+from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.controller.simulated_controller import Server
+from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_kinematics import HOME
-from recipes.embodied.robots.simulated_controller import Server
 from rlinf_cli.main import main
 from rlinf_core.hardware.robots.franka import Franka
 
@@ -41,7 +41,7 @@ class Person(PersonSource):
     """Pushes forward some times, and is done."""
 
     def __init__(self, env: Any, options: Any) -> None:
-        from recipes.embodied.interventions.options import PersonOptions
+        from recipes.embodied.interventions.source_options import PersonOptions
 
         super().__init__(env, PersonOptions(release_steps=0))
         self.controls = [Controls((1, 0, 0))] * 3 + [Controls(), Controls(verdict="success")]
@@ -74,10 +74,12 @@ def file(arm: Franka, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_busy_machine_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.embodied.robots.client.FrankaClient.latency", lambda self, count: [0.001] * count)  # type: ignore[misc]
-    monkeypatch.setattr(by_hand, "SECONDS", 30.0)
+    monkeypatch.setattr(
+        "recipes.embodied.robots.controller_client.FrankaClient.latency", lambda self, count: [0.001] * count
+    )  # type: ignore[misc]
+    monkeypatch.setattr(manual_control, "SECONDS", 30.0)
     for name in ("WATCHDOG_SECONDS", "LATE_SECONDS"):
-        monkeypatch.setattr(f"recipes.embodied.robots.controller.{name}", 1000.0)
+        monkeypatch.setattr(f"recipes.embodied.robots.controller.controller.{name}", 1000.0)
 
 
 def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.ownership import mark
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import STATE
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.ownership import mark
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
+from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]
 DAY = 86400.0

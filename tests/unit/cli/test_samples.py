@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.language.samples import write_samples
+from recipes.language.loop.answer_samples import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]
 
@@ -136,7 +136,7 @@ def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[s
 
 
 def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_cli.console.colored", lambda stream=None: True)
+    monkeypatch.setattr("rlinf_cli.console.console.colored", lambda stream=None: True)
 
     ended = cli("samples", "--logprobs", "--at-least", "1")
 

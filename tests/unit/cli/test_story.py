@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf_cli import story
+from rlinf_cli.run import run_events
 
 
 def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    assert story.read_story(tmp_path) == []
-    story.append_event(tmp_path, story.STARTED, 0, "started: actor 1")
-    story.append_event(tmp_path, story.FAILED, 7, "`env:0` died", ["why: killed", "do: look"])
-    with (tmp_path / story.FILE).open("a") as file:
+    assert run_events.read_story(tmp_path) == []
+    run_events.append_event(tmp_path, run_events.STARTED, 0, "started: actor 1")
+    run_events.append_event(tmp_path, run_events.FAILED, 7, "`env:0` died", ["why: killed", "do: look"])
+    with (tmp_path / run_events.FILE).open("a") as file:
         file.write('{"time": 1, "kind"')
-    started, failed = story.read_story(tmp_path)
+    started, failed = run_events.read_story(tmp_path)
     assert (started.kind, started.step, started.text, started.details) == ("started", 0, "started: actor 1", ())
     assert failed.details == ("why: killed", "do: look")
     assert started.time <= failed.time

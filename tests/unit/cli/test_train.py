@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli import report_writing
-from rlinf_cli.provenance import read_provenance
-from rlinf_cli.runs import outcome
-from rlinf_cli.story import read_story
+from rlinf_cli.run import report_writing
+from rlinf_cli.run.run_events import read_story
+from rlinf_cli.runs.provenance import read_provenance
+from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.node.node_processes import identity
-from rlinf_core.runners import durable
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import node_probe, routes
-from rlinf_cli.bootstrap.transport import CommandOutcome
+from rlinf_cli.bootstrap.node import node_probe
+from rlinf_cli.bootstrap.transports import routes
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome
 from rlinf_core.node import attach, cluster_records, node_processes
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 

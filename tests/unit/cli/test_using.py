@@ -1,4 +1,4 @@
-"""The jobs of commands that use a policy, `rlinf_cli.using`."""
+"""The jobs of commands that use a policy, `rlinf_cli.run.policy_source`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.files import without_training_data
+from rlinf_cli.file.job_file import without_training_data
 from rlinf_core.job.load import load_job
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.arena import Arena, spill
-from rlinf_core.collective.segment import PAGE
+from rlinf_core.collective.memory.arena import Arena, spill
+from rlinf_core.collective.memory.segment import PAGE
 
 CAPACITY = 64 * PAGE
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.codec import decode, encode
-from rlinf_core.collective.message import Message
-from rlinf_core.collective.torch_payload import TensorTarget, rebuild_tensor
+from rlinf_core.collective.messages.codec import decode, encode
+from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.torch_payload import TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
 
 
@@ -28,9 +28,9 @@ def travel(obj: object, **options: Any) -> Any:
     message = Message.of(encode(obj, **options), 1 << 15)
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
-    from rlinf_core.collective.frame import FrameKind
-    from rlinf_core.collective.message import EncodedBody
-    from rlinf_core.collective.received_message import ReceivedMessage
+    from rlinf_core.collective.messages.frame import FrameKind
+    from rlinf_core.collective.messages.message import EncodedBody
+    from rlinf_core.collective.messages.received_message import ReceivedMessage
 
     return ReceivedMessage(message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(size=message.body_size)), body).load()
 

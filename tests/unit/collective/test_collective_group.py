@@ -8,7 +8,7 @@ import numpy as np
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import MismatchError
 
 HERE, THERE = WorkerAddress("here", 0), WorkerAddress("there", 0)

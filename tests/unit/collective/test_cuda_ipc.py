@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_core.collective.cuda_ipc import CudaIpcTransport
-from rlinf_core.collective.device_paths import Rendezvous
+from rlinf_core.collective.devices.cuda_ipc import CudaIpcTransport
+from rlinf_core.collective.devices.device_paths import Rendezvous
 from rlinf_core.errors import PayloadError
 
 ON_DEVICE: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), numel=lambda: 4)

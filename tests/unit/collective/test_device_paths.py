@@ -16,16 +16,16 @@ import torch
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective import device_paths
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.device_paths import DeviceTransport, PathState, Rendezvous
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.devices import device_paths
+from rlinf_core.collective.devices.device_paths import DeviceTransport, PathState, Rendezvous
+from rlinf_core.collective.devices.nccl import NcclTransport, TorchPair, rendezvous_store
 from rlinf_core.collective.endpoint import Endpoint, device_transports
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.handshake import ClusterSecret
-from rlinf_core.collective.nccl import NcclTransport, TorchPair, rendezvous_store
-from rlinf_core.collective.payload import HostPart, Part, PartKind
-from rlinf_core.collective.pinned import flat_bytes
-from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.messages.payload import HostPart, Part, PartKind
+from rlinf_core.collective.messages.pinned import flat_bytes
 from rlinf_core.errors import EnvironmentVariableError, PayloadError
 
 A, B = WorkerAddress("a", 0), WorkerAddress("b", 0)

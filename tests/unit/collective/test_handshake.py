@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective import handshake
 from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connections import handshake
+from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
-from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import AuthenticationError
 
 SECRET = ClusterSecret.generate()

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.device_paths import Rendezvous
-from rlinf_core.collective.nccl import NcclTransport, PairCommunicator, TorchPair
+from rlinf_core.collective.devices.device_paths import Rendezvous
+from rlinf_core.collective.devices.nccl import NcclTransport, PairCommunicator, TorchPair
 from rlinf_core.errors import PayloadError
 
 PATH = "0123456789abcdef"

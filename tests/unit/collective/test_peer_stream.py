@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.payload import PartKind
-from rlinf_core.collective.peer_stream import MessageSource, ReceiveQueue, SendQueue
-from rlinf_core.collective.received_message import PostedReceive, ReceivedMessage, find_mismatch
-from rlinf_core.collective.torch_payload import TensorTarget
+from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
+from rlinf_core.collective.messages.payload import PartKind
+from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage, find_mismatch
+from rlinf_core.collective.messages.torch_payload import TensorTarget
+from rlinf_core.collective.transfer.peer_stream import MessageSource, ReceiveQueue, SendQueue
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.pinned import PinnedStager, Staging
+from rlinf_core.collective.messages.pinned import PinnedStager, Staging
 
 
 class SlowStaging(Staging):

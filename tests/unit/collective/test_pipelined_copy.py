@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_core.collective.pipelined_copy import Growth
+from rlinf_core.collective.messages.pipelined_copy import Growth
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.waiting import OperationKind

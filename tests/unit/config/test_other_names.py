@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from rlinf_cli.json_schema import json_schema
+from rlinf_cli.file.json_schema import json_schema
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics

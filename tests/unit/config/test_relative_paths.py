@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.run_folder import config_text_of
+from rlinf_core.runners.storage.run_folder import config_text_of
 
 
 @pytest.fixture

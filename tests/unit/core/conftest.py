@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core import inflight_ops, waiting
+from rlinf_core import waiting
+from rlinf_core.process import inflight_ops
 from tests.clock import Clock
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core import import_path
+from rlinf_core.process import import_path
 
 TAKEN = ("random", "types", "json", "logging", "rlinf_core", "rlinf_cli")
-MANAGED = "import sys; sys.path.pop(0); from rlinf_core import import_path; import_path.manage({folder!r})\n"
+MANAGED = "import sys; sys.path.pop(0); from rlinf_core.process import import_path; import_path.manage({folder!r})\n"
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core import requirements
-from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.process import requirements
+from rlinf_core.process.requirements import install_command, missing_modules
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

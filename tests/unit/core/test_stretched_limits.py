@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.waiting import contact_seconds, stretched
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_core import tracing
 from rlinf_core.collective.work import WaitTable, Work
-from rlinf_core.tracing import SpanRecorder
+from rlinf_core.process import tracing
+from rlinf_core.process.tracing import SpanRecorder
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.timer import timer
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.runners.checkpoint import Manifest
-from rlinf_core.runners.manifest_file import ManifestFile
-from rlinf_core.runners.run_state import RunState
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.manifest_file import ManifestFile
+from rlinf_core.runners.storage.run_state import RunState
 
 PAGE = Path(__file__).parents[3] / "docs" / "run-folder.md"
 _FIELD = re.compile(r"`(\w+)`")

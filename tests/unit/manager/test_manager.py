@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlinf_cli.job_picture import views
+from rlinf_cli.render.job_workers import views
 from rlinf_core.address import WorkerAddress
 from rlinf_core.context import Session
 from rlinf_core.errors import (
@@ -19,9 +19,9 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
-from rlinf_core.manager.client import ManagerClient
-from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
-from rlinf_core.manager.process import ManagerProcess
+from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.manager.manager_messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
+from rlinf_core.manager.manager_process import ManagerProcess
 from rlinf_core.waiting import OperationKind
 
 SECRET = b"0123456789abcdef" * 2

@@ -13,11 +13,11 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
-from rlinf_core.manager.client import ManagerClient
-from rlinf_core.manager.process import ManagerProcess
+from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.manager.manager_process import ManagerProcess
 
 SECRET = b"0123456789abcdef" * 2
 SIZE = 12 << 20

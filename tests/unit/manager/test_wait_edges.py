@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_core import inflight_ops
-from rlinf_core.inflight_ops import InflightOps
 from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Process, WaitGraph
+from rlinf_core.process import inflight_ops
+from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 
@@ -114,7 +114,7 @@ def test_a_picture_says_what_an_operation_finds(kind: OperationKind, depth: int,
 def test_a_picture_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 0.0, 12.0, 100.0, 100.0, 100.0, 114.0])
     next_tick: Callable[[], float] = lambda: next(ticks)  # noqa: E731
-    monkeypatch.setattr("rlinf_core.inflight_ops.time.monotonic", next_tick)
+    monkeypatch.setattr("rlinf_core.process.inflight_ops.time.monotonic", next_tick)
     job = JobView({"action": ChannelView(producers=("rollout:1",))}, dead=frozenset({"actor:0"}))
     env = job.process("env:3", in_method((K.GET, "action")).publication())
     rollout = job.process("rollout:1", in_method((K.RECV, "actor:0")).publication())

@@ -38,7 +38,7 @@ def test_hosts_that_are_none(findings: Any, host: str) -> None:
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = FILE + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
-    monkeypatch.setattr("recipes.agent.config.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
     assert findings(servers) == []
     assert findings(servers.replace("[python3, server.py]", "python3")) == []
     found = findings(servers.replace("python3", "no-such-program"), messages=True)
@@ -47,7 +47,7 @@ def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert [each[0] for each in findings(servers.replace("command: [python3, server.py], ", ""))] == ["missing-key"]
     assert [each[0] for each in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
-    monkeypatch.setattr("recipes.agent.config.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
     assert findings(servers)[0][0] == "missing-extra"
 
 
@@ -66,11 +66,11 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
     remote = played.replace("{}", "{type: openenv}")
     assert [each[:2] for each in findings(remote)] == [("conflicting-settings", "openenv")]
     assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
-    monkeypatch.setattr("recipes.agent.config.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
     library = played.replace("{}", "{type: verifiers}")
     assert [each[:2] for each in findings(library)] == [("conflicting-settings", "verifiers")]
     assert findings(library.replace("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}")) == []
-    monkeypatch.setattr("recipes.agent.config.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
     assert [each[0] for each in findings(library.replace("verifiers", "verifiers, name: words"))] == ["missing-extra"]
     assert [each[0] for each in findings(played.replace("{}", "{type: chess}"))] == ["unknown-choice"]
     assert [each[0] for each in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == ["missing-extra"]
@@ -78,9 +78,9 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = FILE + "agent:\n  tools: [calculator, python]\n"
-    monkeypatch.setattr("recipes.agent.config.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: f"/usr/bin/{name}")
     assert findings(programs) == []
-    monkeypatch.setattr("recipes.agent.config.shutil.which", lambda name: None)
+    monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: None)
     found = findings(programs, messages=True)
     assert [(each[0], each[1], each[3]) for each in found] == [
         ("missing-extra", "python", "run `apt install bubblewrap`")

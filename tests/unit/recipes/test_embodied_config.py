@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.batch_sizes import batch_sizes
 from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
@@ -187,8 +187,8 @@ class TestKinds:
     def test_your_own(self, findings: Any) -> None:
         assert (
             findings(
-                LAPTOP
-                + "env:\n  train:\n    env_type: recipes.embodied.envs.franka_kin:FrankaKinEnv\n    task: anything\n"
+                LAPTOP + "env:\n  train:\n    task: anything\n"
+                "    env_type: recipes.embodied.envs.franka.franka_kin:FrankaKinEnv\n"
             )
             == []
         )
@@ -278,7 +278,7 @@ NO_FOLDER = ("unusable-path", "/models/vla")
 
 
 def test_a_model_of_your_own_is_told_where_weights_are(findings: Any) -> None:
-    own = "recipes.embodied.models.mlp_policy:MlpPolicy"
+    own = "recipes.embodied.models.small.mlp_policy:MlpPolicy"
     model = f"actor: {{model: {{model_type: '{own}', model_path: /models/vla, is_lora: true, lora_rank: 8}}}}\n"
     assert findings(LAPTOP + model) == [NO_FOLDER]
 

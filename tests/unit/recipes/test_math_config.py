@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.model_rules import require_model
+from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import ConfigError
@@ -242,9 +242,9 @@ def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined:
 def test_packages_that_this_python_lacks(
     findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str, code: str
 ) -> None:
-    for rules in ("data_rules", "model_rules"):
+    for rules in ("problem_rules", "model_rules"):
         monkeypatch.setattr(
-            f"recipes.language.{rules}.missing_modules", lambda names: [name for name in names if name == module]
+            f"recipes.language.rules.{rules}.missing_modules", lambda names: [name for name in names if name == module]
         )
 
     found = findings(LAPTOP + sections, messages=True)

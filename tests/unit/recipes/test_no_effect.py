@@ -13,8 +13,8 @@ from pydantic import BaseModel
 import recipes
 import rlinf_cli
 import rlinf_core
-from recipes.embodied.env_types import ENV_TYPES
-from recipes.embodied.envs.simulated_env import SimulatedEnv
+from recipes.embodied.config.env_types import ENV_TYPES
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity

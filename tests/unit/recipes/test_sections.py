@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
+from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
 from recipes.math.config import MathConfig
 from recipes.sections.actor import ActorConfig, OptimConfig
 from recipes.sections.checks import near_divisors, near_multiples

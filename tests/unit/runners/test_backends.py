@@ -15,8 +15,8 @@ import pytest
 from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners import backends
-from rlinf_core.runners.backends import BackendSettings, MetricsBackend, open_backends
+from rlinf_core.runners import metric_backends
+from rlinf_core.runners.metric_backends import BackendSettings, MetricsBackend, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 
 TRACKERS = ("wandb", "swanlab", "trackio")
@@ -198,4 +198,4 @@ def test_validate_knows_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_backend_has_its_package_and_class() -> None:
-    assert set(LOGGER_MODULES) == set(backends._BACKENDS)
+    assert set(LOGGER_MODULES) == set(metric_backends._BACKENDS)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.runners.checkpoint import Checkpoint, CheckpointStore, Manifest, load_manifest, open_checkpoint
+from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, Manifest, load_manifest, open_checkpoint
 
 
 class Killed(BaseException):

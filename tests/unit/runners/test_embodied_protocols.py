@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from rlinf_core.runners import embodied_protocols as protocols
+from recipes.embodied.loop import protocols as protocols
 from rlinf_core.worker.handle import WorkerGroupHandle
 
 

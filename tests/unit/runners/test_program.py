@@ -15,12 +15,12 @@ from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.checkpoint import Manifest
 from rlinf_core.runners.events import Event, RunFinished, RunRestarted, Waiting
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.program import death, run_job, with_recovery
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_program import death, run_job, with_recovery
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
 BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0: WorkerDiedError("env:1")}, 2)
@@ -136,7 +136,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
         assert cluster.config is config.cluster
         return SimpleNamespace(init_workers=init_workers, run=run)
 
-    monkeypatch.setattr(runners.program, "Cluster", Machines)
+    monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
     config: Any = job.config
     run_job(job, RunFolder.create(config.runner, "embodied"), told.append, launch)

@@ -16,7 +16,7 @@ from rlinf_core.runners import events, record
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
 

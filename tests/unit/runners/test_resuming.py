@@ -11,9 +11,9 @@ import pytest
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import CheckpointError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.checkpoint import Manifest
-from rlinf_core.runners.resuming import FREE_KEYS, config_id, differences, values_of
-from rlinf_core.runners.run_folder import RunFolder, config_text_of
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.resuming import FREE_KEYS, config_id, differences, values_of
+from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 
 # Two runs of one folder, as sweeps, seeds, sizes and recipes make them, a third one, and the key by which they differ.
 PAIRS: dict[str, tuple[str, str, str, str]] = {

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.runs import outcome
+from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners import durable, events, run_folder
-from rlinf_core.runners.checkpoint import Manifest, config_hash
+from rlinf_core.runners import events
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage import durable, run_folder
+from rlinf_core.runners.storage.checkpoint import Manifest, config_hash
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:

@@ -13,8 +13,8 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 class Counting(Runner):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_core import tracing
 from rlinf_core.errors import RunError, WorkerDiedError
+from rlinf_core.process import tracing
+from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners import events
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.tracing import Taken, TraceSpan
 
 
 class Group:

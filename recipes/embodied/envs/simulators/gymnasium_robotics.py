@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recipes.embodied.envs.keys import image_key
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import image_key
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import GymnasiumRoboticsOptions
 from recipes.embodied.envs.simulators.packages import imported
-from recipes.embodied.envs.types import EnvSpec
 from rlinf_core import ConfigError
 
 
@@ -29,7 +29,7 @@ class GymnasiumRoboticsSimulation(Simulation):
     def __init__(self, task: str, options: GymnasiumRoboticsOptions) -> None:
         package = imported("gymnasium_robotics", "gymnasium_robotics")
         gymnasium = imported("gymnasium", "gymnasium_robotics")
-        from recipes.embodied.envs.gymnasium_env import GymnasiumSimulation
+        from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumSimulation
 
         gymnasium.register_envs(package)
         if "wrist" in options.cameras:

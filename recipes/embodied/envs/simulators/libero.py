@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import LiberoOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.simulators.robosuite import upright
-from recipes.embodied.envs.types import EnvSpec
 from rlinf_core import ConfigError
 
 # The limits that evaluations of vision-language-action models use, by suite: a little over the longest demonstration.

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
-from recipes.embodied.envs.keys import STATES, image_key
-from recipes.embodied.envs.simulation import checked_options
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.envs.processes.simulator import checked_options
 from recipes.embodied.envs.simulators.options import ManiskillOptions
 from recipes.embodied.envs.simulators.packages import imported
-from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
 from rlinf_core import ConfigError
 
 _DEFAULT_TASK = "PickCube-v1"

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import MetaworldOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
-from recipes.embodied.envs.types import EnvSpec
 from rlinf_core import ConfigError
 
 _SETS = ("MT10", "MT25", "MT50", "ML10", "ML25", "ML45")

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from recipes.embodied.env_types import how_to_install
+from recipes.embodied.config.env_types import how_to_install
 from rlinf_core import ConfigError
 
 

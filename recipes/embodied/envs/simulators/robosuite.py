@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.keys import STATES, image_key
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import RobosuiteOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
-from recipes.embodied.envs.types import EnvSpec
 
 _STEPS = 200
 _WRIST = "robot0_eye_in_hand"

@@ -20,7 +20,7 @@ def start_arm() -> Iterator[StartArm]:
     started: list[subprocess.Popen[str]] = []
 
     def start(host: str = "127.0.0.1", speed: float = 1.0, port: int = 0) -> tuple[Franka, subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--host", host]
+        command = [sys.executable, "-m", "recipes.embodied.robots.controller.simulated_controller", "--host", host]
         words: Any = [*command, "--port", str(port), "--speed", str(speed)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)

@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.interventions.types import InterventionError, InterventionSource, Steerable, Takeover
+from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Steerable, Takeover
 from recipes.embodied.replay.segments import SegmentWriter
 from rlinf_core.errors import RLinfError
 from rlinf_core.hardware.robots.franka import Franka

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.replay.segments import Record, read_segments
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
 from tests.integration.recipes.robots.standing import check_stop
 from tests.waiting import until

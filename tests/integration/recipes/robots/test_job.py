@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 
 JOB = """
 recipe: embodied
@@ -40,7 +40,7 @@ TRAIN = """
 from recipes.embodied.program import program
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import RunFinished, RunRestarted, StepFinished
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def tell(event):

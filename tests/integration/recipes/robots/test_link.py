@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.envs import franka_robot
-from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_robot import FrankaRobotEnv
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.real import franka_robot
+from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.robots.client import FrankaClient, holder_name
-from recipes.embodied.robots.errors import (
+from recipes.embodied.robots.controller_client import FrankaClient, holder_name
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLeaseError,
     RobotLinkLostError,
@@ -30,8 +32,6 @@ from recipes.embodied.robots.errors import (
     RobotStoppedError,
     RobotUnreachableError,
 )
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
-from recipes.embodied.robots.replies import ArmState
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
@@ -43,7 +43,7 @@ SOON = 30.0  # seconds within which something must have happened
 # Holds the arm, and begins a long way.
 HOLDER = """
 import sys
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
 
 client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])), heartbeat=2.0)
@@ -289,7 +289,7 @@ def test_too_fast_is_refused(start_arm: Any, clients: Any) -> None:
     ],
 )
 def test_a_controller_that_cannot_start_says_why(arguments: list[str], status: int, said: str) -> None:
-    words = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", *arguments]
+    words = [sys.executable, "-m", "recipes.embodied.robots.controller.simulated_controller", *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status
     assert said in done.stderr

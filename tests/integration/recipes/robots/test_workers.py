@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.envs.franka_robot import FrankaRobotEnv
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import agent, node_holdings, node_inspect, node_probe
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.routes import LocalTransport
+from rlinf_cli.bootstrap.node import node_holdings, node_inspect, node_probe
+from rlinf_cli.bootstrap.transports import agent
+from rlinf_cli.bootstrap.transports.routes import LocalTransport
 from rlinf_core.node import node_facts
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -170,7 +171,7 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
 def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
     ask: Callable[..., agent.AgentReply], tmp_path: Path
 ) -> None:
-    from rlinf_cli.bootstrap import sync
+    from rlinf_cli.bootstrap.transports import sync
 
     code = tmp_path / "code"
     (code / "own" / "__pycache__").mkdir(parents=True)
@@ -210,7 +211,7 @@ def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tm
 
 
 def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
-    from rlinf_cli.bootstrap import sync
+    from rlinf_cli.bootstrap.transports import sync
     from rlinf_core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="is not a folder"):

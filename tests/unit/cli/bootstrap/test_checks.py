@@ -285,7 +285,7 @@ def test_a_recipe_of_rlinf_is_part_of_its_code(see: See) -> None:
 def test_a_recipe_is_found_with_a_digest_of_its_package() -> None:
     import os
 
-    from rlinf_cli.bootstrap.node_inspect import recipe_of
+    from rlinf_cli.bootstrap.node.node_inspect import recipe_of
 
     first, again, none = (recipe_of(name, dict(os.environ)) for name in ("embodied", "embodied", "nobody-has-it"))
     assert first == again

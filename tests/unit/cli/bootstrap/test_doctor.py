@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import doctor
+from rlinf_cli.bootstrap import preflight
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
-from rlinf_cli.render.doctor import doctor_record, doctor_text
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.render.doctor_findings import doctor_record, doctor_text
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
 
@@ -107,17 +107,17 @@ def machines() -> Machines:
 
 
 @pytest.fixture
-def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.DoctorReport]:
-    def run(text: str = FILE, **changes: Any) -> doctor.DoctorReport:
+def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., preflight.DoctorReport]:
+    def run(text: str = FILE, **changes: Any) -> preflight.DoctorReport:
         cluster = load_job("-", stdin=text.encode()).cluster
         assert cluster is not None
-        request = doctor.DoctorRequest(cluster, make_nodes(text=text), "id", "c0de", **changes)
-        return asyncio.run(doctor.examine(request, machines, lambda _: None))
+        request = preflight.DoctorRequest(cluster, make_nodes(text=text), "id", "c0de", **changes)
+        return asyncio.run(preflight.examine(request, machines, lambda _: None))
 
     return run
 
 
-Examine = Callable[..., doctor.DoctorReport]
+Examine = Callable[..., preflight.DoctorReport]
 
 
 def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machines) -> None:

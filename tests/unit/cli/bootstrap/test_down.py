@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap.down import DownReport, running_jobs, take_down
 from rlinf_cli.bootstrap.inventory import NodeTarget, recorded_targets
 from rlinf_cli.bootstrap.phases import Event, Phase
-from rlinf_cli.bootstrap.transport import CommandOutcome
-from rlinf_cli.bootstrap.up import UpRequest, bring_up
+from rlinf_cli.bootstrap.startup import UpRequest, bring_up
+from rlinf_cli.bootstrap.teardown import DownReport, running_jobs, take_down
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome
 from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 

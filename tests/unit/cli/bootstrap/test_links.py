@@ -16,8 +16,8 @@ from rlinf_cli.bootstrap import links
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Seen
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.links import Measured, NodeLink
-from rlinf_cli.bootstrap.node_links import measure
-from rlinf_cli.bootstrap.routes import LocalTransport
+from rlinf_cli.bootstrap.node.node_links import measure
+from rlinf_cli.bootstrap.transports.routes import LocalTransport
 from rlinf_core import env_vars
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]

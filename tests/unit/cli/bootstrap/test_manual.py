@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.bootstrap import manual, state
+from rlinf_cli.bootstrap import cluster_identity, manual
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.manual import ThisNode
 from rlinf_core.errors import ConfigError, RLinfError
@@ -51,7 +51,7 @@ def test_nodes_that_start_themselves_are_reached_without_ssh(make_nodes: Nodes) 
 def test_the_token_is_the_heads(tmp_path: Path) -> None:
     assert manual.shared_token("c", None, None, 1.0) is None
     assert manual.shared_token("c", None, ThisNode(0, None), 1.0) is None
-    token = state.token_of("c")
+    token = cluster_identity.token_of("c")
     assert manual.shared_token("c", None, ThisNode(1, "h"), 1.0) == token
     other = tmp_path / "token"
     other.write_text("t" * 64)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import node_holdings, node_members
+from rlinf_cli.bootstrap.node import node_holdings, node_members
 from rlinf_core.node import node_facts
 from tests.waiting import until
 

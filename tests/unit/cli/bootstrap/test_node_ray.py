@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import node_ray
+from rlinf_cli.bootstrap.node import node_ray
 from rlinf_core.node import node_facts, node_processes
 
 GIVES_UP = "sys.exit('Exception: The current node timed out during startup. This could happen because of anything.')"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rlinf_cli.bootstrap import manual, state
-from rlinf_cli.bootstrap.down import take_down
+from rlinf_cli.bootstrap import cluster_identity, manual
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.up import UpReport, UpRequest, bring_up
+from rlinf_cli.bootstrap.startup import UpReport, UpRequest, bring_up
+from rlinf_cli.bootstrap.teardown import take_down
 from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
@@ -25,7 +25,7 @@ def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> N
 
     assert up(0).ok
     # As while `up` or `down` of the head is at work on another machine, whose locks reach as far as the home.
-    with state.locked("c"):
+    with cluster_identity.locked("c"):
         assert up(1).ok
         assert up(2).ok
         before = cluster_records.load("c")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.bootstrap import agent
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.ssh import SshTransport, classify, remedy
-from rlinf_cli.bootstrap.transport import CommandOutcome, Result
+from rlinf_cli.bootstrap.transports import agent
+from rlinf_cli.bootstrap.transports.ssh import SshTransport, classify, remedy
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.bootstrap import state
+from rlinf_cli.bootstrap import cluster_identity
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.node.cluster_records import token_file
 
 
 def test_a_token_that_others_could_read_is_not_used() -> None:
-    state.token_of("a")
+    cluster_identity.token_of("a")
     token_file("a").chmod(0o644)
     with pytest.raises(RLinfError, match="readable by others"):
-        state.token_of("a")
+        cluster_identity.token_of("a")
 
 
 def test_a_token_is_made_once() -> None:
-    first = state.token_of("a")
-    assert state.token_of("a") == first
-    assert state.token_of("a", fresh=True) != first
+    first = cluster_identity.token_of("a")
+    assert cluster_identity.token_of("a") == first
+    assert cluster_identity.token_of("a", fresh=True) != first
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,21 @@ def test_a_token_is_made_once() -> None:
     [("conf/hetero18.yaml", "hetero18"), ("-", "default"), ("a b;$(c).yaml", "a-b-c"), ("hetero18", "hetero18")],
 )
 def test_a_cluster_is_named_like_its_file(file: str, name: str) -> None:
-    assert state.cluster_name(file) == name
+    assert cluster_identity.cluster_name(file) == name
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", "a b", "x" * 65])
 def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
     with pytest.raises(ConfigError):
-        state.cluster_name("a.yaml", name)
+        cluster_identity.cluster_name("a.yaml", name)
 
 
 def test_the_lock_is_free_again_afterwards() -> None:
-    with state.locked("a"):
+    with cluster_identity.locked("a"):
         pass
-    with state.locked("a"), pytest.raises(RLinfError, match="is at work on cluster `a`"), state.locked("a"):
+    with (
+        cluster_identity.locked("a"),
+        pytest.raises(RLinfError, match="is at work on cluster `a`"),
+        cluster_identity.locked("a"),
+    ):
         pass

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import status
+from rlinf_cli.bootstrap import cluster_state
+from rlinf_cli.bootstrap.cluster_state import NodeStatus, State
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.status import NodeStatus, State
-from rlinf_cli.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
-from rlinf_cli.render.status import status_record, status_text
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.render.cluster_status import status_record, status_text
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
@@ -71,14 +71,14 @@ def machines() -> Nodes:
 
 
 @pytest.fixture
-def ask(machines: Nodes) -> Callable[[ClusterRecord], status.StatusReport]:
-    return lambda cluster: asyncio.run(status.ask_all(cluster, machines, lambda _: None))
+def ask(machines: Nodes) -> Callable[[ClusterRecord], cluster_state.StatusReport]:
+    return lambda cluster: asyncio.run(cluster_state.ask_all(cluster, machines, lambda _: None))
 
 
-Ask = Callable[[ClusterRecord], status.StatusReport]
+Ask = Callable[[ClusterRecord], cluster_state.StatusReport]
 
 
-def states(report: status.StatusReport) -> list[State]:
+def states(report: cluster_state.StatusReport) -> list[State]:
     return [node.state for node in report.nodes]
 
 
@@ -147,7 +147,7 @@ def test_nodes_that_were_started_by_themselves_are_known_by_the_head(
 
 def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
     node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
-    report = status.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
+    report = cluster_state.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
     assert report.all_up
     assert status_text(report).startswith("a cluster that `rlinf up` did not bring up: 1 node, head 10.0.0.1:6379\n")
     data = status_record(report)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import state
+from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
-from rlinf_cli.bootstrap.transport import CommandOutcome
-from rlinf_cli.bootstrap.up import UpReport, UpRequest, bring_up
+from rlinf_cli.bootstrap.startup import UpReport, UpRequest, bring_up
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome
 from rlinf_core.errors import RLinfError
 from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
@@ -267,7 +267,10 @@ def test_one_node_by_itself_joins_what_it_is_told(site: Site) -> None:
 
 
 def test_a_second_up_at_the_same_time_is_refused(site: Site) -> None:
-    with state.locked("c"), pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is at work") as caught:
+    with (
+        cluster_identity.locked("c"),
+        pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is at work") as caught,
+    ):
         site.up()
     assert "pid" in str(caught.value.why)
     assert site.fake.log == []

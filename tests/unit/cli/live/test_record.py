@@ -11,7 +11,7 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.record import StateWriter
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 class Disk:

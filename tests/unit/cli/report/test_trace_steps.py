@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
-from rlinf_core import tracing
+from rlinf_core.process import tracing
+from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.tracing import Taken, TraceSpan
 
 NOW = 1_773_482_000.0
 

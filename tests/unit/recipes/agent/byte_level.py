@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from recipes.language.models import built_model
+from recipes.language.models.load_model import built_model
 from recipes.training.huggingface import load_tokenizer
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 import torch
 
 from recipes.agent.config import AgentConfig
-from recipes.agent.messages import DrawnTurn, DrawRequest
-from recipes.agent.rollout_worker import AgentRolloutWorker
-from recipes.agent.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
+from recipes.agent.workers.rollout_worker import AgentRolloutWorker
 from recipes.language.engines.registry import make_engine
-from recipes.language.models import make_tokenizer, stop_token_ids
-from recipes.language.warm_start import initial_policy
+from recipes.language.learning.warm_start import initial_policy
+from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.agent.conversation import Conversation, ConversationError, no_turn
+from recipes.agent.conversation.conversation import Conversation, ConversationError, no_turn
 
 TOKENS = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 # Runs of tokens, each drawn by the model or told to it.

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
-from recipes.agent.llm import LanguageModel
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script, tokens
 
 

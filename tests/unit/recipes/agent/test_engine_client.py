@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from recipes.agent.engine_client import EngineClient
-from recipes.agent.messages import DrawnTurn, DrawRequest, agent_key, engine_key
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
+from recipes.agent.workers.engine_client import EngineClient
 from rlinf_core import Channel, ChannelClosed
 
 

@@ -16,11 +16,11 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.agent.llm import Chat, DrawSettings, LanguageModel, LimitReached
-from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest
-from recipes.language.batch import RolloutBatch
-from recipes.language.packing import pack
-from recipes.language.sequences import Sequence as Answer
+from recipes.agent.conversation.chat_model import Chat, DrawSettings, LanguageModel, LimitReached
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.models.packing import pack
 from tests.unit.recipes.agent.byte_level import write_byte_level, write_with_tokenizer_of
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 

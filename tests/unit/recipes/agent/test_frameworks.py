@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
-from recipes.agent.llm import LanguageModel
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script, tokens
 
 PYTHON = os.environ.get("RLINF_FRAMEWORKS_PYTHON", "")

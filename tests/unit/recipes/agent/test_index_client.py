@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from recipes.agent.index_client import IndexSearch
 from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.workers.index_client import IndexSearch
 from rlinf_core import WorkerDiedError, WorkerGroupError
 
 

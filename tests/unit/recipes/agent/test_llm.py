@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from recipes.agent.agents import AgentOutcome, AgentTask, tool_agent
-from recipes.agent.conversation import ConversationError
-from recipes.agent.llm import DrawSettings, LanguageModel, LimitReached
-from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
+from recipes.agent.conversation.conversation import ConversationError
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.answer_group import TurnRecord
+from recipes.language.answers.answer_group import TurnRecord
 
 SETTINGS = DrawSettings(sample=2, seed=5, temperature=1.0, max_turns=4, max_tokens=40, max_new_tokens=10)
 

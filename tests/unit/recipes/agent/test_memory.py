@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from recipes.agent import memory as agent_memory
-from recipes.language import memory
-from recipes.training.memory import ProcessForecast
+from recipes.agent.memory import agent_forecast as agent_memory
+from recipes.language.memory import job_forecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
 
 SMALL = ("actor.model.hidden_dim=64", "actor.warm_start.steps=0", "data.rollout_batch_size=4")
@@ -19,7 +19,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(config: Any, component: str, module: str, program: str = "") -> dict[str, int]:
         return {"start": 90, "init": 95, "work": 100}
 
-    for module in (memory, agent_memory):
+    for module in (job_forecast, agent_memory):
         monkeypatch.setattr(module, "empty_process", empty)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.llm import DrawSettings, LanguageModel, LimitReached
-from recipes.agent.messages import ChatMessage, DrawnTurn, DrawRequest
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
 from recipes.language.loop.prompts import NewWeights
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 from tests.unit.recipes.language.orders import Script

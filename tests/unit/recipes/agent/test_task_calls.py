@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.agent.protocols import AgentGroup
-from recipes.agent.task_calls import TaskCalls
+from recipes.agent.loop.protocols import AgentGroup
+from recipes.agent.loop.task_calls import TaskCalls
 from recipes.language.loop.prompts import Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError
 

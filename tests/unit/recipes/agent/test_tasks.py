@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.demonstrations import conversations
-from recipes.agent.make_tools import make_tools
-from recipes.agent.tasks import calculations, lookup_corpus, lookups
+from recipes.agent.tasks.make_tools import make_tools
+from recipes.agent.tasks.tasks import calculations, lookup_corpus, lookups
+from recipes.agent.tasks.warm_start_examples import conversations
 from recipes.agent.tools.search import Search
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.models import make_tokenizer
+from recipes.language.models.load_model import make_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.local import agent_config
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.messages import ChatMessage
-from recipes.agent.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.byte_level import END, write_byte_level

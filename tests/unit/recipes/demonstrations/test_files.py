@@ -1,4 +1,4 @@
-"""Files of data sets by their outer form, `recipes.demonstrations.files`."""
+"""Files of data sets by their outer form, `recipes.demonstrations.set_files`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.files import check_files, check_hdf5
-from recipes.demonstrations.info import Feature, read_info
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.set_files import check_files, check_hdf5
+from recipes.demonstrations.set_info import Feature, read_info
 from recipes.demonstrations.writer import DatasetWriter
 
 FEATURES = {

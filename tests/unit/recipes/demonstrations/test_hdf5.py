@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.load import load_demonstrations
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.load_set import load_demonstrations
 
 h5py = pytest.importorskip("h5py")
 

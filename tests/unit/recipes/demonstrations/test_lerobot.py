@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import joined
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.info import Feature, read_info
 from recipes.demonstrations.lerobot import read_lerobot, read_statistics
-from recipes.demonstrations.load import load_demonstrations
+from recipes.demonstrations.load_set import load_demonstrations
+from recipes.demonstrations.set_info import Feature, read_info
 from recipes.demonstrations.writer import DatasetWriter
 
 LENGTHS = (5, 3, 7)

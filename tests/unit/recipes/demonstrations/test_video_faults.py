@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations import video_faults
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.info import DatasetInfo, Feature
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.pictures import write_video
+from recipes.demonstrations.set_info import DatasetInfo, Feature
 from recipes.demonstrations.video_faults import check_videos
 
 av: Any = pytest.importorskip("av")

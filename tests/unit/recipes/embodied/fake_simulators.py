@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from rlinf_core import ConfigError
 
 HERE = __name__

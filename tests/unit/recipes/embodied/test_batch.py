@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.embodied.batch import Samples, samples_of
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.levels import unfold_chunks
-from recipes.embodied.trajectory import RolloutChunks
+from recipes.embodied.learning.batch import Samples, samples_of
+from recipes.embodied.learning.reductions import unfold_chunks
+from recipes.embodied.learning.trajectory import RolloutChunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
 
 STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5

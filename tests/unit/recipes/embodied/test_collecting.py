@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.info import Feature
-from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
+from recipes.demonstrations.set_info import Feature
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings, EnvSpec
-from recipes.embodied.interventions.types import InterventionSource, Takeover
-from recipes.embodied.recording import columns_of, features_of
+from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
+from recipes.embodied.interventions.intervention import InterventionSource, Takeover
+from recipes.embodied.using.recording import columns_of, features_of
 
 
 def collect(keep: Keep, chunk: int = 1, **settings: Any) -> list[CollectedEpisode]:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.embodied.compiling import compile_training, missing_compiler
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.models.base import BasePolicy, Inputs
+from recipes.embodied.learning.compiling import compile_training, missing_compiler
+from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from rlinf_core import ConfigError
 
@@ -60,7 +60,7 @@ def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_needs_triton_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("recipes.embodied.compiling.find_spec", lambda name: None)
+    monkeypatch.setattr("recipes.embodied.learning.compiling.find_spec", lambda name: None)
     assert missing_compiler(HOST) is None
     missing = missing_compiler(torch.device("cuda"))
     assert missing is not None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import BatchRenorm, Critics, EnsembleLinear, Norm
 
 SPEC = EnvSpec(state_size=5, action_size=2)

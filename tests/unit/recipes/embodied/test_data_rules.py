@@ -1,4 +1,4 @@
-"""Rules of `data`, `recipes.embodied.data_rules`: what `rlinf validate` tells of demonstrations."""
+"""Rules of `data`, `recipes.embodied.rules.data_rules`: what `rlinf validate` tells of demonstrations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.info import Feature
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic

@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.embodied.env_types import ENV_TYPES, is_robot
+from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import EnvContractError, check_env
-from recipes.embodied.envs.keys import image_key
-from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import (
+from recipes.embodied.envs.env_spec import (
     EnvSettings,
     EnvSpec,
     FloatArray,
@@ -25,6 +21,10 @@ from recipes.embodied.envs.types import (
     Observation,
     Transition,
 )
+from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.observation_keys import image_key
+from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.embodied.envs.starts import Starts
 
 OURS = [(name, task) for name, known in ENV_TYPES.items() if not is_robot(name) for task in known.tasks]
 OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]

@@ -7,19 +7,19 @@ import sys
 
 import pytest
 
-from recipes.embodied.env_types import ENV_TYPES, how_to_install
-from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_robot import SPEC
+from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
-from rlinf_core.requirements import install_command
+from rlinf_core.process.requirements import install_command
 
 SETTINGS = EnvSettings(num_envs=2)
 
 
 def test_ours_and_a_users_own() -> None:
-    for name in ("franka_kin", "recipes.embodied.envs.franka_kin:FrankaKinEnv"):
+    for name in ("franka_kin", "recipes.embodied.envs.franka.franka_kin:FrankaKinEnv"):
         assert isinstance(make_env(name, SETTINGS), FrankaKinEnv)
 
 
@@ -48,7 +48,7 @@ def test_unknown_names_are_refused() -> None:
 
 def test_an_env_worker_needs_no_torch() -> None:
     """The interpreter of a simulator has none."""
-    code = "import sys; sys.modules['torch'] = None; import recipes.embodied.env_worker"
+    code = "import sys; sys.modules['torch'] = None; import recipes.embodied.workers.env_worker"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 

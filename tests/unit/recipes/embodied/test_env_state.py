@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recipes.embodied.envs.state import observation_digest, pack, unpack
+from recipes.embodied.envs.env_state import observation_digest, pack, unpack
 
 
 def test_rows_come_back_by_the_numbers_of_their_environments() -> None:

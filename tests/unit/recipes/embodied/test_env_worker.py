@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_worker import StagedEnvironments
-from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import Observation
+from recipes.embodied.envs.env_spec import Observation
+from recipes.embodied.envs.env_state import State
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.workers.env_worker import StagedEnvironments
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.embodied_protocols import Layout
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
 # Four environments: the task of the first ends with its second step, the other episodes are cut off after three.

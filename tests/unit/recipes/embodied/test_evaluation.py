@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.collecting import CollectedEpisode
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.evaluation import digest, figures, shared_starts, summary, weights_of
+from recipes.embodied.episodes.collector import CollectedEpisode
+from recipes.embodied.using.evaluation import digest, figures, shared_starts, summary, weights_of
 from recipes.training.statistics import wilson_interval
 from rlinf_core import ConfigError
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import read_video
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.filming import EpisodeFilm, Footage
-from recipes.embodied.videos import MOST_KINDS, few_of_each, tiled, write_videos
+from recipes.embodied.loop.frames import EpisodeFilm, Footage
+from recipes.embodied.loop.videos import MOST_KINDS, few_of_each, tiled, write_videos
 
 
 def filmed(kind: str, steps: int, chunk: int = 1, most: int = 9, budget: int = 2**28, **settings: Any) -> list[Footage]:

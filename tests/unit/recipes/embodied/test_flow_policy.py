@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.models.base import BasePolicy
-from recipes.embodied.models.flow_matching import FlowSde
-from recipes.embodied.models.folder import save_policy
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.flow.flow_matching import FlowSde
+from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
 

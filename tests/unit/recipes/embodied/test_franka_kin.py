@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.envs import franka_kin
-from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.types import EnvSettings, StepResult
+from recipes.embodied.envs.env_spec import EnvSettings, StepResult
+from recipes.embodied.envs.franka import franka_kin
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.robots import franka_arm
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, SPEED
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose

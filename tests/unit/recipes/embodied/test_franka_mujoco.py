@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.experts import move_toward
-from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.franka.experts import move_toward
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.robots.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from rlinf_core.errors import ConfigError
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")
 
-from recipes.embodied.envs.franka_mjcf import BLOCK_HALF, PUCK_HALF_HEIGHT, Body, mjcf  # noqa: E402 - after mujoco
-from recipes.embodied.envs.franka_mujoco import FrankaMujocoEnv  # noqa: E402
-from recipes.embodied.envs.franka_tasks import LOW_HOME, PushTask  # noqa: E402
+from recipes.embodied.envs.franka.franka_mjcf import BLOCK_HALF, PUCK_HALF_HEIGHT, Body, mjcf  # noqa: E402 - after mujoco
+from recipes.embodied.envs.franka.franka_mujoco import FrankaMujocoEnv  # noqa: E402
+from recipes.embodied.envs.franka.franka_tasks import LOW_HOME, PushTask  # noqa: E402
 
 
 def make(num_envs: int = 2, **settings: Any) -> FrankaMujocoEnv:

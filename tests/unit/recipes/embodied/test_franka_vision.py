@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.contract import check_env
-from recipes.embodied.envs.franka_vision import COLORS, POINT_HEIGHT, SEEN_HIGH, SEEN_LOW, FrankaVisionEnv
-from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.franka.franka_vision import COLORS, POINT_HEIGHT, SEEN_HIGH, SEEN_LOW, FrankaVisionEnv
 from recipes.embodied.robots.franka_arm import distance
 from rlinf_core.errors import ConfigError
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.contract import random_actions
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.env_state import pack, unpack
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.state import pack, unpack
-from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")

@@ -11,15 +11,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.info import Feature
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.data_config import DemonstrationsConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.imitation import ImitationData, shifted
-from recipes.embodied.models.folder import load_normalization
+from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.imitation import ImitationData, shifted
 from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import load_normalization
 from recipes.embodied.models.registry import make_model
 
 LENGTHS = (4, 3)

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied import interpreters
-from recipes.embodied.env_versions import DISTRIBUTIONS, versions_of
-from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
-from recipes.embodied.simulator_probe import look
-from recipes.embodied.simulators_at_once import ProbeRequest
+from recipes.embodied.envs.simulators.package_versions import DISTRIBUTIONS, versions_of
+from recipes.embodied.interpreters import locked_venvs
+from recipes.embodied.interpreters.locked_venvs import (
+    LOCKS,
+    Made,
+    SetupError,
+    lines_of,
+    own_requirement,
+    setup,
+    simulators,
+)
+from recipes.embodied.interpreters.simulator_probe import look
+from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.recipe import find_recipe
 
@@ -34,8 +42,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             (Path(command[-1]) / "bin").mkdir(parents=True)
             (Path(command[-1]) / "bin/python").touch()
 
-    monkeypatch.setattr(interpreters, "_run", note)
-    monkeypatch.setattr(interpreters, "probe", lambda *_: FRAME)
+    monkeypatch.setattr(locked_venvs, "_run", note)
+    monkeypatch.setattr(locked_venvs, "probe", lambda *_: FRAME)
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     return run
@@ -107,7 +115,7 @@ def test_the_first_renderer_that_works_is_taken(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by(works: tuple[str, ...]) -> None:
-        monkeypatch.setattr(interpreters, "probe", lambda *given: FRAME if given[2]["MUJOCO_GL"] in works else DARK)
+        monkeypatch.setattr(locked_venvs, "probe", lambda *given: FRAME if given[2]["MUJOCO_GL"] in works else DARK)
 
     by(("osmesa",))
     assert setup("metaworld", tmp_path / "mw", print).renderer == "osmesa"
@@ -116,16 +124,16 @@ def test_the_first_renderer_that_works_is_taken(
     assert made.renderer is None
     assert "MUJOCO_GL" not in lines_of(made)
     fault = {"fault": {"message": "no mesh", "why": "the assets are missing", "help": "install them"}}
-    monkeypatch.setattr(interpreters, "probe", lambda *_: fault)
+    monkeypatch.setattr(locked_venvs, "probe", lambda *_: fault)
     with pytest.raises(SetupError, match="no mesh") as caught:
         setup("metaworld", tmp_path / "mw", print)
     assert caught.value.why == "the assets are missing"
 
 
 def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:
-    found = interpreters.probe("metaworld", tmp_path / "no/python", {})
+    found = locked_venvs.probe("metaworld", tmp_path / "no/python", {})
     assert found["fault"]["why"] == "No such file or directory"
-    found = interpreters.probe("metaworld", Path("/bin/false"), {})
+    found = locked_venvs.probe("metaworld", Path("/bin/false"), {})
     assert found["fault"]["why"] == "exit code 1"
 
 
@@ -156,7 +164,7 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
 
     assert tried("{train: {env_type: franka_kin}}") == []
     (states,) = tried("{train: {env_type: metaworld}}")
-    assert states[:3] == ("env", "simulator", "recipes.embodied.simulator_probe")
+    assert states[:3] == ("env", "simulator", "recipes.embodied.interpreters.simulator_probe")
     assert states.each_process
     kind, request = states.arguments
     assert (kind, json.loads(request)["frame"]) == ("metaworld", False)

@@ -49,7 +49,7 @@ def test_what_cannot_be_is_told(overrides: tuple[str, ...], code: str, said: str
 
 
 def test_a_package_that_is_missing_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.embodied.intervention_rules.missing_modules", list)
+    monkeypatch.setattr("recipes.embodied.rules.intervention_rules.missing_modules", list)
     ((code, message),) = told(*SAC, "env.train.intervention.source=spacemouse")
     assert code == "missing-extra"
     assert "`hidapi`" in message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.embodied.layout import actors_of, trajectory_key
+from recipes.embodied.loop.worker_layout import actors_of, trajectory_key
 
 
 def test_rollouts_on_their_way_have_keys_of_their_own() -> None:

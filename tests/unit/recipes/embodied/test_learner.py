@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.learner import Learner
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.batch import Samples
+from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.training.finite import NonFiniteError
 from recipes.training.optimizer import make_optimizer

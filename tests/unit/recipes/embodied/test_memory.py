@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied import memory
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.memory_gaps import Gaps
-from recipes.training.memory import ProcessForecast
+from recipes.embodied.memory import job_forecast
+from recipes.embodied.memory.heap_gaps import Gaps
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
 
 # An empty process of each kind, in bytes.
@@ -18,8 +18,8 @@ BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95
 
 @pytest.fixture(autouse=True)
 def bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "empty_process", lambda component, model_type, modules=(): BASES[component])  # pyright: ignore
-    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: Gaps(0, 0))  # pyright: ignore
+    monkeypatch.setattr(job_forecast, "empty_process", lambda component, model_type, modules=(): BASES[component])  # pyright: ignore
+    monkeypatch.setattr(job_forecast, "gaps", lambda *given, imitates=False: Gaps(0, 0))  # pyright: ignore
 
 
 def config_of(*overrides: str) -> Any:
@@ -29,7 +29,7 @@ def config_of(*overrides: str) -> Any:
 
 
 def forecast(*overrides: str, actors: int = 1) -> dict[str, ProcessForecast]:
-    found = memory.forecast(config_of(*overrides), {"actor": actors, "rollout": 1, "env": 1})
+    found = job_forecast.forecast(config_of(*overrides), {"actor": actors, "rollout": 1, "env": 1})
     return {each.component: each for each in found}
 
 
@@ -107,7 +107,7 @@ def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
 
 def test_gaps_are_those_of_a_heap_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     without = forecast()["actor"]
-    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: Gaps(learning=10**8, resting=10**9))  # pyright: ignore
+    monkeypatch.setattr(job_forecast, "gaps", lambda *given, imitates=False: Gaps(learning=10**8, resting=10**9))  # pyright: ignore
     actor = forecast()["actor"]
     assert parts(actor, "run_training")["gaps"] == 10**8
     waiting = parts(actor, "recv_rollout_batch")
@@ -119,8 +119,8 @@ def test_gaps_are_those_of_a_heap_on_the_host(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_policy_of_billions_of_weights_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_LARGEST_TRIED", 1000)
-    monkeypatch.setattr(memory, "gaps", lambda *given, imitates=False: pytest.fail("it was tried"))  # pyright: ignore
+    monkeypatch.setattr(job_forecast, "_LARGEST_TRIED", 1000)
+    monkeypatch.setattr(job_forecast, "gaps", lambda *given, imitates=False: pytest.fail("it was tried"))  # pyright: ignore
     assert "gaps in the heap are not counted: a policy of this size trains on accelerators" in forecast()["actor"].notes
 
 
@@ -128,7 +128,7 @@ def test_gaps_that_cannot_be_known_have_a_note(monkeypatch: pytest.MonkeyPatch) 
     def gaps(*given: object, **named: object) -> Gaps:
         raise RuntimeError("can't allocate memory\nmore")
 
-    monkeypatch.setattr(memory, "gaps", gaps)
+    monkeypatch.setattr(job_forecast, "gaps", gaps)
     actor = forecast()["actor"]
     assert parts(actor, "run_training")["gaps"] == 0
     assert "gaps in the heap are not counted: can't allocate memory" in actor.notes
@@ -182,6 +182,6 @@ def test_an_arm_that_is_elsewhere_needs_not_answer() -> None:
     job = load_job("franka_hil", ["data.train_data_paths=null"])
     job.raise_if_bad()
     assert isinstance(job.config, EmbodiedConfig)
-    found = {each.component: each for each in memory.forecast(job.config, {"actor": 1, "rollout": 1, "env": 2})}
+    found = {each.component: each for each in job_forecast.forecast(job.config, {"actor": 1, "rollout": 1, "env": 2})}
     rows = 200_000  # of all steps, and of interventions
     assert parts(found["actor"], "run_training")["replay"] == rows * (4 * 16 + 4 * 7 + 5)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from recipes.embodied.memory_attention import fuse_attention
-from recipes.training.live_memory import LiveMemory
+from recipes.embodied.memory.meta_attention import fuse_attention
+from recipes.training.memory.live_memory import LiveMemory
 
 LENGTH, HEADS = 512, 8
 

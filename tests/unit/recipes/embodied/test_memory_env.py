@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.memory_env import EnvironmentSizes, env_forecast, environment_sizes
+from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.memory.env_memory import EnvironmentSizes, env_forecast, environment_sizes
 from rlinf_core import ConfigError
 
 BASE = {"start": 50}
@@ -26,7 +26,7 @@ def test_a_step_of_a_rendered_environment_holds_more_than_its_picture() -> None:
     # Shares of four outlines and the table are float32.
     assert large.stepping > 5 * 4 * 64 * 64
     assert 3 < large.stepping / small.stepping < 4.5
-    assert large.modules == ("recipes.embodied.envs.franka_vision",)
+    assert large.modules == ("recipes.embodied.envs.franka.franka_vision",)
 
 
 def test_a_worker_holds_its_share_of_the_environments() -> None:
@@ -44,10 +44,12 @@ def test_choices_are_stepped_too() -> None:
 
 
 def test_an_environment_of_your_own_is_not_stepped() -> None:
-    sizes = environment_sizes(environments(env_type="recipes.embodied.envs.franka_kin:FrankaKinEnv", task="reach"))
+    sizes = environment_sizes(
+        environments(env_type="recipes.embodied.envs.franka.franka_kin:FrankaKinEnv", task="reach")
+    )
     assert sizes.stepping == 0
     assert sizes.notes == (
-        "what a step of `recipes.embodied.envs.franka_kin:FrankaKinEnv` holds in between is not counted",
+        "what a step of `recipes.embodied.envs.franka.franka_kin:FrankaKinEnv` holds in between is not counted",
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.memory_gaps import Gaps, gaps
-from recipes.embodied.memory_policy import PolicyMemory
-from recipes.training.host_memory import LARGEST_KEPT
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.memory.heap_gaps import Gaps, gaps
+from recipes.embodied.memory.policy_memory import PolicyMemory
+from recipes.training.memory.host_memory import LARGEST_KEPT
 from rlinf_core import load_job
 
 SPEC = EnvSpec(21, 8)

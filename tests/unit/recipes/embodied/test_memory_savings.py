@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied import memory
-from recipes.embodied.memory_savings import savings
+from recipes.embodied.memory import job_forecast
+from recipes.embodied.memory.savings import savings
 from rlinf_core import load_job
 
 VLM = (
@@ -22,7 +22,7 @@ VLM = (
 def bases(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is started to be measured."""
     empty = dict.fromkeys(("init", "train", "act", "start"), 0)
-    monkeypatch.setattr(memory, "empty_process", lambda component, model_type, modules=(): empty)  # pyright: ignore
+    monkeypatch.setattr(job_forecast, "empty_process", lambda component, model_type, modules=(): empty)  # pyright: ignore
 
 
 def config_of(*overrides: str) -> Any:
@@ -32,7 +32,7 @@ def config_of(*overrides: str) -> Any:
 
 
 def actor_peak(*overrides: str) -> int:
-    return memory.forecast(config_of(*overrides), {})[0].peak
+    return job_forecast.forecast(config_of(*overrides), {})[0].peak
 
 
 def test_savings_are_sound_and_save() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipes.embodied.messages import sliced, stacked
+from recipes.embodied.loop.env_messages import sliced, stacked
 
 
 def test_messages_are_taken_apart_and_put_together() -> None:

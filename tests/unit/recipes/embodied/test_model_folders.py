@@ -1,4 +1,4 @@
-"""Rules about the folder of `actor.model.model_path`, `recipes.embodied.model_folders`."""
+"""Rules about the folder of `actor.model.model_path`, `recipes.embodied.models.folder_facts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.embodied.model_folders import require_model_folder
+from recipes.embodied.models.folder_facts import require_model_folder
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
 from tests.unit.recipes.weights_file import WEIGHTS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.embodied.model_folders import STATISTICS
+from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
 from rlinf_core.errors import ConfigError
 

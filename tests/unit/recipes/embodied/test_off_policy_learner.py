@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.config.off_policy_config import OffPolicyConfig
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.learner import OffPolicyLearner, TransitionTensors
-from recipes.embodied.off_policy_config import OffPolicyConfig
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
 from recipes.sections.actor import FsdpConfig
 from recipes.training.finite import NonFiniteError
-from recipes.training.state import TrainingState
+from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
 
 SPEC = EnvSpec(state_size=2, action_size=1)

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.errors import DatasetError
-from recipes.embodied.data_config import DemonstrationsConfig
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.off_policy import sources
-from recipes.embodied.off_policy.actor_worker import passes_of
+from recipes.embodied.off_policy.off_policy_actor import passes_of
 from recipes.embodied.off_policy.sources import add_recording, add_steps, demonstrations_buffer, steps_of
 from recipes.embodied.replay.buffer import ReplayBuffer
+from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.embodied.replay.segments import SegmentWriter
-from recipes.embodied.replay.types import ReplayBatch
-from recipes.embodied.trajectory import RolloutChunks
 
 SPEC = EnvSpec(state_size=1, action_size=1, has_instructions=True)
 SET = DemonstrationsConfig.model_validate({"train_data_paths": "set"})

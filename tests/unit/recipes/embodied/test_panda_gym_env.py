@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("panda_gym", reason="the extra `panda` is not installed")

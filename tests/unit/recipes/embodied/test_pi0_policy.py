@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.franka_vision import FrankaVisionEnv
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation
-from recipes.embodied.models.folder import save_policy
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vision_language import scaled_images
+from recipes.embodied.models.vla.vision_language import scaled_images
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.robots.arm import RESET_SPEED, SimulatedArm
-from recipes.embodied.robots.cameras import FRAME_SECONDS, SimulatedCameras
-from recipes.embodied.robots.controller import WATCHDOG_SECONDS, Controller, Motion, within
+from recipes.embodied.robots.controller.controller import WATCHDOG_SECONDS, Controller, Motion, within
+from recipes.embodied.robots.controller.simulated_arm import RESET_SPEED, SimulatedArm
+from recipes.embodied.robots.controller.simulated_cameras import FRAME_SECONDS, SimulatedCameras
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.protocol import Box, ControllerRequest, Message, ProtocolError
+from recipes.embodied.robots.wire_protocol import Box, ControllerRequest, Message, ProtocolError
 
 A, B = 1, 2  # connections
 START = (HOME + 0.5).clip(JOINT_MIN, JOINT_MAX)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
+from recipes.embodied.envs.real.driver import RobotDriver, open_driver
+from recipes.embodied.envs.real.driver_contract import DriverContractError, check_driver
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.robot_driver import RobotDriver, open_driver
-from recipes.embodied.envs.robot_driver_contract import DriverContractError, check_driver
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
 from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
-from recipes.embodied.robots.errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot
 

@@ -19,11 +19,14 @@ import pytest
 
 from recipes.embodied.replay.segments import Damage, SegmentWriter, read_segments, segments_of
 from recipes.embodied.replay.segments import encode as encode_record
-from recipes.embodied.robots.arm import SimulatedArm
-from recipes.embodied.robots.cameras import SimulatedCameras
-from recipes.embodied.robots.client import SIGN_SECONDS
-from recipes.embodied.robots.controller import Controller, Motion, tick_of
-from recipes.embodied.robots.errors import (
+from recipes.embodied.robots.controller.controller import Controller, Motion, tick_of
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
+from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.controller_client import SIGN_SECONDS
+from recipes.embodied.robots.franka_arm import ACTION_STEP
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.replies import refusal_error
+from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLateError,
     RobotLeaseError,
@@ -31,11 +34,8 @@ from recipes.embodied.robots.errors import (
     RobotSilentError,
     RobotStoppedError,
 )
-from recipes.embodied.robots.franka_arm import ACTION_STEP
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
-from recipes.embodied.robots.protocol import ControllerRequest, Message, ProtocolError, decode, encode, request_of
-from recipes.embodied.robots.replies import refusal_error
-from recipes.embodied.robots.session import FRAME_AGE
+from recipes.embodied.robots.robot_session import FRAME_AGE
+from recipes.embodied.robots.wire_protocol import ControllerRequest, Message, ProtocolError, decode, encode, request_of
 
 HOLDER, WATCHER = 1, 2
 LINK: Final = 0.002  # seconds that a message takes on a good link

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.robots import protocol
-from recipes.embodied.robots.protocol import MAX_LINE, ProtocolError, decode, encode, request_of
+from recipes.embodied.robots import wire_protocol
+from recipes.embodied.robots.wire_protocol import MAX_LINE, ProtocolError, decode, encode, request_of
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -79,14 +79,14 @@ JOINTS = [0.0] * 7
     ("read", "name", "good", "bad"),
     [
         (
-            lambda fields: protocol.joints_of(fields, "deltas"),
+            lambda fields: wire_protocol.joints_of(fields, "deltas"),
             "deltas",
             [JOINTS, [1, 2, 3, 4, 5, 6, 7]],
             [None, "1234567", [0.0] * 6, [0.0] * 8, [True] * 7, [*JOINTS[1:], "1"], [*JOINTS[1:], 10**400], {}],
         ),
-        (protocol.heartbeat_of, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1]),
-        (protocol.holder_of, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
-        (protocol.grip_of, "close_gripper", [None, True, False], [0, 1, "yes"]),
+        (wire_protocol.heartbeat_of, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1]),
+        (wire_protocol.holder_of, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
+        (wire_protocol.grip_of, "close_gripper", [None, True, False], [0, 1, "yes"]),
     ],
 )
 def test_fields_hold_what_they_may(read, name: str, good: list[object], bad: list[object]) -> None:

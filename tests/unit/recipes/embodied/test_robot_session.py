@@ -8,13 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.embodied.robots.client import FrankaClient
-from recipes.embodied.robots.controller import CONTROLLER, VERSION
-from recipes.embodied.robots.errors import RobotCameraError, RobotCheckError
+from recipes.embodied.robots.controller.controller import CONTROLLER, VERSION
+from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.replies import ArmState, ControllerFacts
-from recipes.embodied.robots.session import (
+from recipes.embodied.robots.robot_errors import RobotCameraError, RobotCheckError
+from recipes.embodied.robots.robot_session import (
     ArmCheck,
     check_cameras,
     check_latency,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.routing import EnvRange, Piece, Routes, Share
+from recipes.embodied.loop.routing import EnvRange, Piece, Routes, Share
 
 
 @st.composite

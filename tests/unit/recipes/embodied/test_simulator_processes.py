@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.contract import check_env, random_actions
-from recipes.embodied.envs.simulator_faults import known_fault
-from recipes.embodied.envs.simulator_processes import SimulatorDiedError, SimulatorError
-from recipes.embodied.envs.state import pack, unpack
-from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.env_state import pack, unpack
+from recipes.embodied.envs.processes.fault_lines import known_fault
+from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorError
 from rlinf_core import ConfigError
 from tests.unit.recipes.embodied.fake_simulators import FakeEnv
 from tests.waiting import until

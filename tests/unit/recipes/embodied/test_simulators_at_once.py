@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs import rendering_device
-from recipes.embodied.envs.rendering_device import egl_devices, render_on_own_accelerator
-from recipes.embodied.simulator_probe import look
-from recipes.embodied.simulators_at_once import ProbeRequest, simulators_at_once
+from recipes.embodied.envs.processes import rendering_device
+from recipes.embodied.envs.processes.rendering_device import egl_devices, render_on_own_accelerator
+from recipes.embodied.interpreters.simulator_probe import look
+from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, simulators_at_once
 
 # Counts the copies of itself that run at the same time in files of a folder: half of them may.
 PROGRAM = """
 import os
 from pathlib import Path
 import numpy as np
-from recipes.embodied.envs.simulated_env import SimulatedEnv
-from recipes.embodied.envs.simulation import Outcome, Simulation
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Outcome, Simulation
+from recipes.embodied.envs.env_spec import EnvSpec
 
 class Counted(Simulation):
     max_episode_steps = 5

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
 

@@ -11,25 +11,25 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.writer import DatasetWriter
-from recipes.embodied import success_classifier
-from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.data_config import DemonstrationsConfig
+from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_vision import FrankaVisionEnv
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation
-from recipes.embodied.imitation import ImitationData
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.interventions import judges
+from recipes.embodied.interventions.intervention import InterventionSource, SuccessJudge, Takeover, Verdict
 from recipes.embodied.interventions.judges import open_judge
-from recipes.embodied.interventions.options import ClassifierOptions
-from recipes.embodied.interventions.types import InterventionSource, SuccessJudge, Takeover, Verdict
+from recipes.embodied.interventions.source_options import ClassifierOptions
+from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.recording import columns_of, features_of
-from recipes.embodied.success_classifier import ClassifierJudge
-from recipes.embodied.trained_policy import TrainedPolicy
+from recipes.embodied.using import success_classifier
+from recipes.embodied.using.recording import columns_of, features_of
+from recipes.embodied.using.success_classifier import ClassifierJudge
+from recipes.embodied.using.trained_policy import TrainedPolicy
 from rlinf_core import ConfigError
 
 EPISODES = 32

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.exporting import export
-from recipes.embodied.models.folder import write_description
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.trained_policy import load
-from recipes.training import checkpoint
+from recipes.embodied.using.exporting import export
+from recipes.embodied.using.trained_policy import load
+from recipes.training.state import state_checkpoint
 from rlinf_core import CheckpointError, ConfigError, RLinfError, load_policy
 
 STATES = EnvSpec(5, 3)
@@ -48,7 +48,7 @@ def trained(folder: Path, spec: EnvSpec, **model: Any) -> EmbodiedConfig:
         for weight in policy.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     policy.normalization = normalization(spec)
-    checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+    state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(folder, config.actor.model, spec, policy.normalization)
     policy.normalization.save(folder)
     return config

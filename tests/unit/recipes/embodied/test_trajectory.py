@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks, joined
+from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks, joined
+from recipes.embodied.models.base_policy import PolicyOutput
 
 
 def outcome(batch: int, value: float) -> dict[str, object]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.state import pack, unpack
-from recipes.embodied.envs.types import EnvSettings, StepResult
+from recipes.embodied.envs.env_spec import EnvSettings, StepResult
+from recipes.embodied.envs.env_state import pack, unpack
 from recipes.training.finite import NonFiniteError
 
 Make = Callable[..., VectorEnv]

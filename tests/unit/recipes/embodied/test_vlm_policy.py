@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.franka_vision import FrankaVisionEnv
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation
-from recipes.embodied.models.base import BasePolicy
-from recipes.embodied.models.folder import save_policy
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
 

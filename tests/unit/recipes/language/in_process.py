@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import torch
 
-from recipes.language.actor_worker import LanguageActor
-from recipes.language.batch import RolloutBatch
-from recipes.language.critic_worker import LanguageCritic
-from recipes.language.data.load import load_problems
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
-from recipes.language.groups import optional_components
-from recipes.language.layout import LanguageLayout
-from recipes.language.models import make_tokenizer, stop_token_ids
-from recipes.language.reference_worker import LanguageReference
-from recipes.language.sequences import Request, SamplingParams
-from recipes.language.weights import IncomingWeights
+from recipes.language.loop.worker_groups import optional_components
+from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.language.weights.weight_transfer import IncomingWeights
+from recipes.language.workers.actor_worker import LanguageActor
+from recipes.language.workers.critic_worker import LanguageCritic
+from recipes.language.workers.reference_worker import LanguageReference
 from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, Post, in_thread

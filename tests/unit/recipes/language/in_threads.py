@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.actor_worker import LanguageActor
-from recipes.language.critic_worker import LanguageCritic
-from recipes.language.groups import optional_components
-from recipes.language.layout import LanguageLayout
-from recipes.language.loop.runner import ReasoningRunner
-from recipes.language.reference_worker import LanguageReference
-from recipes.language.reward_worker import RewardWorker
-from recipes.language.rollout_worker import LanguageRolloutWorker
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.loop.worker_groups import optional_components
+from recipes.language.workers.actor_worker import LanguageActor
+from recipes.language.workers.critic_worker import LanguageCritic
+from recipes.language.workers.reference_worker import LanguageReference
+from recipes.language.workers.reward_worker import RewardWorker
+from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, StepFinished
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
-from rlinf_core.runners.program import with_recovery
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_program import with_recovery
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 SMALL = (
     "actor.model.hidden_dim=16",
@@ -223,8 +223,12 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
             threading.Event().wait(0.001)
         return [each.wait() for each in sorted(handles, key=lambda each: not each.failed)]
 
-    monkeypatch.setattr("recipes.language.loop.runner.Channel.create", created)
-    for module in ("recipes.language.loop.runner", "recipes.language.loop.generation", "rlinf_core.runners.runner"):
+    monkeypatch.setattr("recipes.language.loop.reasoning_runner.Channel.create", created)
+    for module in (
+        "recipes.language.loop.reasoning_runner",
+        "recipes.language.loop.generation",
+        "rlinf_core.runners.runner",
+    ):
         monkeypatch.setattr(f"{module}.wait_together", together)
     made: list[ReasoningRunner] = []
 

@@ -12,15 +12,15 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from recipes.language.answer_group import AnswerGroup
-from recipes.language.answering import Answering
-from recipes.language.buffered import UnfinishedGroup
+from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.answers.buffered_answers import UnfinishedGroup
+from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.data.problems import Problem
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign import EngineAnswerError
+from recipes.language.engines.engine import Engine, EngineStats, PauseMode
+from recipes.language.engines.foreign_answers import EngineAnswerError
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
-from recipes.language.sequences import FinishReason, Request, Sequence
-from recipes.language.weights import WeightHeader, WeightUpdate
+from recipes.language.weights.weight_transfer import WeightHeader, WeightUpdate
+from recipes.language.workers.request_tracker import Answering
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.orders import Script
 

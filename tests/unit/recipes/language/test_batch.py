@@ -8,8 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.batch import RolloutBatch, answer_sums, balanced, per_token, token_budget_parts, whole_groups
-from recipes.language.sequences import Sequence as Answer
+from recipes.language.answers.answer_batch import (
+    RolloutBatch,
+    answer_sums,
+    balanced,
+    per_token,
+    token_budget_parts,
+    whole_groups,
+)
+from recipes.language.answers.sequences import Sequence as Answer
 from tests.unit.recipes.language.tiny import answers, random_batch
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.data import sources
-from recipes.language.data.load import data_set_names, load_problems
+from recipes.language.config.problem_config import LanguageDataConfig
+from recipes.language.data import problem_sources
+from recipes.language.data.load_problems import data_set_names, load_problems
+from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, check_file, read_file
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.data.sources import Joined, ReasoningGym, Sums, check_file, read_file
-from recipes.language.data_config import LanguageDataConfig
 from rlinf_core.errors import ConfigError
 
 
@@ -188,7 +188,7 @@ class Gym:
 
 
 def test_problems_of_reasoning_gym_are_made_by_seeds_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib, "import_module", lambda _: Gym())
+    monkeypatch.setattr(problem_sources.importlib, "import_module", lambda _: Gym())
     seeds: list[tuple[int, int]] = []
     for seed in (0, 1):
         config = LanguageDataConfig(type="reasoning_gym", task="chain_sum", train_size=5, val_size=3, seed=seed)
@@ -205,7 +205,7 @@ def test_problems_of_reasoning_gym_are_made_by_seeds_that_do_not_meet(monkeypatc
 
 
 def test_reasoning_gym_scores_and_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib, "import_module", lambda _: Gym())
+    monkeypatch.setattr(problem_sources.importlib, "import_module", lambda _: Gym())
     task = ReasoningGym("chain_sum", 2, 7)
 
     assert task.score("7", task[0].row) == 1.0

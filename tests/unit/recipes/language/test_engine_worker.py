@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.layout import LanguageLayout
-from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.language.weights import IncomingWeights
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.weights.weight_transfer import IncomingWeights
+from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, in_thread

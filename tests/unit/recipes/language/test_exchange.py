@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.language.exchange import EvaluationClient, EvaluationServer, shares
+from recipes.language.workers.token_evaluation import EvaluationClient, EvaluationServer, shares
 from tests.unit.recipes.language.tiny import random_batch
 
 Wires = defaultdict[tuple[str, int, str, int], deque[Any]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.language.fingerprint import fingerprint
+from recipes.language.models.fingerprint import fingerprint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])

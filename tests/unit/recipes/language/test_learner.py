@@ -11,11 +11,11 @@ pytest.importorskip("transformers")
 
 import torch
 
-from recipes.language.advantages import token_advantages
-from recipes.language.batch import RolloutBatch
-from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.policy import LanguagePolicy
-from recipes.language.sequences import Sequence as Answer
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.learning.answer_advantages import token_advantages
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.models.policy import LanguagePolicy
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.language.learner import LearnerSettings, TokenTargets
-from recipes.language.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.learning.learner import LearnerSettings, TokenTargets
+from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
 from recipes.training.sharding import SingleProcess
 
 pytest.importorskip("transformers")

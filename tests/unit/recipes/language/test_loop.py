@@ -15,12 +15,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.buffered import load_unfinished
-from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.answers.buffered_answers import load_unfinished
+from recipes.language.answers.sequences import Sequence
+from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport
-from recipes.language.loop.runner import ReasoningRunner
-from recipes.language.sequences import Sequence
+from recipes.language.loop.reasoning_runner import ReasoningRunner
 from rlinf_core.runners import events
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
 
@@ -177,7 +177,7 @@ def test_groups_that_are_dropped_are_never_learned_from(
     train: LocalTrain, learned: dict[int, list[GroupReport]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in their own step nor in a later one, whose groups have the same slots."""
-    from recipes.language.actor_worker import LanguageActor
+    from recipes.language.workers.actor_worker import LanguageActor
 
     seen: list[Counter[float]] = []
     receive = LanguageActor.recv_rollout_batch

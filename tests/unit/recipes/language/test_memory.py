@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from recipes.language import memory
-from recipes.training.memory import ProcessForecast
+from recipes.language.memory import job_forecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError, load_job
 
 # An empty process of each kind, in bytes.
@@ -26,7 +26,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> None:
         size = BASES[component]
         return {"start": size - 10, "init": size - 5, "work": size}
 
-    monkeypatch.setattr(memory, "empty_process", empty)
+    monkeypatch.setattr(job_forecast, "empty_process", empty)
 
 
 def config_of(*overrides: str, file: str = "math_laptop") -> Any:
@@ -36,7 +36,7 @@ def config_of(*overrides: str, file: str = "math_laptop") -> Any:
 
 
 def forecast(*overrides: str, file: str = "math_laptop", **counts: int) -> dict[str, ProcessForecast]:
-    found = memory.forecast(config_of(*overrides, file=file), counts)
+    found = job_forecast.forecast(config_of(*overrides, file=file), counts)
     return {each.component: each for each in found}
 
 
@@ -156,7 +156,7 @@ def test_of_another_engine_it_is_told_what_is_known(tmp_path: Path) -> None:
 def test_savings_are_sound_and_save() -> None:
     longer = ("runner.seq_length=160", "rollout.sampling_params.max_new_tokens=128", "data.rollout_batch_size=32")
     before = forecast(*longer)
-    changes = memory.savings(config_of(*longer))
+    changes = job_forecast.savings(config_of(*longer))
     tokens = next(each for each in changes if each == ("actor.max_tokens_per_micro_batch=1024",))
     running = next(each for each in changes if each[0].startswith("rollout.max_running_tokens"))
     fewer = next(each for each in changes if each[0] == "data.rollout_batch_size=8")

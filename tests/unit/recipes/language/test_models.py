@@ -12,7 +12,7 @@ import torch
 
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.models import (
+from recipes.language.models.load_model import (
     built_model,
     built_tokenizer,
     check_vocabulary,

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-from recipes.language.batch import RolloutBatch
-from recipes.language.packing import pack, packed_tokens
-from recipes.language.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.models.packing import pack, packed_tokens
+from recipes.language.models.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
 
@@ -54,7 +54,7 @@ def test_log_probabilities_in_chunks_equal_those_of_one_piece(monkeypatch: pytes
     targets = torch.randint(0, 30, (17,))
 
     def run(limit: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        monkeypatch.setattr("recipes.language.policy._CHUNK_NUMBERS", limit)
+        monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", limit)
         hidden = torch.randn(17, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         logprobs, entropy = chunked_logprobs(hidden, head, targets, 0.7, entropy=True)
         assert entropy is not None
@@ -86,7 +86,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("entropy", [False, True])
 def test_no_tensor_of_tokens_by_vocabulary_is_ever_whole(monkeypatch: pytest.MonkeyPatch, entropy: bool) -> None:
     tokens, width, vocabulary, limit = 120, 8, 1000, 10 * 1000
-    monkeypatch.setattr("recipes.language.policy._CHUNK_NUMBERS", limit)
+    monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", limit)
     head = torch.nn.Linear(width, vocabulary, bias=False)
     hidden = torch.randn(tokens, width, requires_grad=True)
     targets = torch.randint(0, vocabulary, (tokens,))
@@ -101,7 +101,7 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_tokens_by_vocabul
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     vocabulary = 1000
-    monkeypatch.setattr("recipes.language.policy._CHUNK_NUMBERS", 10 * vocabulary)
+    monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", 10 * vocabulary)
     head, kept = torch.nn.Linear(8, vocabulary, bias=False), list[torch.Tensor]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.answer_group import AnswerGroup
+from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.answers.sequences import Sequence
+from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem
-from recipes.language.layout import LanguageLayout
 from recipes.language.loop.prompts import Prompt
-from recipes.language.reward_worker import RewardWorker
 from recipes.language.rewards.scoring import Item, Score, Scorer
-from recipes.language.sequences import Sequence
+from recipes.language.workers.reward_worker import RewardWorker
 from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, in_thread

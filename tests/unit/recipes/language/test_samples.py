@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipes.language.samples import read_samples, sampled_steps, write_samples
+from recipes.language.loop.answer_samples import read_samples, sampled_steps, write_samples
 from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError
 

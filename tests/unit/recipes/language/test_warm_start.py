@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from recipes.language.config import LanguageConfig
-from recipes.language.models import built_tokenizer
-from recipes.language.warm_start import right_answers
+from recipes.language.learning.warm_start import right_answers
+from recipes.language.models.load_model import built_tokenizer
 from rlinf_core import ConfigError, load_job
 
 LONG = "1+" * 30 + "1="

@@ -15,8 +15,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from recipes.language.batch import RolloutBatch
-from recipes.training.state import TrainingState
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.training.state.training_state import TrainingState
 from rlinf_core import RLinfError
 from tests.unit.recipes.language.in_process import LocalJob
 
@@ -270,7 +270,9 @@ def test_groups_leave_their_accelerators_between_phases(monkeypatch: pytest.Monk
     rested: list[str] = []
     released: list[str] = []
     monkeypatch.setattr(TrainingState, "rest", lambda self: rested.append(self._component))
-    monkeypatch.setattr("recipes.language.reference_worker.release_memory", lambda _: released.append("reference"))
+    monkeypatch.setattr(
+        "recipes.language.workers.reference_worker.release_memory", lambda _: released.append("reference")
+    )
 
     made.step(1, half_right)
 

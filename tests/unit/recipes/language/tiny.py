@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.language.batch import RolloutBatch
-from recipes.language.sequences import Sequence
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Sequence
 
 END = 1
 VOCABULARY = 40

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.language.advantages import token_advantages
-from recipes.language.batch import RolloutBatch
-from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets, ValueLearner
-from recipes.language.policy import LanguagePolicy, ValueModel
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.learning.answer_advantages import token_advantages
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets, ValueLearner
+from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.sections.actor import FsdpConfig, LoraSettings
 from recipes.training.huggingface import with_lora
 from recipes.training.sharding import parallelize

@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.demonstrations.info import Feature
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter
-from recipes.sft.actor_worker import SftActor
+from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
+from recipes.sft.sft_actor import SftActor
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.embodied_protocols import Layout
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 
 # Of `franka_kin`, task `pick`.

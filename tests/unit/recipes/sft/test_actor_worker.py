@@ -1,4 +1,4 @@
-"""The actor that learns from demonstrations, `recipes.sft.actor_worker`."""
+"""The actor that learns from demonstrations, `recipes.sft.sft_actor`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.demonstrations.errors import DatasetError
-from recipes.embodied.envs.types import EnvSpec
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.trained import load_trained
 from recipes.training.finite import NonFiniteError
 from rlinf_core import CheckpointError
 from tests.unit.recipes.sft.conftest import ACTIONS, LENGTHS, STATES

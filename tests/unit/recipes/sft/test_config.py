@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.info import Feature
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter
 from rlinf_cli.lint.load import load_with_lint
 

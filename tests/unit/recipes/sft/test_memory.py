@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.embodied.memory_gaps import Gaps
-from recipes.sft import memory
+from recipes.embodied.memory.heap_gaps import Gaps
+from recipes.sft import sft_memory
 from recipes.sft.config import SftConfig
-from recipes.training.memory import ProcessForecast
+from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft.conftest import ACTIONS, ALONE, LENGTHS, STATES
 
@@ -28,8 +28,8 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
         found[component] = modules
         return BASES[component]
 
-    monkeypatch.setattr(memory, "empty_process", base)
-    monkeypatch.setattr(memory, "known_gaps", lambda *given, imitates: (Gaps(10**8, 10**9), ("a note",)))  # pyright: ignore
+    monkeypatch.setattr(sft_memory, "empty_process", base)
+    monkeypatch.setattr(sft_memory, "known_gaps", lambda *given, imitates: (Gaps(10**8, 10**9), ("a note",)))  # pyright: ignore
     return found
 
 
@@ -39,7 +39,7 @@ def parts(found: ProcessForecast, phase: str) -> dict[str, int]:
 
 @pytest.mark.usefixtures("imported")
 def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown: Path) -> None:
-    actor, rollout, env = memory.forecast(config_of(), {"actor": 1, "rollout": 1, "env": 1})
+    actor, rollout, env = sft_memory.forecast(config_of(), {"actor": 1, "rollout": 1, "env": 1})
     # Two networks of two hidden layers of 16; 21 states, 8 actions and their deviations, one value.
     hidden = STATES * 16 + 16 + 16 * 16 + 16
     numbers = 2 * hidden + ACTIONS * 16 + ACTIONS + ACTIONS + 16 + 1
@@ -59,7 +59,9 @@ def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown:
 
 @pytest.mark.usefixtures("imported")
 def test_activations_grow_with_the_micro_batch(config_of: Configured) -> None:
-    few, many = (parts(memory.forecast(config_of(f"actor.micro_batch_size={rows}"), {})[0], "learn") for rows in (4, 8))
+    few, many = (
+        parts(sft_memory.forecast(config_of(f"actor.micro_batch_size={rows}"), {})[0], "learn") for rows in (4, 8)
+    )
     assert many["activations"] > few["activations"]
     assert many["batch"] == 2 * few["batch"]
 
@@ -67,9 +69,9 @@ def test_activations_grow_with_the_micro_batch(config_of: Configured) -> None:
 def test_without_environments_there_is_an_actor_alone(
     config_of: Configured, imported: dict[str, tuple[str, ...]]
 ) -> None:
-    (actor,) = memory.forecast(config_of(*ALONE), {"actor": 1})
+    (actor,) = sft_memory.forecast(config_of(*ALONE), {"actor": 1})
     assert actor.component == "actor"
-    assert imported == {"actor": ("recipes.sft.actor_worker", "pyarrow.parquet", "PIL.Image")}
+    assert imported == {"actor": ("recipes.sft.sft_actor", "pyarrow.parquet", "PIL.Image")}
 
 
 @pytest.mark.usefixtures("imported")
@@ -77,4 +79,4 @@ def test_an_hdf5_file_does_not_tell_the_sizes_of_its_rows(config_of: Configured)
     config = config_of(*ALONE)
     unread = config.model_copy(update={"data": config.data.model_copy(update={"train_data_paths": ("shown.hdf5",)})})
     with pytest.raises(ConfigError, match="not known"):
-        memory.forecast(unread, {})
+        sft_memory.forecast(unread, {})

@@ -1,4 +1,4 @@
-"""The program of recipe `sft`, `recipes.sft.program`: which workers it starts, and what it refuses before that."""
+"""The program of recipe `sft`, `recipes.sft.sft_program`: which workers it starts, and what it refuses before that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipes.sft import program as module
+from recipes.sft import sft_program as module
 from recipes.sft.config import SftConfig
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft.conftest import ALONE

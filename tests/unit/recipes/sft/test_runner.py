@@ -1,4 +1,4 @@
-"""The loop of recipe `sft`, `recipes.sft.runner`: what it asks of which workers."""
+"""The loop of recipe `sft`, `recipes.sft.sft_runner`: what it asks of which workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.embodied.envs.types import EnvSpec
-from recipes.sft import runner as module
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
-from recipes.sft.runner import SftRunner
+from recipes.sft.sft_runner import SftRunner
 from rlinf_core import Channel, RunFolder, RunRecord
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from tests.unit.recipes.sft.conftest import ALONE
@@ -75,7 +75,7 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for each in ("recipes.sft.runner", "rlinf_core.runners.runner"):
+    for each in ("recipes.sft.sft_runner", "rlinf_core.runners.runner"):
         monkeypatch.setattr(f"{each}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 

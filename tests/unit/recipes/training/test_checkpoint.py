@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.training import checkpoint
+from recipes.training.state import state_checkpoint
 from rlinf_core.errors import CheckpointError
 
 
@@ -24,10 +24,10 @@ def trained(width: int, steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Op
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     policy, optimizer = trained(3, steps=4)
-    checkpoint.save(tmp_path, policy, optimizer, version=7)
+    state_checkpoint.save(tmp_path, policy, optimizer, version=7)
     other, state = trained(3)
     assert not torch.equal(other.weight, policy.weight)
-    assert checkpoint.load(tmp_path, other, state) == 7
+    assert state_checkpoint.load(tmp_path, other, state) == 7
     assert torch.equal(other.weight, policy.weight)
     assert state.state_dict()["state"][0]["step"] == 4
 
@@ -37,19 +37,19 @@ def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> No
     idle = torch.nn.Linear(3, 1)
     both = torch.nn.ModuleList((policy, idle))
     optimizer.add_param_group({"params": list(idle.parameters())})
-    checkpoint.save(tmp_path, both, optimizer, version=1)
+    state_checkpoint.save(tmp_path, both, optimizer, version=1)
     other = torch.nn.ModuleList((torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)))
     state = torch.optim.Adam(other[0].parameters())
     state.add_param_group({"params": list(other[1].parameters())})
-    checkpoint.load(tmp_path, other, state)
+    state_checkpoint.load(tmp_path, other, state)
     steps = [float(each["step"]) for each in state.state_dict()["state"].values()]
     assert steps == [1, 1, 0, 0]
 
 
 def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.ACTOR).write_text("in the way")
+    (tmp_path / state_checkpoint.ACTOR).write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
-        checkpoint.save(tmp_path, *trained(3), version=1)
+        state_checkpoint.save(tmp_path, *trained(3), version=1)
     assert "File exists" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
@@ -60,15 +60,15 @@ def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoint.save(tmp_path, *trained(3), version=1)
+        state_checkpoint.save(tmp_path, *trained(3), version=1)
 
 
 @pytest.mark.parametrize("there", [False, True])
 def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, there: bool) -> None:
     if there:
-        checkpoint.save(tmp_path, *trained(4), version=1)
+        state_checkpoint.save(tmp_path, *trained(4), version=1)
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        checkpoint.load(tmp_path, *trained(3))
+        state_checkpoint.load(tmp_path, *trained(3))
     assert "Traceback" not in str(caught.value)
     assert "size" in str(caught.value)
 
@@ -83,11 +83,11 @@ def test_weights_that_are_not_trained_are_written_where_nothing_else_has_them(tm
     policy, optimizer = half_trained(0)
     for frozen in (True, False):
         folder = tmp_path / str(frozen)
-        checkpoint.save(folder, policy, optimizer, version=1, frozen=frozen)
+        state_checkpoint.save(folder, policy, optimizer, version=1, frozen=frozen)
         other, _ = half_trained(1)
-        checkpoint.load_weights(folder, other)
+        state_checkpoint.load_weights(folder, other)
         resumed, state = half_trained(2)
-        assert checkpoint.load(folder, resumed, state) == 1
+        assert state_checkpoint.load(folder, resumed, state) == 1
         for read in (other, resumed):
             same = {name: torch.equal(each, policy.get_parameter(name)) for name, each in read.named_parameters()}
             assert same == {"0.weight": frozen, "0.bias": frozen, "1.weight": True, "1.bias": True}
@@ -110,16 +110,16 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
             return self.head(self.body(inputs))
 
     plain = Policy(0, adapted=False)
-    checkpoint.save(tmp_path / "plain", plain, torch.optim.Adam(plain.parameters()), version=1)
+    state_checkpoint.save(tmp_path / "plain", plain, torch.optim.Adam(plain.parameters()), version=1)
     adapted = Policy(1, adapted=True)
-    checkpoint.load_weights(tmp_path / "plain", adapted)
+    state_checkpoint.load_weights(tmp_path / "plain", adapted)
     inputs = torch.ones(5, 3)
     assert torch.equal(adapted(inputs), plain(inputs))  # adapters begin with nothing
-    checkpoint.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
+    state_checkpoint.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
     again = Policy(2, adapted=True)
-    checkpoint.load_weights(tmp_path / "adapted", again)
+    state_checkpoint.load_weights(tmp_path / "adapted", again)
     assert all(torch.equal(each, adapted.state_dict()[name]) for name, each in again.state_dict().items())
     # What was trained with adapters is not read by a model that has none.
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
+        state_checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
     assert "it has no weight `body.0" in str(caught.value.why)

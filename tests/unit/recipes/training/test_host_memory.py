@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from recipes.training.host_memory import release_host_memory
-from rlinf_core.memory import rss_fields
+from recipes.training.memory.host_memory import release_host_memory
+from rlinf_core.process.process_memory import rss_fields
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the resident set is read from /proc")
@@ -30,7 +30,7 @@ import ctypes
 import resource
 import sys
 
-from recipes.training.host_memory import keep_freed_memory
+from recipes.training.memory.host_memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()
@@ -60,7 +60,7 @@ def test_freed_blocks_are_used_again_without_page_faults() -> None:
 
 # The heap before, with blocks, and after they are freed.
 GROWING = """
-from recipes.training.host_memory import heap_size, keep_freed_memory
+from recipes.training.memory.host_memory import heap_size, keep_freed_memory
 
 keep_freed_memory()
 sizes = [heap_size()]

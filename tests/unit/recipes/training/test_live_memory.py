@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recipes.training.host_memory import LARGEST_KEPT
-from recipes.training.live_memory import HeapMemory, LiveMemory
+from recipes.training.memory.host_memory import LARGEST_KEPT
+from recipes.training.memory.live_memory import HeapMemory, LiveMemory
 
 MIB = 2**20
 

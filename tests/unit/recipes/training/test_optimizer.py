@@ -17,9 +17,9 @@ from recipes.training.optimizer import EagerAdamW, apply_settings, learning_rate
 # One training step of the actor's state, and which of torch's slow modules it has imported.
 START = """
 import sys, torch
-import recipes.embodied.actor_worker
+import recipes.embodied.workers.actor_worker
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.state import TrainingState
+from recipes.training.state.training_state import TrainingState
 state = TrainingState(
     torch.nn.Linear(3, 2), OptimConfig(), FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu")
 )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.state import TrainingState
-from recipes.training.weights import FlatWeights
+from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.flat_weights import FlatWeights
 
 HOST, AWAY = torch.device("cpu"), torch.device("meta")
 

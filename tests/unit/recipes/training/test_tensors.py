@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.training.tensors import explained_variance
+from recipes.training.typed_tensors import explained_variance
 
 
 def test_explained_variance() -> None:

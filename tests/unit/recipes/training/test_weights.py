@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recipes.training.optimizer import move_state
-from recipes.training.weights import FlatWeights
+from recipes.training.weights.flat_weights import FlatWeights
 
 
 def network(seed: int) -> nn.Sequential:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
-from recipes.agent.agents import AgentOutcome, AgentTask
-from recipes.agent.environments.base import TextEnvironment, TextStep
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
+from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.env_agent import EnvAgent
-from recipes.agent.llm import LanguageModel
-from recipes.agent.messages import ChatMessage
+from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from recipes.agent.tools.toolbox import Toolbox
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script, tokens
 

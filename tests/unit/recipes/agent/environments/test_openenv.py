@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.environments.base import TextStep
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvError, OpenEnvSettings
+from recipes.agent.environments.text_environment import TextStep
 
 websockets = pytest.importorskip("websockets.asyncio.server")
 

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from recipes.agent.environments.base import TextStep
+from recipes.agent.environments.text_environment import TextStep
 from recipes.agent.environments.treasure import Treasure
 
 MOVES = ("north", "south", "west", "east")

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
-from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.language.data_config import MOST_GENERATED
+from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 

@@ -10,9 +10,9 @@ import json
 import sys
 from typing import Any
 
-from recipes.agent.agents import AgentTask
+from recipes.agent.conversation.agents import AgentTask
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
-from recipes.agent.llm import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 

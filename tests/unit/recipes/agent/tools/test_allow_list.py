@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.agent.tools.allow_list import AllowList, parse_allowed, parse_url
+from recipes.agent.config.allow_list import AllowList, parse_allowed, parse_url
 
 
 @pytest.mark.parametrize(

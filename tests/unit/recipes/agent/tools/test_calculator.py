@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.agent.tools.base import ToolError
 from recipes.agent.tools.calculator import calculate
+from recipes.agent.tools.tool import ToolError
 
 NUMBERS = st.integers(-999, 999)
 

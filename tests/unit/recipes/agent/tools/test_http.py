@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.tools.base import ToolError
 from recipes.agent.tools.http import Http, HttpRequest, page_text, parse_request
+from recipes.agent.tools.tool import ToolError
 from recipes.agent.tools.toolbox import Toolbox
 
 

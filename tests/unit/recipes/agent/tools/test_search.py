@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.tools.base import ToolError
 from recipes.agent.tools.bm25 import BM25, words
 from recipes.agent.tools.search import Search, read_corpus
+from recipes.agent.tools.tool import ToolError
 from rlinf_core import ConfigError
 
 DOCUMENTS = ["home kobu tarn", "home mila tarn", "river tarn oder", "a long text of many words about the home of kobu"]

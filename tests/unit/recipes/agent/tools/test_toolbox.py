@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from recipes.agent.tools.base import FunctionTool, Tool
 from recipes.agent.tools.calculator import Calculator
+from recipes.agent.tools.tool import FunctionTool, Tool
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 
 BLOCKED = threading.Event()

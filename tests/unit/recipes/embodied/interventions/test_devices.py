@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.interventions import spacemouse
-from recipes.embodied.interventions.event_device import InputEvent
-from recipes.embodied.interventions.gamepad import (
+from recipes.embodied.interventions.devices import spacemouse
+from recipes.embodied.interventions.devices.event_device import InputEvent
+from recipes.embodied.interventions.devices.gamepad import (
     LEFT_TRIGGER,
     LEFT_X,
     LEFT_Y,
@@ -31,12 +31,17 @@ from recipes.embodied.interventions.gamepad import (
     GamepadSource,
     GamepadState,
 )
-from recipes.embodied.interventions.keyboard import KeyboardSource, Terminal
-from recipes.embodied.interventions.keys import controls_of
-from recipes.embodied.interventions.options import GamepadOptions, KeyboardOptions, PersonOptions, SpaceMouseOptions
+from recipes.embodied.interventions.devices.key_bindings import controls_of
+from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal
+from recipes.embodied.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
+from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
-from recipes.embodied.interventions.spacemouse import SpaceMouseSource, SpaceMouseState
-from recipes.embodied.interventions.types import InterventionError
+from recipes.embodied.interventions.source_options import (
+    GamepadOptions,
+    KeyboardOptions,
+    PersonOptions,
+    SpaceMouseOptions,
+)
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.conftest import CountingEnv
 

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.errors import DatasetError
-from recipes.embodied.collecting import EpisodeCollector
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.imitation import imitated_rows
-from recipes.embodied.interventions.options import ScriptedOptions
+from recipes.embodied.episodes.collector import EpisodeCollector
+from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
-from recipes.embodied.interventions.types import HandMotion, InterventionError, InterventionSource, Takeover
-from recipes.embodied.messages import EXECUTED, INTERVENTIONS
-from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.off_policy.rollout_worker import record_step
+from recipes.embodied.interventions.source_options import ScriptedOptions
+from recipes.embodied.learning.imitation import imitated_rows
+from recipes.embodied.learning.trajectory import RolloutBuffer
+from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.models.base_policy import PolicyOutput
+from recipes.embodied.off_policy.off_policy_rollout import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, steps_of, transition_spec
-from recipes.embodied.recording import columns_of, features_of
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.trajectory import RolloutBuffer
+from recipes.embodied.using.recording import columns_of, features_of
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.conftest import CountingEnv
 

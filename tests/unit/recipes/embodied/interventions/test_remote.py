@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.types import EnvSettings
-from recipes.embodied.interventions.options import RemoteOptions
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote import RemoteSource, read_token
-from recipes.embodied.interventions.remote_messages import BadMessageError, controls_of, decode, encode, message_of
-from recipes.embodied.interventions.types import InterventionError
+from recipes.embodied.interventions.remote.remote_messages import (
+    BadMessageError,
+    controls_of,
+    decode,
+    encode,
+    message_of,
+)
+from recipes.embodied.interventions.remote.remote_source import RemoteSource, read_token
+from recipes.embodied.interventions.source_options import RemoteOptions
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
 TOKEN = "0123456789abcdef0123456789abcdef"

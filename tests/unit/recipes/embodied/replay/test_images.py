@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.images import compressed, decompressed
-from recipes.embodied.replay.types import ReplayError, Transitions, TransitionSpec
+from recipes.embodied.replay.replay_types import ReplayError, Transitions, TransitionSpec
 
 SHAPE = (8, 8, 3)
 SPEC = TransitionSpec.of({"states": ((1,), "float32"), "images.main": (SHAPE, "uint8")}, (1, "float32"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
-from recipes.embodied.replay.types import ColumnSpec, ReplayError, Transitions, TransitionSpec
+from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec({"states": ColumnSpec((1,), "float32")}, ColumnSpec((1,), "float32"))
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from recipes.embodied.replay import disk, spilling
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.observations import spilled_in
+from recipes.embodied.replay.replay_types import ColumnSpec, ReplayBatch, ReplayError, Transitions, TransitionSpec
 from recipes.embodied.replay.spilling import Spill, SpilledRows, rows_in_memory
-from recipes.embodied.replay.types import ColumnSpec, ReplayBatch, ReplayError, Transitions, TransitionSpec
 
 SHAPE = (8, 8, 3)
 SPEC = TransitionSpec.of({"states": ((1,), "float32"), "images.main": (SHAPE, "uint8")}, (1, "float32"))
@@ -236,7 +236,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from recipes.embodied.replay.spilling import Spill, SpilledRows
-from recipes.embodied.replay.types import ColumnSpec
+from recipes.embodied.replay.replay_types import ColumnSpec
 column = SpilledRows(1000, ColumnSpec((1000,), "uint8"), 0, Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.engines.base import Engine
-from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
+from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence
+from recipes.language.engines.engine import Engine
 
 END, VOCABULARY, LONGEST = 1, 64, 96
 

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines.own.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import contract_model, decode
 
 Answer = tuple[int, Any]

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import Engine
+from recipes.language.answers.sequences import Request, SamplingParams, Sequence
+from recipes.language.config.rollout_config import ServerSettings
+from recipes.language.engines.engine import Engine
 from recipes.language.engines.http_json import Call, CancelledError, JsonServer
 from recipes.language.engines.server_engine import ServerEngine
-from recipes.language.rollout_config import ServerSettings
-from recipes.language.sequences import Request, SamplingParams, Sequence
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.unit.recipes.language.engines.contract import (
     END,

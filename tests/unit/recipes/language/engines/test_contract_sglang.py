@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import Engine
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.own.torch_engine import TorchEngine
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.unit.recipes.language.engines.contract import EngineContract, contract_model, greedy, run
 

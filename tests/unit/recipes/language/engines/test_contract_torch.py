@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import Engine
-from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.own.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import EngineContract, contract_model
 
 

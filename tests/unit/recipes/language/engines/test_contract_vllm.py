@@ -18,9 +18,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import Engine
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.sequences import Request
+from recipes.language.answers.sequences import Request
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.own.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import (
     END,
     LONGEST,

@@ -19,11 +19,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import Engine
+from recipes.language.config.rollout_config import ServerSettings
+from recipes.language.engines.engine import Engine
 from recipes.language.engines.http_json import JsonServer, ServerError
 from recipes.language.engines.server_engine import ServerEngine
-from recipes.language.models import built_tokenizer
-from recipes.language.rollout_config import ServerSettings
+from recipes.language.models.load_model import built_tokenizer
 from tests.unit.recipes.language.engines.contract import (
     END,
     LONGEST,

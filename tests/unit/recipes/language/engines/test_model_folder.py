@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.adapter import MergedAdapter
 from recipes.language.engines.model_folder import ModelFolder
+from recipes.language.engines.own.merged_adapter import MergedAdapter
 from tests.unit.recipes.language.engines.contract import contract_model
 
 

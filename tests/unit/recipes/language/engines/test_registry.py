@@ -12,10 +12,10 @@ import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.engines.registry import make_engine
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.models import built_tokenizer
-from recipes.language.sequences import Request, SamplingParams
+from recipes.language.models.load_model import built_tokenizer
 from recipes.math.config import MathConfig
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.engines.contract import run

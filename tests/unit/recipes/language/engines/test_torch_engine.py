@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.engines.base import ArrivingTensors
-from recipes.language.engines.torch_engine import TorchEngine
-from recipes.language.sequences import Request, SamplingParams, Sequence
+from recipes.language.answers.sequences import Request, SamplingParams, Sequence
+from recipes.language.engines.engine import ArrivingTensors
+from recipes.language.engines.own.torch_engine import TorchEngine
 from tests.unit.recipes.language.tiny import END, VOCABULARY, tiny_model
 
 

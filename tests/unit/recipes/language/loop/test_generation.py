@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from recipes.language.loop.generation import ANSWERS, REPORTS, Stream, orders_key, wait_for
-from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import NewWeights, Prompt, ScoredGroup
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import RunError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.order_inbox import Inbox
 from rlinf_core.channel.channel import Channel
 
 

@@ -1,0 +1,351 @@
+"""The file of the agent recipe: its sections, its defaults, and the rules between its values.
+
+The defaults build a Qwen2 of 0.3 M parameters, show it a few conversations with a calculator among many without, and
+let it find out by GRPO that the calculator pays.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from recipes.agent.config.agent_no_effect import AGENT
+from recipes.agent.config.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
+from recipes.language.config import (
+    OPTIONAL_COMPONENTS,
+    SYMBOLS,
+    LanguageActorConfig,
+    LanguageConfig,
+    LanguageRunnerConfig,
+    WarmStartConfig,
+)
+from recipes.language.config.problem_config import LanguageDataConfig
+from recipes.language.rules.job_rules import check_job
+from recipes.language.rules.job_rules import inputs as job_inputs
+from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.values import KnownOrOwn
+from rlinf_core import ConfigModel
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
+from rlinf_core.job.recipe import Trial
+from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.scalars import Text
+
+COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
+# Placed where agents need not hold the index of `search` themselves.
+INDEX: Final = "index"
+AGENTS: Final = ("tool_agent", "env_agent")
+TOOLS: Final = ("calculator", "search", "python", "http")
+# Tasks that are made on the spot, and know which calls lead to their answers.
+MADE_TASKS: Final = ("calculations", "lookups")
+# Tasks that are the seeds of an environment.
+EPISODES: Final = "episodes"
+SANDBOX_PROBE: Final = "recipes.agent.tools.sandbox_probe"
+_MARKS: Final = ("calculator", "search", "result")
+
+
+class AgentRunnerConfig(LanguageRunnerConfig):
+    """The run as a whole."""
+
+    task_type: Literal["agent"] = Field(default="agent", description="Kind of job.")
+    max_steps: StepsOrNever = 250
+    seq_length: Count = Field(default=2048, description="Longest conversation, in tokens.")
+
+
+class AgentDataConfig(LanguageDataConfig):
+    """Tasks with verifiable answers."""
+
+    type: Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None,
+        description="Source: products to compute or facts to look up, both made on the spot; episodes, the seeds of"
+        " `agent.environment`; jsonl or parquet files, a task of reasoning_gym, or sums. Default: files where"
+        " `train_data_paths` is given, else calculations.",
+    )
+
+    @property
+    def source(self) -> str:
+        """The source of the tasks."""
+        if self.type in (*MADE_TASKS, EPISODES):
+            return self.type
+        return "calculations" if self.type is None and not self.train_data_paths else super().source
+
+
+class AgentWarmStartConfig(WarmStartConfig):
+    """Supervised steps on conversations, for models built on the spot."""
+
+    tool_share: Fraction = Field(
+        default=0.2,
+        description="How often the model then begins with a tool, and not with a guess: share of what it is shown. In"
+        " episodes of `treasure`: how much of what is said there is well said.",
+    )
+
+
+class AgentActorConfig(LanguageActorConfig):
+    """The workers that train."""
+
+    built_symbols: ClassVar[str] = SYMBOLS + "abcdefghijklmnopqrstuvwxyz"
+    built_words: ClassVar[tuple[str, ...]] = tuple(f"<{slash}{name}>" for name in _MARKS for slash in ("", "/"))
+
+    warm_start: AgentWarmStartConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=AgentWarmStartConfig,
+        description="Supervised steps of a model without `model_path`: steps, lr, tool_share.",
+    )
+
+
+class AgentWorkerConfig(ConfigModel):
+    """The workers that run agents."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("corpus_path", "search_results"),
+            lambda agent, sizes: "search" not in agent.tools,
+            "`tools` has no `search`",
+            "remove it, or write `tools: [search]`",
+            because=("tools",),
+        ),
+        NoEffect(
+            ("python_memory_mib",),
+            lambda agent, sizes: "python" not in agent.tools,
+            "`tools` has no `python`",
+            "remove it, or write `tools: [python]`",
+            because=("tools",),
+        ),
+        NoEffect(
+            ("environment",),
+            lambda agent, sizes: agent.run != "env_agent",
+            "`run` is not env_agent",
+            "remove it, or write `run: env_agent`",
+            because=("run",),
+        ),
+        NoEffect(
+            ("tools", "mcp"),
+            lambda agent, sizes: agent.run == "env_agent",
+            "`run: env_agent` uses no tools",
+            because=("run",),
+        ),
+        NoEffect(
+            ("http",),
+            lambda agent, sizes: "http" not in agent.tools,
+            "`tools` has no `http`",
+            "remove it, or write `tools: [http]`",
+            because=("tools",),
+        ),
+        NoEffect(
+            ("tool_timeout",),
+            lambda agent, sizes: not agent.tools and not agent.mcp,
+            "there are no `tools`",
+            because=("tools",),
+        ),
+    )
+
+    group_name: Text = Field(default="AgentGroup", description="Name of the worker group; others address it by this.")
+    run: Annotated[Text, KnownOrOwn("agent", AGENTS)] = Field(
+        default="tool_agent",
+        description="The agent: tool_agent, which uses tools until it answers; env_agent, which plays `environment`; or"
+        " `package.module:function`, an async function of task, model and tools that returns an outcome.",
+    )
+    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
+        default=("calculator",),
+        description="Tools: calculator, search, python (in a sandbox), http (to listed hosts), or"
+        " `package.module:function`, from text to text, async or not.",
+    )
+    tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
+    timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
+    max_turns: Count = Field(default=8, description="Turns of the model in one run, over all its conversations.")
+    max_concurrent: Count = Field(default=256, description="Runs that one process has under way at once.")
+    corpus_path: OptionalPath = Field(
+        default=None,
+        description="Text file of the documents for `search`, one a line. Default: the facts of `data.type: lookups`.",
+    )
+    search_results: Count = Field(default=1, description="Documents that `search` shows.")
+    python_memory_mib: Annotated[int, Field(ge=64)] = Field(
+        default=256, description="Memory that each process of a program of `python` may have, in MiB."
+    )
+    http: HttpToolConfig = Field(
+        default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
+    )
+    environment: TextEnvironmentConfig = Field(
+        default_factory=TextEnvironmentConfig, description="The environment that `run: env_agent` plays."
+    )
+    mcp: dict[Text, McpServerConfig] = Field(
+        default_factory=dict[str, McpServerConfig],
+        description="MCP servers by names of yours: each agent process starts them, and offers their tools besides"
+        " `tools`.",
+    )
+
+
+class IndexConfig(ConfigModel):
+    """The workers that hold the index of `search`."""
+
+    group_name: Text = Field(default="IndexGroup", description="Name of the worker group; others address it by this.")
+
+
+class AgentConfig(LanguageConfig):
+    """The whole file."""
+
+    shown_first: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
+    no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
+
+    runner: AgentRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: AgentActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+    data: AgentDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentDataConfig, description="The tasks."
+    )
+    agent: AgentWorkerConfig = Field(
+        default_factory=AgentWorkerConfig, description="The agents: what runs, with which tools, within which limits."
+    )
+
+    index: IndexConfig = Field(
+        default_factory=IndexConfig,
+        description="The index of `search`, where `cluster.component_placement` has a place for it: workers then hold"
+        " it once for all agent processes.",
+    )
+
+    @property
+    def has_index(self) -> bool:
+        """Whether workers of their own hold the index of `search`."""
+        return INDEX in self.cluster.component_placement and "search" in self.agent.tools
+
+    @property
+    def longest_answer(self) -> int:
+        """See `LanguageConfig`: the turns of a conversation are one answer."""
+        return self.runner.seq_length
+
+
+def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what does not fit together in a file of this recipe."""
+    check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
+    _check_limits(config, report)
+    _check_agent(config, report)
+
+
+def _check_limits(config: AgentConfig, report: Report) -> None:
+    prompt, turn = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
+    if prompt + turn > config.runner.seq_length:
+        report(
+            blame(
+                config,
+                ("runner", "seq_length"),
+                ("rollout", "sampling_params", "max_new_tokens"),
+                ("data", "max_prompt_length"),
+            ),
+            "conflicting-settings",
+            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens, more than a conversation may"
+            f" have: `runner.seq_length` {config.runner.seq_length}",
+            f"`runner.seq_length` could be {prompt + turn} and room for further turns",
+        )
+    if config.reward.soft_overlong:
+        report(
+            ("reward", "soft_overlong"),
+            "conflicting-settings",
+            "an answer of several turns has no one length that could come near a limit",
+            "remove it; `agent.max_turns` and `runner.seq_length` are the limits",
+        )
+
+
+def _check_agent(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
+    if ":" in agent.run:
+        check_import(config, ("agent", "run"), agent.run, "agent", report)
+    for number, tool in enumerate(agent.tools):
+        if ":" in tool:
+            check_import(config, ("agent", "tools", number), tool, "agent", report)
+    _check_environment(config, report)
+    if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
+        report(
+            ("agent", "tools", agent.tools.index("python")),
+            "missing-extra",
+            "`python` runs programs in a sandbox of bubblewrap, which is not installed",
+            "run `apt install bubblewrap`",
+        )
+    if "http" in agent.tools and not agent.http.allow:
+        report(
+            blame(config, ("agent", "http", "allow"), ("agent", "tools")),
+            "conflicting-settings",
+            "`http` may ask the hosts of `agent.http.allow` alone, and that lists none",
+            "write `agent.http.allow: [HOST, ...]`",
+        )
+    if agent.mcp and runs_in_this_interpreter(config, "agent"):
+        _check_servers(agent, report)
+    if "search" in agent.tools:
+        _check_search(config, report)
+    elif INDEX in config.cluster.component_placement:
+        report(
+            ("cluster", "component_placement", INDEX),
+            "unused-component",
+            "nothing is searched: `agent.tools` has no `search`, and nothing will run there",
+            "remove it, or write `agent.tools: [search]`",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_environment(config: AgentConfig, report: Report) -> None:
+    environment, plays = config.agent.environment, config.agent.run == "env_agent"
+    if plays != (config.data.source == EPISODES) and (plays or ":" not in config.agent.run):
+        report(
+            blame(config, ("data", "type"), ("agent", "run")),
+            "conflicting-settings",
+            f"`agent.run: {config.agent.run}` and tasks of {config.data.source}: an environment is played from seeds,"
+            " and seeds are for environments",
+            "write both `agent.run: env_agent` and `data.type: episodes`",
+        )
+    if not plays:
+        return
+    at = ("agent", "environment", "type")
+    if environment.type == "openenv" and not environment.url:
+        report(
+            at, "conflicting-settings", "`openenv` needs a server", "write `agent.environment.url: http://HOST:PORT`"
+        )
+    if environment.type == "verifiers":
+        if not environment.name:
+            report(at, "conflicting-settings", "`verifiers` needs a taskset", "write `agent.environment.name: TASKSET`")
+        if missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
+            message = "environments of verifiers need the package verifiers"
+            report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
+    if ":" in environment.type:
+        check_import(config, at, environment.type, "agent", report)
+
+
+def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
+    if missing_modules(["mcp"]):
+        report(("agent", "mcp"), "missing-extra", "MCP servers need the package mcp", f"run `{install_command('mcp')}`")
+    for name, server in agent.mcp.items():
+        if shutil.which(server.command[0], path=server.env.get("PATH")) is None:
+            message = f"there is no `{server.command[0]}` on this machine"
+            report(("agent", "mcp", name, "command"), "unusable-path", message, severity=Severity.WARNING)
+
+
+def _check_search(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
+    if agent.corpus_path is None and config.data.source != "lookups":
+        report(
+            blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),
+            "conflicting-settings",
+            f"`search` needs documents, and tasks of {config.data.source} bring none",
+            "write `agent.corpus_path: FILE`, a text file with one document a line",
+        )
+        return
+    here = agent.corpus_path is not None and runs_in_this_interpreter(config, "agent")
+    if here and not Path(str(agent.corpus_path)).is_file():
+        message = f"`corpus_path` names `{agent.corpus_path}`, which is not on this machine"
+        report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)
+
+
+def inputs(config: AgentConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    corpus = config.agent.corpus_path
+    return job_inputs(config) + ([] if corpus is None else [Path(corpus)])
+
+
+def trials(config: AgentConfig) -> list[Trial]:
+    """Return what `rlinf doctor` tries where agents are placed: the sandbox of the tool `python`."""
+    return [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []

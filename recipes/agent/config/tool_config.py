@@ -1,0 +1,96 @@
+"""Sections of what agents reach out of the job: hosts over HTTP, MCP servers, and environments of others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from recipes.agent.config.allow_list import parse_allowed
+from recipes.sections.values import KnownOrOwn, one_or_many
+from rlinf_core import ConfigModel
+from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.values import Count
+from rlinf_core.scalars import Text, problem
+
+ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
+_HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"
+
+
+def _allowed(text: str) -> str:
+    """Return an entry of the list of hosts as it is written."""
+    try:
+        parse_allowed(text)
+    except ValueError as error:
+        raise problem("bad-value", f"`{text}` is no host: {error}", help=_HOSTS) from None
+    return text.strip()
+
+
+class HttpToolConfig(ConfigModel):
+    """The tool `http`."""
+
+    allow: tuple[Annotated[Text, AfterValidator(_allowed)], ...] = Field(
+        default=(),
+        description="The only hosts that may be asked: `HOST`, `*.HOST` for all below it, an address or a network, with"
+        " `https://` before it for that alone, and `:PORT` behind it for another port than 80 and 443. Private"
+        " addresses are reached only where they are listed themselves.",
+    )
+    max_bytes: Count = Field(default=65536, description="Bytes of an answer that are read.")
+
+
+class McpServerConfig(ConfigModel):
+    """An MCP server that is started by its command."""
+
+    command: Annotated[tuple[Text, ...], BeforeValidator(one_or_many), Field(min_length=1)] = Field(
+        description="Command that starts it, as a list; no shell reads it."
+    )
+    args: tuple[Text, ...] = Field(default=(), description="Further arguments of the command.")
+    env: dict[str, Text] = Field(
+        default_factory=dict[str, str],
+        description="Its variables, besides HOME, LOGNAME, PATH, SHELL, TERM and USER of the worker.",
+    )
+    tools: tuple[Text, ...] | None = Field(
+        default=None, description="Those of its tools that are offered to the model. Default: all."
+    )
+
+
+def _only_of_type(name: str, *keys: str) -> NoEffect:
+    """Return the rule for keys that only environments of this `type` read."""
+    return NoEffect(
+        keys,
+        lambda environment, sizes: environment.type != name,
+        f"`type` is not {name}",
+        f"remove it, or write `type: {name}`",
+        because=("type",),
+    )
+
+
+class TextEnvironmentConfig(ConfigModel):
+    """The environment that `run: env_agent` plays."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        _only_of_type("openenv", "url", "action_key", "observation_key"),
+        _only_of_type("verifiers", "name", "options", "harness"),
+    )
+
+    type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
+        default="treasure",
+        description="Environment: treasure, a small text game; openenv, a server of OpenEnv; verifiers, one of that"
+        " library; or `package.module:name`, a class or a function that makes a `TextEnvironment`.",
+    )
+    url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
+    action_key: Text = Field(default="message", description="Key of the server's actions that holds the model's text.")
+    observation_key: Text | None = Field(
+        default=None,
+        description="Key of its observations that holds what the model is told. Default: their only text, or all of"
+        " them as JSON.",
+    )
+    name: Text | None = Field(default=None, description="Taskset of verifiers, as in `textarena`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Options of that taskset, as in `{game: Wordle-v0}`."
+    )
+    harness: Text | None = Field(
+        default=None,
+        description="Program that plays a task of verifiers, by its name there. Default: a chat in the agent's own"
+        " process, with the tools of the task.",
+    )

@@ -1,0 +1,205 @@
+"""The language model as an agent is given it: conversations, and the turns that engines draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from recipes.agent.conversation.conversation import Conversation, no_turn
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, Role
+from recipes.language.answers.answer_group import TurnRecord
+from recipes.language.answers.sequences import FinishReason
+from recipes.language.answers.sequences import Sequence as Answer
+
+
+class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agent is over
+    """A run may not go on: its turns, or the tokens of a conversation, are used up.
+
+    Attributes:
+        limit: `turns` or `tokens`.
+    """
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"no {limit} are left")
+        self.limit = limit
+
+
+class Engines(Protocol):
+    """Whatever draws turns."""
+
+    async def draw(self, request: DrawRequest) -> DrawnTurn:
+        """Return a turn."""
+        ...
+
+
+class DrawSettings(NamedTuple):
+    """The settings of all turns of a run.
+
+    Attributes:
+        sample: number of the run within its group.
+        seed: of the draws.
+        temperature: of the draws; 0 takes the likeliest token.
+        max_turns: of the model, over all conversations of the run.
+        max_tokens: of a conversation.
+        max_new_tokens: of a turn.
+        version: of the oldest weights that may draw.
+        agent: rank of the process.
+    """
+
+    sample: int
+    seed: int
+    temperature: float
+    max_turns: int
+    max_tokens: int
+    max_new_tokens: int
+    version: int = 0
+    agent: int = 0
+
+
+class ModelReply(NamedTuple):
+    """A turn of the model: its text, its tokens, and why it ended."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: FinishReason
+
+
+class LanguageModel:
+    """The language model in one run of an agent. All its conversations are learned from.
+
+    Args:
+        engines: that draw.
+        settings: of all turns.
+        told: is given each turn with its text.
+
+    Attributes:
+        turns: of the model so far.
+    """
+
+    def __init__(
+        self, engines: Engines, settings: DrawSettings, told: Callable[[TurnRecord], None] = lambda turn: None
+    ) -> None:
+        self._engines = engines
+        self._settings = settings
+        self._told = told
+        self._chats: list[Chat] = []
+        self.turns = 0
+
+    def conversation(self, *messages: str | ChatMessage) -> Chat:
+        """Begin a conversation; a text is what a user says."""
+        given = [ChatMessage("user", each) if isinstance(each, str) else each for each in messages]
+        return self._chat(Conversation(str(len(self._chats))), given)
+
+    def _chat(self, conversation: Conversation, messages: Sequence[ChatMessage]) -> Chat:
+        chat = Chat(self, conversation, len(self._chats), messages)
+        self._chats.append(chat)
+        return chat
+
+    def segments(self) -> list[Answer]:
+        """Return what is learned from: a segment of each conversation in which the model spoke, at least one."""
+        sample = self._settings.sample
+        found = [segment for chat in self._chats if (segment := chat.tokens.segment(sample)) is not None]
+        return found or [no_turn(sample)]
+
+    def say(self, turn: TurnRecord) -> None:
+        """Tell of a turn."""
+        self._told(turn)
+
+    async def draw(self, chat: Chat, stop: tuple[str, ...], max_new_tokens: int | None) -> DrawnTurn:
+        """Draw the next turn of a conversation.
+
+        Raises:
+            LimitReached: see there.
+        """
+        settings = self._settings
+        if self.turns >= settings.max_turns:
+            raise LimitReached("turns")
+        self.turns += 1
+        most = settings.max_new_tokens
+        turn = await self._engines.draw(
+            DrawRequest(
+                request_id=0,
+                agent=settings.agent,
+                context=chat.tokens.tokens,
+                messages=tuple(chat.pending),
+                max_tokens=settings.max_tokens,
+                max_new_tokens=most if max_new_tokens is None else min(most, max_new_tokens),
+                temperature=settings.temperature,
+                seed=settings.seed,
+                # Branches with equal tokens draw other ones.
+                sample=settings.sample + (chat.number << 24),
+                version=settings.version,
+                stop=stop,
+            )
+        )
+        if not turn.tokens:
+            self.turns -= 1
+            raise LimitReached("tokens")
+        return turn
+
+
+class Chat:
+    """A conversation of an agent with the model; made by `LanguageModel.conversation`, and by `fork`.
+
+    Attributes:
+        number: of the conversation within its run.
+        tokens: of the conversation.
+        pending: messages that the model has not been told yet.
+    """
+
+    def __init__(
+        self, model: LanguageModel, conversation: Conversation, number: int, messages: Sequence[ChatMessage]
+    ) -> None:
+        self._model = model
+        self.number = number
+        self.tokens = conversation
+        self.pending: list[ChatMessage] = []
+        self._speaking = False
+        for each in messages:
+            self.add(each.text, each.role)
+
+    def add(self, text: str, role: Role = "user") -> None:
+        """Tell the model something before its next turn."""
+        self.pending.append(ChatMessage(role, text))
+        if role != "tool":
+            self._model.say(TurnRecord("task", text, segment=self.number))
+
+    async def reply(self, stop: Sequence[str] = (), max_new_tokens: int | None = None) -> ModelReply:
+        """Let the model speak.
+
+        Args:
+            stop: texts that end the turn, besides the model's own end; they are part of it.
+            max_new_tokens: fewer tokens than a turn may have anyway.
+
+        Raises:
+            LimitReached: the turns of the run, or the tokens of the conversation, are used up. An agent need not catch
+                it: the run ends then without an answer.
+            RuntimeError: the model is speaking in this conversation; `fork` is for several turns at once.
+        """
+        if self._speaking:
+            raise RuntimeError("the model is speaking in this conversation: `fork` it for several turns at once")
+        self._speaking = True
+        began = time.perf_counter()
+        try:
+            turn = await self._model.draw(self, tuple(stop), max_new_tokens)
+        finally:
+            self._speaking = False
+        self.pending.clear()
+        self.tokens.observe(turn.observed)
+        self.tokens.draw(turn.tokens, turn.logprobs, turn.versions, turn.finish)
+        seconds = time.perf_counter() - began
+        self._model.say(TurnRecord("model", turn.text, seconds=seconds, segment=self.number))
+        return ModelReply(turn.text, turn.tokens, turn.finish)
+
+    def fork(self) -> Chat:
+        """Return a conversation that goes on from here by itself, as for parallel calls and sub-agents."""
+        name = f"{self.tokens.name}.{self.number}"
+        chat = self._model._chat(self.tokens.fork(name), ())  # pyright: ignore[reportPrivateUsage]
+        chat.pending = list(self.pending)
+        return chat
+
+    def credit(self, reward: float) -> None:
+        """Give the model's last turn a reward of its own, besides that of the outcome."""
+        self.tokens.credit(reward)
+        self._model.say(TurnRecord("reward", f"{reward:+g}", segment=self.number))

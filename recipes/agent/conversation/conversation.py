@@ -1,0 +1,161 @@
+"""Conversations as tokens: what the model was told and what it said, each kept as it was, never tokenized again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recipes.language.answers.sequences import FinishReason
+from recipes.language.answers.sequences import Sequence as Answer
+from rlinf_core import RuntimeFailure
+
+
+class ConversationError(RuntimeFailure):
+    """Tokens, or a reward, do not belong to a conversation as it is."""
+
+
+class Conversation:
+    """Tokens of a conversation, in their order, with what is known of those that the model drew.
+
+    Args:
+        name: of the conversation, for messages.
+        inherited: tokens of the conversation that this one branches off from.
+
+    Attributes:
+        turns: how often the model spoke.
+    """
+
+    def __init__(self, name: str, inherited: Sequence[int] = ()) -> None:
+        self.name = name
+        self.turns = 0
+        self._tokens = list(inherited)
+        # Of each token; False, 0 for those that the model did not draw in this conversation.
+        self._drawn = [False] * len(self._tokens)
+        self._logprobs = [0.0] * len(self._tokens)
+        self._versions = [0] * len(self._tokens)
+        self._rewards = [0.0] * len(self._tokens)
+        self._finish: FinishReason = "stop"
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens so far."""
+        return tuple(self._tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Append tokens that the model is told; nobody learns from them."""
+        self._append(tokens, drawn=False, logprobs=[0.0] * len(tokens), versions=[0] * len(tokens))
+
+    def draw(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish: FinishReason
+    ) -> None:
+        """Append a turn of the model.
+
+        Args:
+            tokens: it drew.
+            logprobs: log-probability of each under the policy that drew it.
+            versions: of the weights that drew each.
+            finish: why the turn ended.
+
+        Raises:
+            ConversationError: there are not as many log-probabilities or versions as tokens.
+        """
+        if not len(tokens) == len(logprobs) == len(versions):
+            raise ConversationError(
+                f"turn {self.turns + 1} of conversation `{self.name}` has {len(tokens)} tokens,"
+                f" {len(logprobs)} log-probabilities and {len(versions)} versions"
+            )
+        self._append(tokens, drawn=True, logprobs=logprobs, versions=versions)
+        self._finish = finish
+        self.turns += 1
+
+    def _append(
+        self, tokens: Sequence[int], *, drawn: bool, logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
+        self._tokens += tokens
+        self._drawn += [drawn] * len(tokens)
+        self._logprobs += logprobs
+        self._versions += versions
+        self._rewards += [0.0] * len(tokens)
+
+    def extend_to(self, prompt: Sequence[int]) -> None:
+        """Take a whole prompt: what it adds to the tokens so far is what the model is told next.
+
+        Raises:
+            ConversationError: the prompt does not begin with the tokens so far.
+        """
+        there = self._tokens
+        if list(prompt[: len(there)]) == there:
+            self.observe(prompt[len(there) :])
+            return
+        same = min(len(there), len(prompt))
+        place = next((n for n in range(same) if prompt[n] != there[n]), same)
+        said = "was drawn by the model" if place < len(there) and self._drawn[place] else "was told to the model"
+        found = (
+            f"token {prompt[place]} stands there" if place < len(prompt) else f"the prompt ends after {place} tokens"
+        )
+        raise ConversationError(
+            f"the prompt of turn {self.turns + 1} of conversation `{self.name}` does not extend what was there",
+            where=f"token {place} of {len(there)}",
+            why=f"{there[place]} {said}, and {found}",
+            help="keep what was said as token ids, or branch: a changed past is a conversation of its own",
+        )
+
+    def fork(self, name: str) -> Conversation:
+        """Return a conversation that goes on from here by itself; what was drawn so far is learned from here alone."""
+        return Conversation(name, self._tokens)
+
+    def credit(self, reward: float) -> None:
+        """Give the model's last turn a reward of its own, besides that of the outcome.
+
+        Raises:
+            ConversationError: the model has not spoken in this conversation.
+        """
+        if not self.turns:
+            raise ConversationError(
+                f"conversation `{self.name}` has no turn of the model that a reward could belong to",
+                help="give it after a reply",
+            )
+        last = max(number for number, drawn in enumerate(self._drawn) if drawn)
+        self._rewards[last] += reward
+
+    def segment(self, sample: int) -> Answer | None:
+        """Return what is learned from: a prompt, and everything from the first token drawn to the last.
+
+        Args:
+            sample: number of the trajectory within its group.
+
+        Returns:
+            None where nothing was drawn.
+        """
+        if True not in self._drawn:
+            return None
+        first = self._drawn.index(True)
+        end = len(self._drawn) - self._drawn[::-1].index(True)
+        part = slice(first, end)
+        return Answer(
+            request_id=self.name,
+            sample=sample,
+            prompt=tuple(self._tokens[:first]),
+            tokens=tuple(self._tokens[part]),
+            logprobs=tuple(self._logprobs[part]),
+            versions=tuple(self._versions[part]),
+            finish_reason=self._finish,
+            trained=tuple(self._drawn[part]),
+            rewards=tuple(self._rewards[part]),
+        )
+
+
+def no_turn(sample: int) -> Answer:
+    """Return a segment that nothing is learned from, of a trajectory in which the model never spoke."""
+    return Answer(
+        request_id="",
+        sample=sample,
+        prompt=(0,),
+        tokens=(0,),
+        logprobs=(0.0,),
+        versions=(0,),
+        finish_reason="aborted",
+        trained=(False,),
+    )

@@ -1,0 +1,1 @@
+"""Tasks of agents, the tools for them, and examples to start from."""

@@ -1,0 +1,83 @@
+"""Tools by the names that `agent.tools` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from recipes.agent.config import AgentConfig
+from recipes.agent.tasks.tasks import lookup_corpus
+from recipes.agent.tools.calculator import Calculator
+from recipes.agent.tools.python import Python
+from recipes.agent.tools.sandbox import MIB, SandboxLimits
+from recipes.agent.tools.search import Search, read_corpus
+from recipes.agent.tools.tool import FunctionTool, Tool
+from rlinf_core import ConfigError
+from rlinf_core.registry import import_target
+
+
+def make_tools(config: AgentConfig, search: Tool | None = None, further: Sequence[Tool] = ()) -> list[Tool]:
+    """Return the tools of agents.
+
+    Args:
+        config: of the job.
+        search: asks for what is searched; None: the index is made here.
+        further: tools besides those of `agent.tools`.
+
+    Raises:
+        ConfigError: one cannot be imported, has the name of another, the corpus cannot be read, or there is no sandbox.
+    """
+    tools = [search if name == "search" and search else _tool(name, config) for name in config.agent.tools]
+    tools += further
+    names = [each.name for each in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two tools are called `{name}`", help="give one of them another name")
+    return tools
+
+
+def start_servers(config: AgentConfig) -> list[Tool]:
+    """Start the MCP servers of this process, and return their tools.
+
+    Raises:
+        ConfigError: see `McpServers`.
+    """
+    if not config.agent.mcp:
+        return []
+    # For the processes that need it: it imports much.
+    from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
+
+    commands = {
+        name: ServerCommand((*each.command, *each.args), each.env, each.tools)
+        for name, each in config.agent.mcp.items()
+    }
+    return list(McpServers(commands).tools)
+
+
+def make_search(config: AgentConfig) -> Search:
+    """Return the search, with an index made here.
+
+    Raises:
+        ConfigError: the corpus cannot be read.
+    """
+    path = config.agent.corpus_path
+    documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
+    return Search(documents, config.agent.search_results)
+
+
+def _tool(name: str, config: AgentConfig) -> Tool:
+    if name == "calculator":
+        return Calculator()
+    if name == "python":
+        return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
+    if name == "search":
+        return make_search(config)
+    if name == "http":
+        # For the processes that reach out: its libraries take memory that others have a use for.
+        from recipes.agent.tools.http import Http
+
+        return Http(config.agent.http.allow, config.agent.tool_timeout, config.agent.http.max_bytes)
+    found = import_target(name, "tool")
+    if not callable(found):
+        raise ConfigError(f"tool `{name}` is no function", help="name a function from text to text")
+    return FunctionTool(cast("Callable[[str], str]", found))

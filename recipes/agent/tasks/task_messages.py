@@ -1,0 +1,28 @@
+"""Messages with which a conversation about a task begins."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from recipes.agent.config import AgentDataConfig
+from recipes.agent.conversation.turn_messages import ChatMessage, Role
+from recipes.language.data.problems import Problem
+
+
+def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> tuple[ChatMessage, ...]:
+    """Return the messages with which a conversation about a task begins.
+
+    Args:
+        task: the problem.
+        data: says how it is written.
+        instructions: how tools are used; told where there is a chat template for a system message.
+    """
+    if not data.apply_chat_template:
+        return (ChatMessage("user", data.few_shot + task.prompt),)
+    given = task.messages or ({"role": "user", "content": task.prompt},)
+    messages = [ChatMessage(cast("Role", each["role"]), each["content"]) for each in given]
+    messages[-1] = messages[-1]._replace(text=data.few_shot + messages[-1].text)
+    system = "\n\n".join(filter(None, (data.system_prompt, instructions)))
+    if system and messages[0].role != "system":
+        messages.insert(0, ChatMessage("system", system))
+    return tuple(messages)

@@ -1,0 +1,126 @@
+"""Tasks that are made on the spot, and the corpus that look-ups are made in."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Final, TypeVar
+
+from recipes.agent.config import EPISODES, AgentDataConfig
+from recipes.language.config.problem_config import MOST_GENERATED
+from recipes.language.data.load_problems import load_problems
+from recipes.language.data.problems import Problem, ProblemSet
+
+T = TypeVar("T")
+
+# Persons, and the towns and rivers that they are led to.
+_PERSONS: Final = 400
+_PLACES: Final = 80
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+class MadeTasks:
+    """Tasks that were made on the spot."""
+
+    def __init__(self, tasks: list[Problem]) -> None:
+        self._tasks = tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Problem:
+        return self._tasks[index]
+
+
+class Episodes:
+    """Seeds of an environment; those of evaluation are not trained on.
+
+    Args:
+        evaluation: whether those of evaluation are asked for.
+        size: how many of them there are.
+    """
+
+    def __init__(self, *, evaluation: bool, size: int) -> None:
+        self._first, self._size = (MOST_GENERATED, size) if evaluation else (0, MOST_GENERATED)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Problem:
+        seed = self._first + index
+        return Problem(prompt=f"episode {seed}", answer="", row={"seed": seed}, source=EPISODES)
+
+
+def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
+    """Return the tasks of training or of evaluation.
+
+    Raises:
+        ConfigError: see `load_problems`.
+    """
+    if data.source == EPISODES:
+        return Episodes(evaluation=evaluation, size=data.val_size)
+    if data.source == "calculations":
+        return MadeTasks(calculations(evaluation=evaluation, size=data.val_size, seed=data.seed))
+    if data.source == "lookups":
+        return MadeTasks(lookups(evaluation=evaluation, size=data.val_size, seed=data.seed))
+    return load_problems(data, evaluation=evaluation)
+
+
+def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
+    """Return products of two numbers of two digits, written `12*34=`; those of evaluation are not trained on.
+
+    Args:
+        evaluation: whether those of evaluation are asked for.
+        size: how many of them there are, at most half of all.
+        seed: of the split.
+    """
+    pairs = list(itertools.product(range(10, 100), repeat=2))
+    random.Random(f"calculations {seed}").shuffle(pairs)
+    return [
+        Problem(
+            prompt=f"{first}*{second}=",
+            answer=str(first * second),
+            row={"calls": [["calculator", f"{first}*{second}"]]},
+            source="calculations",
+        )
+        for first, second in _part(pairs, evaluation, size)
+    ]
+
+
+def lookups(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
+    """Return questions for the river at the home of a person, written `river home kobu?`, which take two look-ups.
+
+    Persons of evaluation are not trained on. Arguments as for `calculations`.
+    """
+    homes, rivers = _facts(seed)
+    return [
+        Problem(
+            prompt=f"river home {person}?",
+            answer=rivers[homes[person]],
+            row={"calls": [["search", f"home {person}"], ["search", f"river {homes[person]}"]]},
+            source="lookups",
+        )
+        for person in _part(list(homes), evaluation, size)
+    ]
+
+
+def lookup_corpus(seed: int) -> list[str]:
+    """Return the documents in which the answers of `lookups` are found, one fact each."""
+    homes, rivers = _facts(seed)
+    documents = [f"home {person} {town}" for person, town in homes.items()]
+    return documents + [f"river {town} {river}" for town, river in rivers.items()]
+
+
+def _facts(seed: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the home of each person, and the river of each town; all names differ."""
+    names = ["".join(each) for each in itertools.product(_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS)]
+    chance = random.Random(f"lookups {seed}")
+    chance.shuffle(names)
+    persons, rest = names[:_PERSONS], names[_PERSONS:]
+    towns, rivers = rest[:_PLACES], rest[_PLACES : 2 * _PLACES]
+    return {person: chance.choice(towns) for person in persons}, dict(zip(towns, rivers, strict=True))
+
+
+def _part(every: list[T], evaluation: bool, size: int) -> list[T]:
+    held = min(size, len(every) // 2)
+    return every[:held] if evaluation else every[held:]

@@ -1,0 +1,124 @@
+"""Conversations that a model built on the spot is shown before it learns by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from recipes.agent.config import EPISODES, AgentConfig
+from recipes.agent.conversation.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.environments.env_agent import environment_maker
+from recipes.agent.environments.text_environment import TextEnvironment
+from recipes.agent.tasks.make_tools import make_tools
+from recipes.agent.tasks.task_messages import first_messages
+from recipes.agent.tasks.tasks import load_tasks
+from recipes.agent.tools.toolbox import Toolbox
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.data.problems import Problem, training_order
+from recipes.language.learning.warm_start import example
+from recipes.training.seeding import Purpose, seed_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """Return conversations on training tasks, `actor.warm_start.steps` batches of them.
+
+    In half of them tools lead to the right answer; in the others one is guessed: the answer to another task. What is
+    learned of how a turn begins is that a tool is called in `tool_share` of all cases.
+    """
+    data, start = config.data, config.actor.warm_start
+    if data.source == EPISODES:
+        return _episodes(config, tokenizer)
+    tasks = load_tasks(data, evaluation=False)
+    tools = Toolbox(make_tools(config), config.agent.tool_timeout)
+    writer = _Writer(config, tokenizer)
+    chance = random.Random(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    count = start.steps * data.rollout_batch_size
+    share = start.tool_share
+    # Conversations with tools, and how many of them show how one begins; of those with a guess all do.
+    used = max(0.5, share)
+    begun = share * (1 - used) / ((1 - share) * used) if share < 1 else 1.0
+    shown: list[Answer] = []
+    for index in training_order(len(tasks), 0, count, seed=config.actor.seed, shuffle=True):
+        task = tasks[index]
+        calls: list[tuple[str, str]] = task.row.get("calls", [])
+        # Without the tools that lead to the answer, a guess is all there is.
+        chosen = used if {name for name, _ in calls} <= set(tools.names) else 0.0
+        if not calls:
+            shown.append(writer.written(task, [(task.answer, True)]))
+        elif chance.random() < chosen:
+            told = writer.written(task, [*asyncio.run(_used(tools, calls)), (task.answer, True)])
+            shown.append(told if chance.random() < begun else replace(told, trained=(False, *told.trained[1:])))
+        else:
+            shown.append(writer.written(task, [(tasks[chance.randrange(len(tasks))].answer, True)]))
+    return shown
+
+
+def _episodes(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """Return episodes in which the environment itself says what may be said, with the skill of `tool_share`; none where
+    it has no examples.
+    """
+    settings, start = config.agent.environment, config.actor.warm_start
+    make: Any = environment_maker(settings) if settings.type == "treasure" or ":" in settings.type else None
+    if getattr(make, "example", TextEnvironment.example) is TextEnvironment.example:
+        return []
+    tasks, writer = load_tasks(config.data, evaluation=False), _Writer(config, tokenizer)
+    chance = random.Random(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    shown: list[Answer] = []
+    for seed in range(start.steps * config.data.rollout_batch_size):
+        play = _played(make(), seed, chance, start.tool_share, config.agent.max_turns)
+        first, turns = asyncio.run(play)
+        shown.append(writer.written(replace(tasks[seed], prompt=first), turns))
+    return shown
+
+
+async def _played(
+    environment: TextEnvironment, seed: int, chance: random.Random, skill: float, most: int
+) -> tuple[str, list[tuple[str, bool]]]:
+    """Return what an environment says first, and the turns of an episode, as `_used` does."""
+    first, turns = await environment.reset(seed), list[tuple[str, bool]]()
+    for _ in range(most):
+        said = environment.example(chance, skill)
+        step = await environment.step(said)
+        turns.append((said, True))
+        if step.done:
+            break
+        turns.append((step.text, False))
+    return first, turns
+
+
+async def _used(tools: Toolbox, calls: Iterable[tuple[str, str]]) -> list[tuple[str, bool]]:
+    """Return turns that call tools, and what the tools say: texts, and whether the model is to learn them."""
+    turns: list[tuple[str, bool]] = []
+    for name, argument in calls:
+        turns.append((f"<{name}>{argument}</{name}>", True))
+        turns.append((tools.written(await tools.call(name, argument)), False))
+    return turns
+
+
+class _Writer:
+    """Writes conversations as tokens."""
+
+    def __init__(self, config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._data = config.data
+        self._tokenizer = cast("Any", tokenizer)
+        self._encoder = TurnEncoder(tokenizer, apply_chat_template=config.data.apply_chat_template)
+
+    def written(self, task: Problem, turns: Iterable[tuple[str, bool]]) -> Answer:
+        prompt = self._encoder.encode((), first_messages(task, self._data, ""))
+        tokens: list[int] = []
+        trained: list[bool] = []
+        for text, learned in turns:
+            if learned:
+                found = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            else:
+                found = self._encoder.encode((*prompt, *tokens), [ChatMessage("tool", text)])
+            tokens += found
+            trained += [learned] * len(found)
+        return example(prompt, (*tokens, self._tokenizer.eos_token_id), (*trained, True))

@@ -1,0 +1,202 @@
+"""The workers that run agents."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple, cast
+
+from recipes.agent.config import EPISODES, AgentConfig
+from recipes.agent.conversation import agents
+from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
+from recipes.agent.environments.env_agent import make_env_agent
+from recipes.agent.tasks.make_tools import make_tools, start_servers
+from recipes.agent.tasks.task_messages import first_messages
+from recipes.agent.tasks.tasks import load_tasks
+from recipes.agent.tools.tool import Tool
+from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
+from recipes.agent.workers.index_client import IndexGroup, IndexSearch
+from recipes.agent.workers.index_worker import IndexWorker
+from recipes.language.answers.answer_group import AnswerGroup, Course, TurnRecord, put_groups
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.data.problems import Problem, training_order
+from recipes.language.loop.generation import orders_key
+from recipes.language.loop.prompts import GenerationReport, Prompt
+from rlinf_core import RuntimeFailure, Worker, WorkerGroup
+from rlinf_core.registry import import_target
+
+# Failures of agents that are told in the log, of all that are counted.
+_TOLD = 3
+
+
+class _Run(NamedTuple):
+    """A run of an agent that is over: its answer, its segments, and how it went."""
+
+    text: str
+    segments: list[Answer]
+    course: Course
+
+
+class AgentWorker(Worker):
+    """Runs agents on tasks, many at once, each several times, and hands what comes of them to the reward workers.
+
+    The process imports no torch: engines draw, and write texts as tokens.
+    """
+
+    config_section = "agent"
+    forked = True
+
+    def __init__(self, config: AgentConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._failures = 0
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load tasks, tools and the agent.
+
+        Raises:
+            ConfigError: one of them cannot be loaded.
+        """
+        config = self._config
+        self._layout = layout
+        self._tasks = {True: load_tasks(config.data, evaluation=False), False: load_tasks(config.data, evaluation=True)}
+        self._tools = make_tools(config, self._index_search(), start_servers(config))
+        name = config.agent.run
+        if name == "env_agent":
+            self._agent: Agent = make_env_agent(config)
+        else:
+            self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
+        self._channel = self.connect_channel(layout.answers)
+        self._client = EngineClient(self._channel, self._rank, layout.rollouts)
+        # Groups that became whole and were not handed on yet.
+        self._whole: list[AnswerGroup] = []
+        # Whether tasks come without an end, so that any reward worker may take any group.
+        self._streams = False
+
+    def _index_search(self) -> Tool | None:
+        """Return the search by workers that hold the index, where there are some."""
+        if not self._config.has_index:
+            return None
+        group = WorkerGroup.from_group_name(IndexWorker, self._config.index.group_name)
+        view = group.execute_on(self._rank % group.world_size)
+        return IndexSearch(cast("IndexGroup", view), self.log_warning)
+
+    def problem_counts(self) -> tuple[int, int]:
+        """Return how many tasks there are for training and for evaluation."""
+        return len(self._tasks[True]), len(self._tasks[False])
+
+    async def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
+        """Run the agent on those of the tasks that are this worker's, and return when all runs are over."""
+        began = time.perf_counter()
+        mine = [each for each in prompts if each.worker == self._rank]
+        self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
+        async with self._client.open(), asyncio.TaskGroup() as tasks:
+            drawn = [tasks.create_task(self._answer(each)) for each in mine]
+        return GenerationReport(sum(each.result() for each in drawn), time.perf_counter() - began)
+
+    async def generate_forever(self) -> None:
+        """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
+        self._streams = True
+        self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
+        async with self._client.open(), asyncio.TaskGroup() as tasks:
+            while (prompts := await next_item(self._channel, orders_key(self._rank))) is not None:
+                for each in prompts:
+                    tasks.create_task(self._answer(each))
+        self._streams = False
+
+    async def _answer(self, prompt: Prompt) -> int:
+        """Run the agent several times on one task, and return how many tokens the model drew."""
+        data, tasks, index = self._config.data, self._tasks[prompt.trains], prompt.position
+        if prompt.trains:
+            # Seeds are as good in their own order, and there are too many for a list of them.
+            shuffle = data.shuffle and data.source != EPISODES
+            (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=shuffle)
+        problem, route = tasks[index], self._client.route(prompt.answers)
+        runs = await asyncio.gather(*(self._run(prompt, problem, sample, route) for sample in range(prompt.answers)))
+        group = AnswerGroup(
+            prompt,
+            index,
+            problem,
+            tuple(each.text for each in runs),
+            tuple(segment for each in runs for segment in each.segments),
+            courses=tuple(each.course for each in runs),
+        )
+        if not self._whole:
+            asyncio.get_running_loop().call_soon(self._hand_on)
+        self._whole.append(group)
+        return sum(segment.drawn for segment in group.answers)
+
+    def _hand_on(self) -> None:
+        """Hand on all groups that became whole together."""
+        groups, self._whole = self._whole, []
+        put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
+
+    async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
+        """Run the agent once. What goes wrong in it costs the run, and is counted."""
+        turns: list[TurnRecord] = []
+
+        def use(call: ToolCall, seen: Observation) -> None:
+            turns.append(TurnRecord("tool", seen.text, call.name, seen.seconds, seen.failure))
+
+        model = LanguageModel(route, self._settings(prompt, sample), turns.append)
+        tools = Toolbox(self._tools, self._config.agent.tool_timeout, use)
+        task = AgentTask(
+            problem.prompt, first_messages(problem, self._config.data, tools.instructions), problem.answer, problem.row
+        )
+        async with self._slots:
+            began = time.perf_counter()
+            outcome, ended, why = await self._outcome(task, model, tools)
+            seconds = time.perf_counter() - began
+        self._client.leave(route)
+        figures = {
+            "agent/turns": float(model.turns),
+            "agent/seconds": seconds,
+            "agent/limit_turns": float(ended == "turns"),
+            "agent/limit_tokens": float(ended == "tokens"),
+            **dict.fromkeys(("agent/tool_calls", "agent/tool_errors", "agent/tool_timeouts"), 0.0),
+            **tools.figures,
+        }
+        failure = ended if ended in ("error", "timeout") else ""
+        reward = self._config.reward.incorrect_reward if failure else outcome.reward
+        reason = f"the agent failed: {why}" if failure else "given by the agent"
+        shown = tuple(turns) if prompt.shown else ()
+        return _Run(outcome.answer, model.segments(), Course(reward, reason, outcome.parts, failure, shown, figures))
+
+    async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
+        """Return what comes of a run, how it ended if not by itself (`turns`, `tokens`, `timeout`, `error`), and why.
+
+        Raises:
+            RuntimeFailure: the engines are gone.
+        """
+        try:
+            async with asyncio.timeout(self._config.agent.timeout):
+                found = await self._agent(task, model, tools)
+        except LimitReached as limit:
+            return AgentOutcome(), limit.limit, ""
+        except TimeoutError:
+            return AgentOutcome(), "timeout", f"no end within {self._config.agent.timeout:g} s"
+        except RuntimeFailure:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the user's agent
+            self._failures += 1
+            if self._failures <= _TOLD:
+                more = "; further ones are counted only" if self._failures == _TOLD else ""
+                self.log_warning("an agent failed by %s: %s%s", type(error).__name__, error, more)
+            return AgentOutcome(), "error", f"{type(error).__name__}: {error}".partition("\n")[0]
+        return (AgentOutcome(answer=found) if isinstance(found, str) else found), "", ""
+
+    def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:
+        config = self._config
+        return DrawSettings(
+            sample=sample,
+            seed=(config.actor.seed << 32) + prompt.step,
+            temperature=prompt.temperature,
+            max_turns=config.agent.max_turns,
+            max_tokens=config.runner.seq_length,
+            max_new_tokens=config.rollout.sampling_params.max_new_tokens,
+            version=prompt.version,
+            agent=self._rank,
+        )

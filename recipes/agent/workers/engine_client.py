@@ -1,0 +1,112 @@
+"""The engines as an agent process asks them: many turns at once, one message for many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
+from rlinf_core import Channel, CommunicationTimeoutError
+
+
+async def next_item(channel: Channel, key: str) -> Any:
+    """Return the next item of a channel, which may be long in coming: tools and trainers take their time."""
+    while True:
+        with suppress(CommunicationTimeoutError):
+            return await channel.get(key=key, async_op=True).async_wait()
+
+
+class EngineRoute:
+    """One of the engines; a run keeps to it, so that what its conversations begin with is computed there once."""
+
+    def __init__(self, client: EngineClient, engine: int) -> None:
+        self._client = client
+        self.engine = engine
+
+    async def draw(self, request: DrawRequest) -> DrawnTurn:
+        """Return a turn."""
+        return await self._client.draw(self.engine, request)
+
+
+class EngineClient:
+    """Asks engines for turns through a channel.
+
+    Args:
+        channel: to the engines and back.
+        rank: of this process.
+        engines: how many there are.
+    """
+
+    def __init__(self, channel: Channel, rank: int, engines: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._load = [0] * engines
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[DrawnTurn]] = {}
+        self._outgoing: defaultdict[int, list[DrawRequest]] = defaultdict(list)
+        self._reading: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """Read answers as long as the context lasts."""
+        self._reading = asyncio.create_task(self._read())
+        try:
+            yield
+        finally:
+            self._reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reading
+
+    def route(self, runs: int) -> EngineRoute:
+        """Return the engine with the fewest runs of this process; those that begin with this one are counted.
+
+        Args:
+            runs: that will ask it.
+        """
+        # Processes begin with different engines.
+        count = len(self._load)
+        engine = min(range(count), key=lambda each: (self._load[each], (each - self._rank) % count))
+        self._load[engine] += runs
+        return EngineRoute(self, engine)
+
+    def leave(self, route: EngineRoute) -> None:
+        """Note that a run is over."""
+        self._load[route.engine] -= 1
+
+    async def draw(self, engine: int, request: DrawRequest) -> DrawnTurn:
+        """Return a turn of an engine."""
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        found = self._waiting[number] = loop.create_future()
+        if not self._outgoing[engine]:
+            # When every run has gone on as far as it can: what they ask for is one message.
+            loop.call_soon(self._send, engine)
+        self._outgoing[engine].append(request._replace(request_id=number, agent=self._rank))
+        try:
+            return await found
+        finally:
+            self._waiting.pop(number, None)
+
+    def _send(self, engine: int) -> None:
+        requests = self._outgoing.pop(engine)
+        self._channel.put(tuple(requests), key=engine_key(engine))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for turn in await next_item(self._channel, agent_key(self._rank)):
+                    self._settle(turn)
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            for each in self._waiting.values():
+                if not each.done():
+                    each.set_exception(error)
+
+    def _settle(self, turn: DrawnTurn) -> None:
+        found = self._waiting.get(turn.request_id)
+        # A run that was ended at its time limit has nobody waiting any more.
+        if found is not None and not found.done():
+            found.set_result(turn)

@@ -1,0 +1,70 @@
+"""The tool `search` where workers of the group `index` hold the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from recipes.agent.tools.search import NOTHING_FOUND, Search
+from recipes.agent.tools.tool import Tool, ToolError
+from rlinf_core import RLinfError, WorkerGroupHandle
+
+
+class IndexGroup(Protocol):
+    """Calls on a worker that holds an index."""
+
+    def search(self, queries: list[str], /) -> WorkerGroupHandle[list[str | None]]: ...
+
+
+class IndexSearch(Tool):
+    """The documents that fit a query best, asked of a worker: what is asked at the same time is one call.
+
+    Args:
+        index: the worker.
+        warn: is told once that it cannot be asked any more.
+    """
+
+    name = Search.name
+    description = Search.description
+
+    def __init__(self, index: IndexGroup, warn: Callable[[str], None]) -> None:
+        self._index = index
+        self._warn = warn
+        self._warned = False
+        self._waiting: list[tuple[str, asyncio.Future[str]]] = []
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def call(self, argument: str) -> str:
+        """See `Tool`."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[str] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        self._waiting.append((argument, found))
+        return await found
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        task = asyncio.ensure_future(self._ask(waiting))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, waiting: list[tuple[str, asyncio.Future[str]]]) -> None:
+        try:
+            (texts,) = await self._index.search([query for query, _ in waiting]).async_wait()
+        except RLinfError as error:
+            reason = str(error).partition("\n")[0]
+            if not self._warned:
+                self._warned = True
+                self._warn(f"searches fail, since the index cannot be asked: {reason}")
+            texts, missing = [None] * len(waiting), f"the index cannot be asked: {reason}"
+        else:
+            missing = NOTHING_FOUND
+        for (_, found), text in zip(waiting, texts, strict=True):
+            if found.done():
+                continue  # its call took too long
+            if text is None:
+                found.set_exception(ToolError(missing))
+            else:
+                found.set_result(text)

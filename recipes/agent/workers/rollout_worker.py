@@ -1,0 +1,102 @@
+"""The workers that draw the turns of conversations."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from recipes.agent.conversation.turn_encoder import TurnEncoder
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
+from recipes.language.answers.sequences import Request, SamplingParams, Sequence
+from recipes.language.config import LanguageConfig
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.order_inbox import Inbox
+from recipes.language.loop.prompts import GenerationReport
+from recipes.language.workers.engine_stream import EngineStream
+from recipes.language.workers.engine_worker import EngineWorker
+
+
+class AgentRolloutWorker(EngineWorker):
+    """Draws turns for agents by an engine: tokens come in, tokens go out."""
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__(config)
+        # Requests whose turns are being drawn, with the tokens of their messages.
+        self._open: dict[str, tuple[DrawRequest, tuple[int, ...]]] = {}
+        self._drawn = 0
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Start the engine; its weights come with the first `sync_model_from_actor`."""
+        super().init_worker(layout)
+        self._encoder = TurnEncoder(self._tokenizer, apply_chat_template=self._config.data.apply_chat_template)
+        self._channel = self.connect_channel(layout.answers)
+        self._inbox = Inbox(self._channel, engine_key(self._rank))
+
+    def serve(self) -> GenerationReport:
+        """Draw turns as agents ask for them, until None comes in the place of requests."""
+        self._wake()
+        engine, before, seconds, ended = self._engine, self._drawn, 0.0, False
+        while not ended or engine.unfinished:
+            for requests in self._inbox.poll() if engine.unfinished or ended else [self._inbox.wait()]:
+                if requests is None:
+                    ended = True
+                else:
+                    self._begin(requests)
+            began = time.perf_counter()
+            self._finish(engine.step())
+            seconds += time.perf_counter() - began
+        return GenerationReport(self._drawn - before, seconds)
+
+    def serve_forever(self) -> None:
+        """Draw turns as agents ask for them, and load weights as the actor sends them, until None comes."""
+        self._wake()
+        partial = self._config.runner.partial_rollout
+        stream = EngineStream[DrawRequest](self._engine, self._receive, self._load, self._finish, partial=partial)
+        stream.run(self._inbox, lambda requests, waiting: requests, self._begin)
+
+    def _begin(self, requests: Iterable[DrawRequest]) -> None:
+        """Submit requests; one that has no room for another token is answered at once."""
+        for each in requests:
+            observed = self._encoder.encode(each.context, each.messages)
+            room = each.max_tokens - len(each.context) - len(observed)
+            too_long = not each.context and len(observed) > self._config.data.max_prompt_length
+            if room < 1 or too_long:
+                self._send(each.agent, [DrawnTurn(each.request_id, (), (), (), (), "", "length")])
+                continue
+            name = f"{each.agent}:{each.request_id}"
+            self._open[name] = each, observed
+            params, prompt = self._params(each, min(each.max_new_tokens, room)), each.context + observed
+            self._engine.submit(Request(request_id=name, prompt=prompt, params=params, sample_offset=each.sample))
+
+    def _params(self, request: DrawRequest, most: int) -> SamplingParams:
+        given = self._config.rollout.sampling_params
+        return SamplingParams(
+            temperature=request.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            max_new_tokens=most,
+            min_new_tokens=min(given.min_new_tokens, most),
+            stop_token_ids=tuple(given.stop_token_ids),
+            stop=(*given.stop, *request.stop),
+            seed=request.seed,
+        )
+
+    def _finish(self, answers: Iterable[Sequence]) -> None:
+        """Hand turns to those who asked for them, in one message to each."""
+        turns: defaultdict[int, list[DrawnTurn]] = defaultdict(list)
+        for each in answers:
+            request, observed = self._open.pop(each.request_id)
+            self._drawn += len(each.tokens)
+            said = each.tokens[:-1] if each.tokens[-1] in self._stops else each.tokens
+            text = self._encoder.text(said)
+            turns[request.agent].append(
+                DrawnTurn(
+                    request.request_id, observed, each.tokens, each.logprobs, each.versions, text, each.finish_reason
+                )
+            )
+        for agent, some in turns.items():
+            self._send(agent, some)
+
+    def _send(self, agent: int, turns: list[DrawnTurn]) -> None:
+        self._channel.put(tuple(turns), key=agent_key(agent))

@@ -1,0 +1,33 @@
+"""Errors of data sets, and the packages that reading them needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rlinf_core import RLinfError
+from rlinf_core.process.requirements import install_command
+
+
+class DatasetError(RLinfError):
+    """A data set cannot be read or written, or does not fit; `where` is its file or folder."""
+
+
+def needed(module: str, purpose: str) -> Any:
+    """Import a package that only some data sets need.
+
+    Args:
+        module: what is imported.
+        purpose: what needs it, as the subject of a sentence.
+
+    Raises:
+        DatasetError: this Python does not have it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise DatasetError(
+            f"{purpose} needs the package `{package}`, which this Python does not have",
+            help=f"run `{install_command(package)}`",
+        ) from error

@@ -1,0 +1,255 @@
+"""The file of the embodied recipe: its sections and their defaults. `rules` has what must hold between them.
+
+The defaults train a Franka arm to pick a block, in about a minute on two CPU cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.config.embodied_no_effect import EMBODIED, SMALL_MODELS
+from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection
+from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.off_policy_config import OFF_POLICY_LOSSES, OffPolicyConfig
+from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
+from recipes.sections.algorithm import (
+    ADVANTAGES,
+    GROUP_ADVANTAGES,
+    LOSSES,
+    OTHER_LOSSES,
+    ActorCriticConfig,
+    AdvantageType,
+)
+from recipes.sections.job import ActorRolloutJob
+from recipes.sections.rollout import RolloutConfig
+from recipes.sections.values import KnownOrOwn
+from rlinf_core import RunnerConfig
+from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.values import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, StepsOrNever
+from rlinf_core.scalars import Bool, Data, Text
+
+COMPONENTS = ("actor", "rollout", "env")
+MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "smolvla")
+_OPENVLA = (
+    "write `vlm_policy`, a vision-language model whose tokens are actions, in chunks by one pass"
+    " (docs/models/vlm_policy.md); OpenVLA's own weights are not read: begin with a LLaVA and demonstrations"
+    " (docs/from-a-checkpoint.md)"
+)
+_PI0 = "write `pi0`: folders of HuggingFace and lerobot are read, openpi's own checkpoints are not (docs/models/pi0.md)"
+# Models of related projects, each with what there is in its place.
+OTHER_MODELS = {
+    **dict.fromkeys(("openvla", "openvla_oft", "openvla-oft"), _OPENVLA),
+    **dict.fromkeys(("openpi", "pi05", "pi0_5", "pi0.5"), _PI0),
+    "gr00t": "write `pi0` or `smolvla`, which learn by flow matching as it does; its own weights are not read",
+}
+
+
+class EmbodiedRunnerConfig(RunnerConfig):
+    """The run as a whole."""
+
+    task_type: Literal["embodied"] = Field(default="embodied", description="Kind of job; this recipe has one.")
+    max_steps: StepsOrNever = 150
+
+
+class EmbodiedModelConfig(ModelConfig):
+    """The policy."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "action_dim": "remove it: the environment tells how many numbers an action has",
+        "obs_dim": "remove it: the environment tells how many numbers an observation has",
+        "state_dim": "remove it: the environment tells how many numbers a state has",
+        "image_size": "remove it: the environment tells how large its images are",
+        **dict.fromkeys(("policy_setup", "unnorm_key"), "remove it: the policy's statistics are kept with its weights"),
+        "lora_path": "`model_path` names the folder of the weights, adapters merged",
+        "trust_remote_code": "write it into `options`: a vlm_policy may run the code in its folder",
+        "attn_implementation": "remove it: it is up to the policy",
+    }
+
+    model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
+        default="mlp_policy",
+        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), squashed_policy"
+        " (either, for SAC and TD3), vlm_policy, pi0 and smolvla (images and an instruction), or"
+        " `package.module:Class`, a subclass of BasePolicy.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Further parameters of the policy, by name (docs/models.md); for one of your own its"
+        " `options_model`, a pydantic model, checks them.",
+    )
+    trainable: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of the names of weights that are trained, such as `critic.*`; the others stay as they"
+        " are. Default: all.",
+    )
+    num_action_chunks: Count = Field(default=1, description="Actions that the policy gives for one observation.")
+    hidden_dim: Count = Field(
+        default=128, description="Width of the hidden layers; of the model built when there is no `model_path`."
+    )
+    add_value_head: Bool = Field(default=True, description="Estimate values too, as GAE needs.")
+    compile: Bool = Field(
+        default=False,
+        description="Compile the passes of training by torch.compile: a first step of a minute or more, then faster"
+        " ones. Needs a C++ compiler where the actor is placed, and triton on GPUs.",
+    )
+
+
+class EmbodiedOptimConfig(OptimConfig):
+    """AdamW and the clipping of gradients."""
+
+    moved: ClassVar[Mapping[str, str]] = {"critic_warmup_steps": "algorithm.critic_warmup_steps"}
+
+    lr: PositiveFloat = 1e-3
+    adam_eps: PositiveFloat = 1e-5
+    clip_grad: NonNegativeFloat = 0.5
+
+
+class EmbodiedActorConfig(ActorConfig):
+    """The workers that train."""
+
+    global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default=None,
+        description="Samples of one optimizer step, over all ranks. Default: about a quarter of a step's samples.",
+    )
+    model: EmbodiedModelConfig = Field(
+        default_factory=EmbodiedModelConfig, description="The policy: model_type, hidden_dim, precision."
+    )
+    optim: EmbodiedOptimConfig = Field(
+        default_factory=EmbodiedOptimConfig, description="Optimizer: lr, betas, clipping."
+    )
+
+
+class EmbodiedRolloutConfig(RolloutConfig):
+    """The workers that run the policy."""
+
+    backend: Literal["huggingface"] = Field(
+        default="huggingface", description="Engine of the policy: its own torch module."
+    )
+    pipeline_stage_num: Count = Field(
+        default=1,
+        description="Groups of environments of each env worker: while one waits for its actions, another steps.",
+    )
+
+
+class EmbodiedAlgorithmConfig(ActorCriticConfig):
+    """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO; `loss_type: sac` off policy."""
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "auto_reset": "env.train.auto_reset",
+        "eval_rollout_epoch": "env.eval.rollout_epoch",
+        "ignore_terminations": "env.train.ignore_terminations",
+        "reward_coef": "env.train.reward_coef",
+        "rollout_epoch": "env.train.rollout_epoch",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        **ActorCriticConfig.not_available,
+        "length_params": "remove it: `actor.model.num_action_chunks` says how long an answer is",
+        "sampling_params": "remove it: actions are drawn from the policy's distribution, in evaluations the likeliest",
+        "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
+        "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
+        "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",
+        "auto_reset": "`env.train.auto_reset` says what follows an episode",
+        "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
+    }
+
+    critic_warmup_steps: NonNegativeInt = Field(
+        default=0,
+        description="Training steps at the beginning in which only the weights of the value head are trained, for a"
+        " policy that has learned before and a head that has not.",
+    )
+    adv_type: AdvantageType = "gae"
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
+        default="actor_critic",
+        description="actor_critic: policy and value loss; actor: policy loss alone; sac or td3: critics of actions,"
+        " learned from a replay buffer; or `package.module:name`.",
+    )
+    update_epoch: Count = 6
+    bc_weight: NonNegativeFloat = Field(
+        default=0.0,
+        description="Weight of the loss on demonstrations (`data.train_data_paths`) beside that of the policy; each"
+        " micro batch comes with as many of their rows. 0: none.",
+    )
+    off_policy: OffPolicyConfig = Field(
+        default_factory=OffPolicyConfig, description="With `loss_type: sac` or `td3`: replay buffer, critics, pace."
+    )
+
+
+class EmbodiedConfig(ActorRolloutJob):
+    """The whole file."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = EMBODIED
+
+    runner: EmbodiedRunnerConfig = Field(
+        default_factory=EmbodiedRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: EmbodiedActorConfig = Field(
+        default_factory=EmbodiedActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+    rollout: EmbodiedRolloutConfig = Field(
+        default_factory=EmbodiedRolloutConfig, description="The workers that run the policy in the environments."
+    )
+    env: EnvSection = Field(default_factory=EnvSection, description="The environments of training and evaluation.")
+    algorithm: EmbodiedAlgorithmConfig = Field(
+        default_factory=EmbodiedAlgorithmConfig,
+        description="Advantages, losses, and how often samples are learned from.",
+    )
+    data: DemonstrationsConfig = Field(
+        default_factory=DemonstrationsConfig, description="Demonstrations that are learned from: train_data_paths."
+    )
+
+
+def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model.model_dump()
+    shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
+    found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
+    # What a model of the user's own is told shapes it, as far as can be known.
+    options = config.actor.model.options.items()
+    found |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
+    train = config.env.train
+    return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
+
+
+def inputs(config: EmbodiedConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    return [Path(name) for name in (config.actor.model.model_path, config.actor.checkpoint_load_path) if name]
+
+
+def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
+    """Return how many environments share each start."""
+    return environments.group_size or config.algorithm.group_size
+
+
+def resets_each_pass(config: EmbodiedConfig) -> bool:
+    """Return whether every pass of training begins with new episodes.
+
+    Without values nothing stands in for the rewards that come after a pass; members of a group are only comparable
+    over whole episodes; robots cannot return to where they were.
+    """
+    train = config.env.train
+    if train.reset_each_pass is not None:
+        return train.reset_each_pass
+    return (
+        is_robot(train.env_type)
+        or not train.auto_reset
+        or not uses_values(config)
+        or comparing_setting(config) is not None
+    )
+
+
+def uses_values(config: EmbodiedConfig) -> bool:
+    """Return whether advantages use values; of a user's own it is assumed where the model has some."""
+    adv_type = config.algorithm.adv_type
+    return adv_type == "gae" if adv_type in ADVANTAGES else config.actor.model.add_value_head
+
+
+def comparing_setting(config: EmbodiedConfig) -> str | None:
+    """Return the setting that compares the members of a group, as it is written; None without one."""
+    algorithm = config.algorithm
+    if algorithm.adv_type in GROUP_ADVANTAGES:
+        return f"adv_type: {algorithm.adv_type}"
+    return "filter_rewards: true" if algorithm.filter_rewards else None

@@ -1,0 +1,226 @@
+"""Keys of the embodied recipes that change nothing beside others: the tables of `EmbodiedConfig` and `SftConfig`.
+
+Keys that a section alone decides about have their rules there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from recipes.embodied.config.env_types import is_simulator
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_no_effect import OFF_POLICY
+from recipes.sections.no_effect import (
+    NOT_TRAINED,
+    WITHIN_GROUPS,
+    checkpoints_of,
+    compares_within_groups,
+    discount_of_total_rewards,
+    lambda_without_values,
+    of_one_rank,
+)
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import NoEffect, WorldSizes
+
+# Policies without a model of transformers in them.
+SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy")
+# The components that evaluate in recipe `sft`.
+_EVALUATING: Final = ("rollout", "env")
+
+
+def _is_small(config: Any, sizes: WorldSizes) -> bool:
+    # A model of the user's own is told of all keys, and does with them what it likes.
+    return config.actor.model.model_type in SMALL_MODELS
+
+
+def _never_evaluates(config: Any, sizes: WorldSizes) -> bool:
+    return config.runner.val_check_interval == -1 and not config.runner.only_eval
+
+
+def _has_no_evaluators(config: Any, sizes: WorldSizes) -> bool:
+    return not all(name in config.cluster.component_placement for name in _EVALUATING)
+
+
+# Those of both recipes, whose sections are the same.
+_OF_BOTH: Final = (
+    NoEffect(
+        ("actor.model.is_lora", "actor.model.lora"),
+        _is_small,
+        "its layers are so small that all of them are trained",
+        "remove it; `vlm_policy` trains adapters",
+        because=("actor.model.model_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.fsdp_config.gradient_checkpointing",),
+        _is_small,
+        "such a policy has two or three layers, whose activations are few",
+        "remove it, or lower `actor.micro_batch_size`",
+        because=("actor.model.model_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.tokenizer.tokenizer_model",),
+        _is_small,
+        "the small policies read no words",
+        because=("actor.model.model_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.tokenizer.tokenizer_model",),
+        lambda config, sizes: not _is_small(config, sizes),
+        "a policy's tokenizer belongs to the folder of its weights",
+        "put the tokenizer into the folder that `actor.model.model_path` names",
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.model.hidden_dim", "actor.model.options.num_layers", "actor.model.options.patch_size"),
+        lambda config, sizes: config.actor.model.model_type == "vlm_policy" and config.actor.model.model_path,
+        "`model_path` names a model, which has its own sizes",
+        because=("actor.model.model_path",),
+    ),
+    NoEffect(
+        ("rollout.model_dir",),
+        lambda config, sizes: True,
+        "rollout workers get their weights from the actor, before every rollout",
+        "write the folder as `actor.model.model_path`, or a checkpoint as `actor.checkpoint_load_path`",
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("env.enable_offload",),
+        lambda config, sizes: is_simulator(config.env.train.env_type),
+        "a simulator cannot give back the accelerator on which it renders without being made anew",
+        "place `env` on an accelerator of its own, or render on the CPU by `MUJOCO_GL: osmesa` in its `env_vars`",
+        because=("env.train.env_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("env.enable_offload",),
+        lambda config, sizes: not is_simulator(config.env.train.env_type),
+        "these environments use no accelerator",
+        because=("env.train.env_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("env.eval.reset_each_pass",),
+        lambda config, sizes: True,
+        "every pass of an evaluation begins with new episodes",
+    ),
+    NoEffect(
+        ("env.eval.mask_after_success",),
+        lambda config, sizes: True,
+        "nothing is learned from evaluations",
+    ),
+    NoEffect(
+        ("env.train.video_cfg.save_video", "env.train.video_cfg.video_base_dir", "env.train.video_cfg.episodes"),
+        lambda config, sizes: "video_cfg" in config.env.eval.model_fields_set,
+        "evaluations are filmed, and `env.eval` has a `video_cfg` of its own",
+        "write it there",
+        because=("env.eval.video_cfg",),
+    ),
+    of_one_rank("actor"),
+    checkpoints_of("actor"),
+)
+
+EMBODIED: Final = (
+    NOT_TRAINED,
+    *OFF_POLICY,
+    *_OF_BOTH,
+    NoEffect(
+        ("env.eval",),
+        _never_evaluates,
+        "the run has no evaluations: `val_check_interval` is -1",
+        "remove it, or write `runner.val_check_interval: 10`; `rlinf eval` reads it",
+        because=("runner.val_check_interval",),
+        severity=Severity.NOTE,
+    ),
+    NoEffect(
+        ("algorithm.kl_beta",),
+        lambda config, sizes: True,
+        "no reference policy is kept beside the one that learns",
+        "`algorithm.bc_weight` keeps a policy near its demonstrations, `clip_ratio_high` bounds each step",
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("algorithm.kl_penalty",),
+        lambda config, sizes: True,
+        "no reference policy is kept beside the one that learns",
+    ),
+    lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
+    discount_of_total_rewards(
+        lambda config, sizes: compares_within_groups(config, sizes) and not config.actor.model.add_value_head
+    ),
+    NoEffect(
+        ("algorithm.bootstrap_type",),
+        lambda config, sizes: not config.actor.model.add_value_head,
+        "the model has no values to add where episodes end",
+        because=("actor.model.add_value_head",),
+    ),
+    NoEffect(
+        ("algorithm.value_clip", "algorithm.huber_delta", "actor.optim.value_lr"),
+        lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
+        "no values are trained",
+        "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",
+        because=("algorithm.loss_type", "actor.model.add_value_head"),
+    ),
+    WITHIN_GROUPS,
+    NoEffect(
+        ("algorithm.reward_type",),
+        lambda config, sizes: config.actor.model.num_action_chunks == 1,
+        "every chunk has one action",
+        "remove it, or write `actor.model.num_action_chunks: 4`",
+        because=("actor.model.num_action_chunks",),
+    ),
+    NoEffect(
+        ("data.batches_per_step",),
+        lambda config, sizes: True,
+        "the samples of a step say how many optimizer steps it has",
+        "remove it; `actor.global_batch_size` and `algorithm.update_epoch` are the keys for that",
+    ),
+    NoEffect(
+        ("data",),
+        lambda config, sizes: not config.algorithm.bc_weight and not is_off_policy(config.algorithm.loss_type),
+        "`algorithm.bc_weight`, the weight of demonstrations, is 0",
+        "remove it, or write `algorithm.bc_weight: 0.1`; recipe `sft` learns from demonstrations alone",
+        because=("algorithm.bc_weight",),
+    ),
+)
+
+SFT: Final = (
+    *_OF_BOTH,
+    NoEffect(
+        ("algorithm",),
+        lambda config, sizes: True,
+        "recipe `sft` learns from demonstrations alone",
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("runner.weight_sync_interval", "runner.max_staleness"),
+        lambda config, sizes: True,
+        "recipe `sft` learns from demonstrations alone, and weights are sent for evaluations",
+    ),
+    NoEffect(
+        ("actor.optim.value_lr",),
+        lambda config, sizes: True,
+        "recipe `sft` trains no values",
+    ),
+    NoEffect(
+        ("runner.val_check_interval", "runner.val_before_train"),
+        _has_no_evaluators,
+        "nothing evaluates: `rollout` and `env` have no place",
+        "remove it, or place `actor,rollout,env: 0`",
+        because=("cluster.component_placement",),
+    ),
+    NoEffect(
+        ("env", "rollout"),
+        lambda config, sizes: _has_no_evaluators(config, sizes) or _never_evaluates(config, sizes),
+        lambda config: (
+            "nothing evaluates: `rollout` and `env` have no place"
+            if _has_no_evaluators(config, {})
+            else "the run has no evaluations: `val_check_interval` is -1"
+        ),
+        "remove it; `rlinf eval` and `rlinf record` read it",
+        because=("runner.val_check_interval",),
+        severity=Severity.NOTE,
+    ),
+)

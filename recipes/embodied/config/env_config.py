@@ -1,0 +1,246 @@
+"""`env`: the environments of an embodied job, for training and for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
+from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES
+from recipes.sections.values import KnownOrOwn
+from rlinf_core import ConfigModel
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalPath, PositiveFloat, Seed
+from rlinf_core.scalars import Bool, Data, Text
+
+EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]
+_TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
+_SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
+_WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))
+# Evaluation must not see the starts that training saw.
+EVAL_SEED_OFFSET = 1_000_000
+
+
+class VideoConfig(ConfigModel):
+    """Videos of episodes."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("video_base_dir",),
+            lambda video, sizes: not video.save_video,
+            "no videos are written: `save_video` is false",
+            "remove it, or write `save_video: true`",
+            because=("save_video",),
+        ),
+        NoEffect(
+            ("fps", "episodes"),
+            lambda video, sizes: not video.save_video,
+            "training writes no videos: `save_video` is false",
+            "remove it, or write `save_video: true`; `rlinf play`, `rlinf record` and `rlinf eval` read it",
+            because=("save_video",),
+            severity=Severity.NOTE,
+        ),
+    )
+
+    save_video: Bool = Field(
+        default=False,
+        description="Write videos of the episodes of every evaluation, one for each way in which episodes end.",
+    )
+    video_base_dir: OptionalPath = Field(
+        default=None, description="Folder for videos. Default: `videos` in the run's folder."
+    )
+    fps: Count = Field(default=20, description="Frames a second; each action is one frame.")
+    episodes: Count = Field(default=9, description="Episodes in one video, side by side.")
+
+
+class InterventionConfig(ConfigModel):
+    """The people, or the script, that take over from the policy."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("options",),
+            lambda intervention, sizes: intervention.source == NONE,
+            "nobody takes over: `source` is none",
+            "remove it, or name a `source`",
+            because=("source",),
+        ),
+    )
+
+    source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES))] = Field(
+        default=NONE,
+        description=f"Who takes over from the policy: none, {', '.join(SOURCES)}, or `package.module:Class` for one of"
+        " your own.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Options of the source, by name (docs/robots.md)."
+    )
+
+
+class JudgeConfig(ConfigModel):
+    """The judge of episodes."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("options",),
+            lambda judge, sizes: judge.source == ENVIRONMENT,
+            "the environment judges: `source` is environment",
+            "remove it, or name a `source`",
+            because=("source",),
+        ),
+    )
+
+    source: Annotated[Text, KnownOrOwn("judge", (ENVIRONMENT, *JUDGES))] = Field(
+        default=ENVIRONMENT,
+        description="Who says that an episode is solved: environment, keys (a person), classifier (of pictures), or"
+        " `package.module:Class`. Others than the environment reward a success by 1, and nothing else.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Options of the judge, by name (docs/robots.md)."
+    )
+
+
+class EnvironmentConfig(ConfigModel):
+    """Environments of one kind."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"simulator_type": "env_type", "num_envs": "total_num_envs"}
+    not_available: ClassVar[Mapping[str, str]] = {
+        "init_params": "`options` holds arguments for the environment's constructor",
+        "use_rel_reward": "`options` holds arguments for the environment's constructor",
+        "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
+        **dict.fromkeys(
+            ("use_ordered_reset_state_ids", "specific_reset_id", "max_num_envs"),
+            "`options` holds arguments for the environment's constructor; starts are drawn by `seed`",
+        ),
+        "is_eval": "remove it: what stands in `env.eval` is for evaluation",
+    }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("num_processes", "simulator_timeout"),
+            lambda env, sizes: env.env_type in ENV_TYPES and ENV_TYPES[env.env_type].processes is None,
+            lambda env: f"`env_type: {env.env_type}` has no simulator processes",
+            because=("env_type",),
+        ),
+        NoEffect(
+            ("simulator_timeout",),
+            lambda env, sizes: (
+                env.env_type in ENV_TYPES
+                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
+            ),
+            "there are no simulator processes: environments are stepped in the worker's own",
+            "remove it, or write `num_processes: 1`",
+            because=("num_processes", "env_type"),
+        ),
+        NoEffect(
+            ("success_reward",),
+            lambda env, sizes: env.judge.source != ENVIRONMENT,
+            "a judge rewards success, and nothing else",
+            because=("judge.source",),
+        ),
+    )
+
+    env_type: EnvTypeName = Field(
+        default=DEFAULT_ENV_TYPE,
+        description=f"Kind of environment: {', '.join(ENV_TYPES)}, or `package.module:Class` for one of your own.",
+    )
+    task: Text | None = Field(
+        default=None,
+        description=f"What there is to do: {_TASKS}, {_SIMULATORS}, an id such as `CartPole-v1` ({_WITH_IDS})."
+        " Default: the first of these.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
+    )
+    total_num_envs: Count = Field(default=64, description="Environments over all workers and pipeline stages.")
+    num_processes: NonNegativeInt | None = Field(
+        default=None,
+        description="Simulator processes of each env worker and pipeline stage, which share its environments; 0: they"
+        " are stepped in the worker's own process. Default: 1 for simulators that are packages of their own, 0 for"
+        " gymnasium. Our own environments are always in the worker's process.",
+    )
+    simulator_timeout: PositiveFloat = Field(
+        default=300.0,
+        description="Seconds that one operation of one simulator may take in its process (making, resetting, stepping"
+        " or observing an environment); then the process counts as hung, and is ended.",
+    )
+    max_episode_steps: Count | None = Field(
+        default=None,
+        description="Steps after which an episode is cut off. Default: the environment's own limit, which is 50 for the"
+        f" arms, that of the task for simulators, and what the id brings for {_WITH_IDS}.",
+    )
+    max_steps_per_rollout_epoch: Count = Field(
+        default=50, description="Steps that every environment takes in one pass of a rollout."
+    )
+    rollout_epoch: Count = Field(default=1, description="Passes in one training step.")
+    auto_reset: Bool = Field(
+        default=True, description="Start a new episode in the place of one that ended within a pass."
+    )
+    reset_each_pass: Bool | None = Field(
+        default=None,
+        description="Start new episodes at the beginning of every pass, instead of continuing those that the pass"
+        " before left unfinished. Evaluations always do. Default: true for robots, without `auto_reset`, and where"
+        " advantages use no values (grpo, reinforce_pp); else false.",
+    )
+    ignore_terminations: Bool = Field(
+        default=False, description="Let episodes run to their full length, whether or not the task is done before."
+    )
+    reward_coef: PositiveFloat = Field(default=1.0, description="Factor of all rewards.")
+    success_reward: Bool = Field(
+        default=False,
+        description="Reward the first success of an episode, by 1, and nothing else, whatever the environment rewards.",
+    )
+    mask_after_success: Bool = Field(
+        default=False,
+        description="Learn nothing from the steps of an episode that follow its first success; of use with"
+        " `ignore_terminations`.",
+    )
+    group_size: Count | None = Field(
+        default=None, description="Environments that share each start. Default: `algorithm.group_size`."
+    )
+    seed: Seed = Field(
+        default=0, description=f"Seed of the starts. Default: 0, for evaluation the training seed + {EVAL_SEED_OFFSET}."
+    )
+    video_cfg: VideoConfig = Field(
+        default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
+    )
+    intervention: InterventionConfig = Field(
+        default_factory=InterventionConfig,
+        description="People in the loop, while training: source, options. Evaluations have none.",
+    )
+    judge: JudgeConfig = Field(
+        default_factory=JudgeConfig, description="Who judges episodes: source, options. Default: the environment."
+    )
+
+
+# What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
+_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1, "intervention": InterventionConfig()}
+
+
+def _as_in_training(given: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
+    # A wrong `env.train` has been reported; the evaluation is then judged by itself.
+    train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
+    own = {name: getattr(given, name) for name in given.model_fields_set}
+    seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
+    values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
+    # What counts as given is what the file gives to the evaluation itself.
+    return EnvironmentConfig.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
+
+
+class EnvSection(ConfigModel):
+    """The workers that step environments."""
+
+    group_name: Text = Field(default="EnvGroup", description="Name of the worker group; others address it by this.")
+    enable_offload: Bool = Field(
+        default=False, description="Move simulators off their accelerators while other components use them."
+    )
+    train: EnvironmentConfig = Field(
+        default_factory=EnvironmentConfig, description="Environments that training learns from."
+    )
+    eval: Annotated[EnvironmentConfig, AfterValidator(_as_in_training)] = Field(
+        default_factory=EnvironmentConfig,
+        validate_default=True,
+        description="Environments of evaluations. What is left out is as in `env.train`, except `seed`, `rollout_epoch`"
+        " (1) and `group_size` (1).",
+    )

@@ -1,0 +1,147 @@
+"""The table of environments by `env_type`: the one place that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+_FOLDER: Final = "recipes.embodied.envs"
+_SIMULATORS: Final = f"{_FOLDER}.simulators"
+# Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
+DRIVEN: Final = "Robot"
+
+
+class EnvType(NamedTuple):
+    """An environment that comes with the recipe.
+
+    Attributes:
+        target: the subclass of `VectorEnv`, as `package.module:Class`.
+        tasks: values of `task`, the default first; empty where `task` is an id of the simulator's own, or any words.
+        module: what has to be installed besides; None: nothing.
+        robot: type of the hardware that each env worker owns one of; None: a simulator.
+        observes: names of its observations; None where that depends on the task.
+        max_episode_steps: its limit; None where that depends on the task.
+        options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
+            it is a simulator of a package of its own.
+        task: the default, where `tasks` is empty and there is one.
+        processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
+            worker's own process.
+        install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
+        action_size, control_hz: of one that is not made to be asked, where all of its tasks have the same: numbers in
+            an action, and actions in a second; else 0 and None.
+    """
+
+    target: str
+    tasks: tuple[str, ...] = ()
+    module: str | None = None
+    robot: str | None = None
+    observes: tuple[str, ...] | None = ("states",)
+    max_episode_steps: int | None = 50
+    options: str | None = None
+    task: str | None = None
+    install: str | None = None
+    processes: int | None = None
+    action_size: int = 0
+    control_hz: float | None = None
+
+
+def _simulator(
+    module: str,
+    name: str,
+    task: str,
+    *,
+    package: str | None = None,
+    install: str | None = None,
+    processes: int | None = 1,
+    action_size: int = 0,
+    control_hz: float | None = None,
+) -> EnvType:
+    """Return the entry of a simulator; `package` is its module where that is not called like our adapter."""
+    options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
+    return EnvType(
+        f"{_SIMULATORS}.{module}:{name}",
+        (),
+        package or module,
+        observes=None,
+        max_episode_steps=None,
+        options=options,
+        task=task,
+        install=install,
+        processes=processes,
+        action_size=action_size,
+        control_hz=control_hz,
+    )
+
+
+ENV_TYPES: Final[Mapping[str, EnvType]] = {
+    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach")),
+    "franka_mujoco": EnvType(
+        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco"
+    ),
+    "franka_vision": EnvType(
+        f"{_FOLDER}.franka.franka_vision:FrankaVisionEnv",
+        ("touch",),
+        observes=("states", "images.main", "instructions"),
+    ),
+    "franka_robot": EnvType(f"{_FOLDER}.real.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", action_size=7),
+    "robot": EnvType(f"{_FOLDER}.real.driver_env:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
+    "gymnasium": EnvType(
+        f"{_FOLDER}.simulators.gymnasium_env:GymnasiumEnv",
+        module="gymnasium",
+        observes=None,
+        max_episode_steps=None,
+        processes=0,
+    ),
+    "gymnasium_vector": EnvType(
+        f"{_FOLDER}.simulators.gymnasium_vector:GymnasiumVectorEnv",
+        module="gymnasium",
+        observes=None,
+        max_episode_steps=None,
+    ),
+    "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0),
+    "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
+    "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
+    "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),
+    "maniskill": _simulator(
+        "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch", processes=None
+    ),
+    "panda_gym": EnvType(
+        f"{_FOLDER}.simulators.panda_gym_env:PandaGymEnv",
+        module="panda_gym",
+        observes=None,
+        max_episode_steps=None,
+        processes=0,
+    ),
+}
+DEFAULT_ENV_TYPE: Final = "franka_kin"
+
+
+def is_robot(env_type: str) -> bool:
+    """Return whether env workers of this type drive hardware."""
+    found = ENV_TYPES.get(env_type)
+    return found is not None and found.robot is not None
+
+
+def has_ids(env_type: str) -> bool:
+    """Return whether `task` has to be an id of Gymnasium's, of which there are too many to list."""
+    found = ENV_TYPES.get(env_type)
+    return found is not None and not found.tasks and found.task is None and found.robot is None
+
+
+def is_simulator(name: str) -> bool:
+    """Return whether this type is a simulator of a package of its own, whose options have a model."""
+    found = ENV_TYPES.get(name)
+    return found is not None and found.options is not None
+
+
+def has_setup(name: str) -> bool:
+    """Return whether `rlinf env setup` makes an interpreter for this type."""
+    return is_simulator(name) and ENV_TYPES[name].install is None
+
+
+def how_to_install(name: str) -> str | None:
+    """Return how to get an interpreter with a simulator, in words; None where its module is installed as any other."""
+    if has_setup(name):
+        return f"`rlinf env setup {name}` makes an interpreter that has it, and prints the lines that use it"
+    install = ENV_TYPES[name].install if name in ENV_TYPES else None
+    return install and f"run `pip install {install}` in an interpreter for it, and name that in `env_configs`"

@@ -1,0 +1,69 @@
+"""The tables of intervention sources and of judges: the one place that names them. Imports no device library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+_FOLDER: Final = "recipes.embodied.interventions"
+_OPTIONS: Final = f"{_FOLDER}.source_options"
+NONE: Final = "none"
+# The rewards and successes of the environment itself: there is no judge.
+ENVIRONMENT: Final = "environment"
+
+
+class SourceType(NamedTuple):
+    """A source that comes with the recipe.
+
+    Attributes:
+        target: the subclass of `InterventionSource`, as `package.module:Class`.
+        options: the pydantic model of its options, likewise.
+        module: what has to be installed besides; None: nothing.
+        install: what pip calls it.
+        person: whether a person acts through it, who can drive one environment of a worker.
+    """
+
+    target: str
+    options: str
+    module: str | None = None
+    install: str | None = None
+    person: bool = True
+
+
+def _source(name: str, kind: str, **more: object) -> SourceType:
+    target, options = f"{_FOLDER}.{name}:{kind}Source", f"{_OPTIONS}:{kind}Options"
+    return SourceType(target, options, **more)  # pyright: ignore[reportArgumentType]
+
+
+SOURCES: Final[Mapping[str, SourceType]] = {
+    "scripted": _source("scripted", "Scripted", person=False),
+    "keyboard": _source("devices.keyboard", "Keyboard"),
+    "gamepad": _source("devices.gamepad", "Gamepad", module="evdev", install="evdev"),
+    "spacemouse": _source("devices.spacemouse", "SpaceMouse", module="hid", install="hidapi"),
+    "remote": _source("remote.remote_source", "Remote"),
+}
+
+
+def drives_one(name: str) -> bool:
+    """Return whether a source can drive only one environment of a worker: a person has two hands."""
+    return name in SOURCES and SOURCES[name].person
+
+
+class JudgeType(NamedTuple):
+    """A judge that comes with the recipe: its class and the model of its options, as `package.module:Class`.
+
+    Attributes:
+        module: what has to be installed besides; None: nothing.
+    """
+
+    target: str
+    options: str
+    module: str | None = None
+
+
+JUDGES: Final[Mapping[str, JudgeType]] = {
+    "keys": JudgeType(f"{_FOLDER}.judges:KeysJudge", f"{_OPTIONS}:KeysOptions"),
+    "classifier": JudgeType(
+        "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
+    ),
+}

@@ -1,0 +1,92 @@
+"""Keys of the embodied recipe that have no effect with, or without, `loss_type: sac` and `td3`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from recipes.embodied.config.off_policy_config import is_off_policy
+from rlinf_core.config.model import NoEffect, WorldSizes
+
+
+def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:
+    return is_off_policy(config.algorithm.loss_type)
+
+
+def _loss_type(config: Any) -> str:
+    return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, by the values of actions"
+
+
+OFF_POLICY: Final = (
+    NoEffect(
+        ("algorithm.off_policy",),
+        lambda config, sizes: not _learns_off_policy(config, sizes),
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from what its policy has just done",
+        "remove it, or write `loss_type: sac`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        tuple(
+            f"algorithm.{name}"
+            for name in (
+                *("adv_type", "gae_lambda", "normalize_advantages", "update_epoch", "loss_agg_func", "options"),
+                *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_bonus", "value_clip", "huber_delta"),
+                *("bootstrap_type", "reward_type", "logprob_type", "entropy_type", "filter_rewards", "bc_weight"),
+                "critic_warmup_steps",
+            )
+        ),
+        _learns_off_policy,
+        _loss_type,
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization", "data.only_interventions"),
+        _learns_off_policy,
+        _loss_type,
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        tuple(
+            f"algorithm.off_policy.{name}"
+            for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
+        ),
+        lambda config, sizes: config.algorithm.loss_type == "td3",
+        "`loss_type: td3` has a policy without entropy",
+        "remove it, or write `loss_type: sac`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.target_noise", "algorithm.off_policy.target_noise_clip"),
+        lambda config, sizes: config.algorithm.loss_type == "sac",
+        "`loss_type: sac` draws the next actions from its policy",
+        "remove it, or write `loss_type: td3`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.target_entropy",),
+        lambda config, sizes: not config.algorithm.off_policy.learn_temperature,
+        "the weight of the entropy stays as it is: `learn_temperature` is false",
+        because=("algorithm.off_policy.learn_temperature",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.target_rate",),
+        lambda config, sizes: (
+            config.algorithm.off_policy.critic_norm == "batch" and config.algorithm.loss_type == "sac"
+        ),
+        "`critic_norm: batch` needs no target networks",
+        because=("algorithm.off_policy.critic_norm",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.replay.demonstrations_share",),
+        lambda config, sizes: not config.data.train_data_paths,
+        "there are no demonstrations",
+        "remove it, or write `data.train_data_paths`",
+        because=("data.train_data_paths",),
+    ),
+    NoEffect(
+        tuple(f"algorithm.off_policy.replay.interventions_{name}" for name in ("share", "capacity")),
+        lambda config, sizes: config.env.train.intervention.source == "none",
+        "nobody intervenes",
+        "remove it, or name an `env.train.intervention.source`",
+        because=("env.train.intervention.source",),
+    ),
+)

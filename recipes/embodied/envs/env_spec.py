@@ -1,0 +1,210 @@
+"""Types of what an environment is told, what it is given, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.training.finite import OnNonFinite
+
+if TYPE_CHECKING:
+    from recipes.embodied.config.env_config import EnvironmentConfig
+    from rlinf_core import RobotUnit
+
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+IntArray: TypeAlias = NDArray[np.int64]
+# Height, width and the 3 channels of an image.
+ImageShape: TypeAlias = tuple[int, int, int]
+# By name: `states` float32 [B, S], `images.CAMERA` uint8 [B, H, W, 3] for each camera, `instructions` text [B]. Which
+# of them there are, and their sizes, is said by `EnvSpec`.
+Observation: TypeAlias = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The names and sizes of observations, and the actions, that a policy is built for.
+
+    Attributes:
+        state_size: S of the observation `states` float32 [B, S]; 0 without states.
+        action_size: A of the actions [B, C, A]; 1 for a choice.
+        num_choices: an action is one of so many integers, from 0; None: it is A numbers, each from -1 to 1.
+        cameras: (H, W, 3) of the observation `images.CAMERA` uint8 [B, H, W, 3], by camera; images are upright, RGB.
+        has_instructions: whether there is an observation `instructions`, text [B]: the task in words.
+    """
+
+    state_size: int
+    action_size: int
+    num_choices: int | None = None
+    cameras: Mapping[str, ImageShape] = field(default_factory=dict[str, ImageShape])
+    has_instructions: bool = False
+
+    @property
+    def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape of one row, and numpy's kind or type, of each observation: `float32`, `uint8` or `U` for text."""
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        if self.state_size:
+            found[STATES] = ((self.state_size,), "float32")
+        found |= {image_key(camera): (tuple(shape), "uint8") for camera, shape in self.cameras.items()}
+        if self.has_instructions:
+            found[INSTRUCTIONS] = ((), "U")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSettings:
+    """Constructor argument of every environment: the keys of `env.train` or `env.eval`, and its share of the batch.
+
+    Attributes:
+        num_envs: environments of this batch, B.
+        first_env: number of its first one among all environments of the job; starts depend on that number, so that
+            they are the same however environments are dealt to workers.
+        max_episode_steps: steps after which an episode is truncated; None: the environment's own limit.
+        hardware: the robots that the process owns, `worker_info.hardware`; empty for simulators.
+        resumable: `save` will be called, so that what it needs has to be kept.
+        on_nonfinite: what becomes of a NaN or an infinity in a reward or an observation: an error, or the end of that
+            episode, whose last step is then not learned from.
+        total_envs: environments of all workers; None: this batch has all of them.
+        num_processes: simulator processes that share the environments, 0: none but this one; None: as the environment
+            has it by default.
+        simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
+        owner: the worker, as in `EnvGroup:0`, for errors.
+    """
+
+    num_envs: int
+    first_env: int = 0
+    task: str | None = None
+    max_episode_steps: int | None = None
+    auto_reset: bool = True
+    ignore_terminations: bool = False
+    reward_coef: float = 1.0
+    success_reward: bool = False
+    mask_after_success: bool = False
+    group_size: int = 1
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hardware: tuple[RobotUnit, ...] = ()
+    resumable: bool = False
+    on_nonfinite: OnNonFinite = "stop"
+    total_envs: int | None = None
+    num_processes: int | None = None
+    simulator_timeout: float = 300
+    owner: str = "the environment"
+
+    @classmethod
+    def of(
+        cls,
+        config: EnvironmentConfig,
+        *,
+        num_envs: int,
+        first_env: int,
+        group_size: int,
+        hardware: tuple[RobotUnit, ...] = (),
+        resumable: bool = False,
+        on_nonfinite: OnNonFinite = "stop",
+        owner: str = "the environment",
+    ) -> EnvSettings:
+        """Return the settings of a section `env.train` or `env.eval`."""
+        return cls(
+            num_envs=num_envs,
+            first_env=first_env,
+            task=config.task,
+            max_episode_steps=config.max_episode_steps,
+            auto_reset=config.auto_reset,
+            ignore_terminations=config.ignore_terminations,
+            reward_coef=config.reward_coef,
+            success_reward=config.success_reward,
+            mask_after_success=config.mask_after_success,
+            group_size=group_size,
+            seed=config.seed,
+            options=config.options,
+            hardware=hardware,
+            resumable=resumable,
+            on_nonfinite=on_nonfinite,
+            total_envs=config.total_num_envs,
+            num_processes=config.num_processes,
+            simulator_timeout=config.simulator_timeout,
+            owner=owner,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Result of one step of all environments; rows of those that were not stepped may hold anything.
+
+    Attributes:
+        rewards: float32 [B].
+        terminations: bool [B], the task ended.
+        truncations: bool [B], the environment itself cut the episode off; None: it never does.
+        successes: bool [B], the task is solved in this state; None: it does not know success.
+        actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
+            controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
+    """
+
+    rewards: FloatArray
+    terminations: BoolArray
+    truncations: BoolArray | None = None
+    successes: BoolArray | None = None
+    actions: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisodes:
+    """The k episodes that ended in a step, ordered by environment.
+
+    Attributes:
+        env: int64 [k], the environment, from 0 in this batch.
+        number: int64 [k], which episode it was since `reset`, from 0. Where every pass resets, only the episodes 0 are
+            a fair sample: among the later ones those that end within the pass are the short ones.
+        returns: float32 [k], sum of rewards.
+        lengths: int64 [k], steps.
+        success_once: bool [k], solved in some state; None: success is not known.
+        success_at_end: bool [k], solved in the last state; None: success is not known.
+    """
+
+    env: IntArray
+    number: IntArray
+    returns: FloatArray
+    lengths: IntArray
+    success_once: BoolArray | None
+    success_at_end: BoolArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of a chunk of C actions.
+
+    Attributes:
+        observations: what the policy acts on next; of the new episode where one has started.
+        rewards: float32 [B, C].
+        terminations: bool [B, C], the task ended with this action.
+        truncations: bool [B, C], the episode was cut off after this action.
+        valid: bool [B, C], the action was carried out, and counts. It was not when the episode had ended: the rest of
+            its chunk is dropped, and so is everything until the next `reset` without `auto_reset`. With
+            `on_nonfinite: skip` it does not count where the reward or the observation after it was not finite.
+        final_observations: observations at the end of those episodes that ended; rows of other environments hold their
+            present one. None when no episode ended.
+        episodes: what is known of those that ended; None when none did.
+        executed: [B, C, A], the actions that were carried out; None: those of the policy, always.
+        interventions: bool [B, C], actions that somebody else than the policy chose; None likewise.
+    """
+
+    observations: Observation
+    rewards: FloatArray
+    terminations: BoolArray
+    truncations: BoolArray
+    valid: BoolArray
+    final_observations: Observation | None
+    episodes: FinishedEpisodes | None
+    executed: NDArray[Any] | None = None
+    interventions: BoolArray | None = None
+
+    @property
+    def dones(self) -> BoolArray:
+        """bool [B, C], the episode ended with this action, one way or the other."""
+        return self.terminations | self.truncations

@@ -1,0 +1,326 @@
+"""Tasks of the Franka arm in MuJoCo: where episodes start, what counts as progress and success, and a scripted expert.
+
+A task sees the scene of all environments as arrays [.., B] and keeps the targets of their episodes. Physics is the
+environment's own, `franka_mujoco`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import BoolArray, IntArray
+from recipes.embodied.envs.franka.experts import gripper_move, move_toward
+from recipes.embodied.envs.franka.franka_mjcf import BLOCK_HALF, FINGER_TRAVEL, PUCK_HALF_HEIGHT, PUCK_RADIUS, Body
+from recipes.embodied.robots.franka_arm import (
+    REACH_ACTIONS,
+    REACH_INSTRUCTION,
+    REACH_STATES,
+    between,
+    distance,
+    reach_potential,
+    reach_target,
+    reached,
+    scaled_position,
+    start_joints,
+)
+
+Floats: TypeAlias = NDArray[np.float64]
+
+# The hand pointing down at x = 0.40 m, z = 0.10 m, where pushing and picking begin.
+LOW_HOME = np.array([0.0, 0.0654, 0.0, -2.7266, 0.0, 2.7921, np.pi / 4])
+LOW_NOISE = 0.03
+# Where pucks lie, and how far from there in which direction (radians from straight ahead) the mark is; in metres.
+PUCK_LOW, PUCK_HIGH = np.array([0.45, -0.12]), np.array([0.52, 0.12])
+MARK_NEAR, MARK_FAR, MARK_ANGLE = 0.1, 0.18, np.pi / 3
+PUSH_RADIUS = 0.04
+BEHIND = PUCK_RADIUS + 0.02  # from the puck's middle to where the hand pushes best
+# Where blocks lie, where they are to be brought, how high they are lifted and how near is near enough; in metres.
+BLOCK_LOW, BLOCK_HIGH = np.array([0.42, -0.12]), np.array([0.52, 0.12])
+GOAL_LOW, GOAL_HIGH = np.array([0.4, -0.15, 0.12]), np.array([0.55, 0.15, 0.3])
+LIFT_HEIGHT = 0.08
+PLACE_RADIUS = 0.04
+# Of the fingers, in metres: what opening a block can be held with, and how near to the tool centre point it is then.
+HELD_OPENING = (1.6 * BLOCK_HALF, 2.9 * BLOCK_HALF)
+HELD_RADIUS = 0.04
+# Of the expert, in metres: how high a block is before it is carried, and how far it moves in a step.
+CARRY_HEIGHT, CARRY_STEP = 0.04, 0.015
+FAR = 0.4  # metres from the point beyond which all places of a block count alike
+GRASP_WIDTH = 0.03  # metres from the block at which a grasp comes near enough to count
+
+
+@dataclass(slots=True)
+class Scene:
+    """The state of all environments that tasks depend on.
+
+    Attributes:
+        joints: [7, B], in radians.
+        hand: [3, B], the tool centre point, in metres.
+        axis: [3, B], the direction in which the hand points.
+        body: [3, B], middle of the puck or block, in metres.
+        velocity: [3, B], of the puck or block, in metres a second.
+        opening: [B], between the fingers, in metres.
+        touched: bool [B], both fingers press against something.
+        closed: bool [B], the fingers were told to close.
+    """
+
+    joints: Floats
+    hand: Floats
+    axis: Floats
+    body: Floats
+    velocity: Floats
+    opening: Floats
+    touched: BoolArray
+    closed: BoolArray
+
+    @property
+    def held(self) -> BoolArray:
+        """bool [B]: the block is between both fingers, and both press against it."""
+        low, high = HELD_OPENING
+        near = distance(self.body, self.hand) < HELD_RADIUS
+        return self.touched & near & (self.opening > low) & (self.opening < high)
+
+
+class Task(ABC):
+    """A task of `count` environments, B.
+
+    Attributes:
+        target: [3, B], what the hand or the body is to be brought to, in metres.
+    """
+
+    instruction: ClassVar[str]
+    body: ClassVar[Body | None] = None
+    state_size: ClassVar[int] = REACH_STATES
+    action_size: ClassVar[int] = REACH_ACTIONS
+    draws: ClassVar[int] = 10
+
+    def __init__(self, count: int) -> None:
+        self.target = np.zeros((3, count))
+
+    def joints(self, draws: Floats) -> Floats:
+        """Return the joints [7, n] of starts, from random numbers [7, n]."""
+        return LOW_HOME[:, None] + LOW_NOISE * (2 * draws - 1)
+
+    @abstractmethod
+    def place(self, rows: IntArray, draws: Floats) -> Floats:
+        """Set the targets of new episodes; return where the bodies lie, [3, n].
+
+        Args:
+            rows: the environments, n of them.
+            draws: random numbers [draws - 7, n].
+        """
+
+    def turn(self, places: Floats) -> Floats:
+        """Return the quaternions [4, n] of bodies at starts, whose places are [3, n]."""
+        quaternions = np.zeros((4, places.shape[1]))
+        quaternions[0] = 1
+        return quaternions
+
+    @abstractmethod
+    def potential(self, scene: Scene) -> Floats:
+        """Return [B], what rewards are differences of."""
+
+    @abstractmethod
+    def successes(self, scene: Scene) -> BoolArray:
+        """Return bool [B], whether the task is solved."""
+
+    @abstractmethod
+    def expert(self, scene: Scene) -> Floats:
+        """Return actions [A, B] of a script without memory that solves the task."""
+
+    def aim(self, scene: Scene) -> Floats:
+        """Return [3, B], what the hand goes to first: the body where there is one."""
+        return scene.body
+
+    def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
+        """Fill the states [S - 16, B] that follow those of the arm."""
+        columns[:3] = scene.axis
+
+
+class ReachTask(Task):
+    """The hand reaches a point in space."""
+
+    instruction = REACH_INSTRUCTION
+
+    def joints(self, draws: Floats) -> Floats:
+        """See `Task`."""
+        return start_joints(draws)
+
+    def place(self, rows: IntArray, draws: Floats) -> Floats:
+        """See `Task`."""
+        self.target[:, rows] = reach_target(draws)
+        return np.zeros((3, len(rows)))
+
+    def aim(self, scene: Scene) -> Floats:
+        """See `Task`."""
+        return self.target
+
+    def potential(self, scene: Scene) -> Floats:
+        """See `Task`."""
+        return reach_potential(self.target, scene.hand)
+
+    def successes(self, scene: Scene) -> BoolArray:
+        """See `Task`."""
+        return reached(self.target, scene.hand)
+
+    def expert(self, scene: Scene) -> Floats:
+        """See `Task`."""
+        return move_toward(scene.joints, self.target)
+
+    def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
+        """See `Task`: there are none."""
+
+
+class PushTask(Task):
+    """The hand pushes a puck to a mark."""
+
+    instruction = "push the puck to the mark"
+    body = "puck"
+    state_size = REACH_STATES + 9
+    draws = 11
+
+    def place(self, rows: IntArray, draws: Floats) -> Floats:
+        """See `Task`."""
+        puck = between(PUCK_LOW, PUCK_HIGH, draws[:2])
+        angle = MARK_ANGLE * (2 * draws[2] - 1)
+        way = (MARK_NEAR + (MARK_FAR - MARK_NEAR) * draws[3]) * np.stack((np.cos(angle), np.sin(angle)))
+        height = np.full((1, len(rows)), PUCK_HALF_HEIGHT)
+        self.target[:, rows] = np.vstack((puck + way, height))
+        return np.vstack((puck, height))
+
+    def way(self, scene: Scene) -> tuple[Floats, Floats]:
+        """Return the way from the puck to the mark, [2, B] in metres, and its length [B]."""
+        way = self.target[:2] - scene.body[:2]
+        return way, np.sqrt(np.einsum("db,db->b", way, way))
+
+    def behind(self, scene: Scene) -> Floats:
+        """Return [3, B], where the hand stands to push the puck toward the mark."""
+        way, length = self.way(scene)
+        behind = scene.body.copy()
+        behind[:2] -= BEHIND * way / np.maximum(length, 1e-6)
+        return behind
+
+    def potential(self, scene: Scene) -> Floats:
+        """See `Task`: the puck nearer to the mark, the hand nearer to where it pushes and pointing down."""
+        tilt = 1 + scene.axis[2]
+        return -8 * self.way(scene)[1] - 2 * distance(self.behind(scene), scene.hand) - tilt
+
+    def successes(self, scene: Scene) -> BoolArray:
+        """See `Task`."""
+        return self.way(scene)[1] < PUSH_RADIUS
+
+    def expert(self, scene: Scene) -> Floats:
+        """See `Task`: above the far side of the puck, down behind it, then through it to the mark."""
+        way, length = self.way(scene)
+        direction = way / np.maximum(length, 1e-6)
+        beside = scene.hand[:2] - scene.body[:2]
+        across = np.abs(beside[0] * direction[1] - beside[1] * direction[0])
+        lined_up = ((beside * direction).sum(axis=0) < -0.03) & (across < 0.015)
+        point = self.behind(scene)
+        point[2] = np.where(lined_up, 0.02, 0.09)
+        step = BEHIND - 0.05 + np.clip(length, 0, 0.05)
+        point[:2] += np.where(lined_up & (scene.hand[2] < 0.04), step, 0) * direction
+        return move_toward(scene.joints, point)
+
+    def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
+        """See `Task`: where the hand points, the mark, the way to it, the puck's velocity."""
+        columns[:3] = scene.axis
+        columns[3:5] = scaled_position(self.target)[:2]
+        columns[5:7] = self.way(scene)[0] / 0.1
+        columns[7:9] = scene.velocity[:2]
+
+
+class PickTask(Task):
+    """The fingers grasp a block by contact and lift it by 8 cm."""
+
+    instruction = "pick up the block"
+    body = "block"
+    state_size = REACH_STATES + 6
+    action_size = REACH_ACTIONS + 1
+    draws = 9
+
+    def place(self, rows: IntArray, draws: Floats) -> Floats:
+        """See `Task`."""
+        return np.vstack((between(BLOCK_LOW, BLOCK_HIGH, draws[:2]), np.full((1, len(rows)), BLOCK_HALF)))
+
+    def turn(self, places: Floats) -> Floats:
+        """See `Task`: a block shows the arm one of its sides, so that fingers close on two others."""
+        half = np.arctan2(places[1], places[0]) / 2
+        return np.stack((np.cos(half), 0 * half, 0 * half, np.sin(half)))
+
+    def potential(self, scene: Scene) -> Floats:
+        """See `Task`: the hand near the block and pointing down, the block grasped, and lifted."""
+        away = distance(scene.body, scene.hand)
+        grasp = 0.5 * np.exp(-((away / GRASP_WIDTH) ** 2)) + 0.5 * scene.held
+        lift = np.clip(scene.body[2] - BLOCK_HALF, 0, LIFT_HEIGHT)
+        return -2 * away - (1 + scene.axis[2]) + grasp + 20 * lift
+
+    def successes(self, scene: Scene) -> BoolArray:
+        """See `Task`."""
+        return scene.held & (scene.body[2] >= BLOCK_HALF + LIFT_HEIGHT)
+
+    def expert(self, scene: Scene) -> Floats:
+        """See `Task`: above the block, down over it, and up with it."""
+        goal = scene.hand.copy()
+        goal[2] = BLOCK_HALF + LIFT_HEIGHT + 0.04
+        return self.carry(scene, goal)
+
+    def carry(self, scene: Scene, goal: Floats) -> Floats:
+        """Return actions [8, B] that grasp the block and, once it is held, bring the hand to `goal` [3, B]."""
+        above = distance(scene.body[:2], scene.hand[:2])
+        point = scene.body.copy()
+        # Down in a narrowing cone, so that no finger lands on the block.
+        point[2] += np.clip(3 * (above - 0.006), -0.01, 0.08)
+        around = distance(scene.body, scene.hand) < 0.016
+        # Off the table slowly, straight up, so that the fingers have closed before the block is carried.
+        low = scene.body[2] < CARRY_HEIGHT
+        way = np.where(low, np.array([0.0, 0.0, 1.0])[:, None], goal - scene.hand)
+        way *= np.minimum(1, np.where(low, CARRY_STEP / 2, CARRY_STEP) / np.maximum(np.linalg.norm(way, axis=0), 1e-6))
+        moves = move_toward(scene.joints, np.where(scene.held, scene.hand + way, point))
+        return np.vstack((moves, gripper_move(around | scene.held)))
+
+    def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
+        """See `Task`: where the hand points, whether the fingers close and hold the block, how open they are."""
+        columns[:3] = scene.axis
+        columns[3] = scene.closed
+        columns[4] = scene.held
+        columns[5] = scene.opening / (2 * FINGER_TRAVEL)
+
+
+class PlaceTask(PickTask):
+    """The fingers grasp a block by contact and bring it to a point in space."""
+
+    instruction = "bring the block to the marked point"
+    state_size = PickTask.state_size + 6
+    draws = 12
+
+    def place(self, rows: IntArray, draws: Floats) -> Floats:
+        """See `Task`."""
+        self.target[:, rows] = between(GOAL_LOW, GOAL_HIGH, draws[2:5])
+        return super().place(rows, draws)
+
+    def potential(self, scene: Scene) -> Floats:
+        """See `Task`: as of `PickTask`, and a block that is held nearer to the point."""
+        near = np.clip(FAR - distance(self.target, scene.body), 0, None)
+        return super().potential(scene) + 8 * scene.held * near
+
+    def successes(self, scene: Scene) -> BoolArray:
+        """See `Task`."""
+        return scene.held & (distance(self.target, scene.body) < PLACE_RADIUS)
+
+    def expert(self, scene: Scene) -> Floats:
+        """See `Task`."""
+        return self.carry(scene, self.target + scene.hand - scene.body)
+
+    def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
+        """See `Task`: as of `PickTask`, then the point and the way there from the block."""
+        super().write(columns, scene)
+        columns[6:9] = scaled_position(self.target)
+        columns[9:12] = (self.target - scene.body) / 0.1
+
+
+TASKS: dict[str, type[Task]] = {"reach": ReachTask, "push": PushTask, "pick": PickTask, "place": PlaceTask}

@@ -1,0 +1,164 @@
+"""A simulator process: holds simulations for an env worker, and does what that says.
+
+    python -m recipes.embodied.envs.processes.child NUMBER COMMANDS ANSWERS LIFELINE MEMORY
+
+The four last are descriptors that it inherits: pipes for commands and answers, a socket that ends it with its worker,
+and the shared memory. It needs what the simulator needs, and numpy.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import mmap
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, Final
+
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from recipes.embodied.envs.processes.json_pipe import Lines
+from recipes.embodied.envs.processes.rendering_device import render_on_own_accelerator
+from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
+from recipes.embodied.envs.processes.simulator import BatchRequest, SimulationBatch, Start
+from rlinf_core import ConfigError
+
+# The answer to most steps: one object, which is encoded once.
+_NOTHING_NEW: Final[Mapping[str, Any]] = {"done": {}}
+
+
+def end_with(lifeline: int) -> None:
+    """Have the kernel kill this process when the other end of a socket is closed, whatever this one is doing then.
+
+    A thread that waits for that would not run while a simulator hangs and holds the interpreter's lock.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        gone = os.read(lifeline, 1) == b""  # its worker ended before this was set up
+    except BlockingIOError:
+        gone = False
+    if gone:
+        os._exit(1)
+
+
+class SimulatorProcess:
+    """The simulations of this process, and the memory in which they are stepped.
+
+    Args:
+        number: of this process among those of its worker.
+        memory: descriptor of the shared memory.
+    """
+
+    def __init__(self, number: int, memory: int) -> None:
+        self._memory = memory
+        self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
+        self._batch: SimulationBatch | None = None
+        # Instructions as the worker knows them.
+        self._texts: dict[int, str] = {}
+
+    def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out a command and return the answer to it."""
+        found = getattr(self, f"_{command}")(**arguments)
+        self._pulse.beat(0, "waiting")
+        return _NOTHING_NEW if found == {} else {"done": found}
+
+    def _make(self, request: list[Any], first: int) -> dict[str, Any]:
+        """Make the simulations; `first` is the first one's row in the arrays."""
+        self._first = self._pulse.first_row = first
+        self._batch = SimulationBatch(BatchRequest(*request), self._pulse.beat)
+        facts = self._batch.facts
+        spec = facts.spec
+        return {
+            "spec": [spec.state_size, spec.action_size, spec.num_choices, spec.cameras, spec.has_instructions],
+            "max_episode_steps": facts.max_episode_steps,
+            "tasks": facts.tasks,
+            "num_tasks": facts.num_tasks,
+            "control_hz": facts.control_hz,
+        }
+
+    def _map(self, size: int, count: int, chunk: int) -> None:
+        arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count, chunk)
+        own = slice(self._first, self._first + len(self.batch.simulations))
+        self._actions = arrays.actions[:, own]
+        self._outcomes = arrays.outcomes_of(own)
+        self._observations = {name: array[own] for name, array in arrays.observations.items()}
+
+    def _reset(self, rows: list[int], starts: list[list[int]]) -> dict[int, str]:
+        self.batch.reset([row - self._first for row in rows], [Start(*start) for start in starts])
+        return self._observe()
+
+    def _step(self, rows: list[int] | None, observed: bool) -> dict[int, str]:
+        own = None if rows is None else [row - self._first for row in rows]
+        self.batch.step(own, self._actions[0], outcomes=self._outcomes[0])
+        return self._observe() if observed else {}
+
+    def _chunk(self, steps: list[int], ends: bool) -> dict[int, str]:
+        """Carry out so many actions of each environment, fewer where its episode ends, and look at all of them."""
+        self.batch.step_chunk(self._actions, steps, self._outcomes, ends=ends)
+        return self._observe()
+
+    def _observe(self) -> dict[int, str]:
+        """Write the observations that have changed; return the texts among them that have, by row."""
+        texts: dict[int, str] = {}
+        batch = self.batch
+        for number in batch.refresh():
+            for name, value in batch.row(number).items():
+                if name != INSTRUCTIONS:
+                    self._observations[name][number] = value
+                elif self._texts.get(number) != value:
+                    texts[self._first + number] = self._texts[number] = value
+        return texts
+
+    def _expert(self) -> bool:
+        """Write the actions of the experts in the place of those that are carried out; return whether there are any."""
+        found = self.batch.expert()
+        if found is not None:
+            self._actions[0] = found
+        return found is not None
+
+    @property
+    def batch(self) -> SimulationBatch:
+        """The simulations, once they are made."""
+        if self._batch is None:
+            raise RuntimeError("used before `make`")
+        return self._batch
+
+    def close(self) -> None:
+        """Release what the simulators hold."""
+        if self._batch is not None:
+            self._batch.close()
+
+
+def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -> None:
+    """Answer commands until `close`."""
+    end_with(lifeline)
+    faulthandler.enable()
+    render_on_own_accelerator()
+    # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines = Lines(commands, answers)
+    process = SimulatorProcess(number, memory)
+    while True:
+        try:
+            command, arguments = lines.receive()
+        except EOFError:
+            break
+        if command == "close":
+            process.close()
+            break
+        try:
+            answer = process.answer(command, arguments)
+        except ConfigError as error:
+            answer = {"config": [error.message, error.where, error.why, error.help]}
+        except Exception as error:  # noqa: BLE001 - a simulator may raise anything; its worker raises it
+            traceback.print_exc()
+            answer = {"raised": f"{type(error).__name__}: {error}"}
+        lines.send(answer)
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

@@ -1,0 +1,373 @@
+"""Simulators in processes of their own, behind the interface of those in this one.
+
+An env worker starts them, hands them environments, and shares memory with them. They end with it. A process that dies
+or gives no sign of life is the death of its worker: the error says which process, which environment, and how it ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from recipes.embodied.envs.processes.json_pipe import Lines
+from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
+from recipes.embodied.envs.processes.simulator import BatchFacts, BatchRequest, Outcomes, Start
+from rlinf_core import ConfigError, RuntimeFailure, WorkerDiedError
+
+_MODULE: Final = "recipes.embodied.envs.processes.child"
+_LAST_LINES: Final = 30
+# How long a process may take to end once it is told to, and how often its pulse is felt.
+_END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.5
+# How long the interpreter may take to start, at least: it imports before it can give a sign of life.
+_START_SECONDS: Final = 60.0
+# Name of a command to a process, and its arguments.
+_Command: TypeAlias = tuple[str, Mapping[str, Any]]
+_OBSERVE: Final[_Command] = ("observe", {})
+_EXPERT: Final[_Command] = ("expert", {})
+# A step of all environments, by whether observations follow.
+_STEP: Final[Mapping[bool, _Command]] = {
+    observed: ("step", {"rows": None, "observed": observed}) for observed in (False, True)
+}
+
+
+@lru_cache(maxsize=64)
+def _chunk(steps: tuple[int, ...], ends: bool) -> _Command:
+    """Return the command to carry out a chunk: most are equal to the one before, and an equal object is sent as is."""
+    return ("chunk", {"steps": steps, "ends": ends})
+
+
+class SimulatorDiedError(WorkerDiedError):
+    """A simulator process of an env worker is gone, or gave no sign of life and was ended.
+
+    To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
+    """
+
+
+class SimulatorError(RuntimeFailure):
+    """A simulator raised an exception in its process."""
+
+
+class SimulatorProcesses:
+    """The simulations of a batch, dealt to processes.
+
+    Args:
+        request: what they are.
+        processes: how many processes.
+        seconds: how long one operation of one environment may take.
+        owner: the worker, as in `EnvGroup:0`, for errors.
+
+    Raises:
+        ConfigError: the simulator or the task cannot be had, or an option is wrong.
+        SimulatorDiedError: a process died while it made its simulations.
+    """
+
+    def __init__(self, request: BatchRequest, processes: int, seconds: float, owner: str) -> None:
+        count = len(request.groups)
+        processes = min(processes, count, MAX_PROCESSES)
+        bounds = [number * count // processes for number in range(processes + 1)]
+        self._memory = os.memfd_create("rlinf-simulators", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, HEAD_BYTES)
+        self._children: list[_Child] = []
+        try:
+            for number, (first, stop) in enumerate(pairwise(bounds)):
+                child = _Child(number, processes, range(first, stop), self._memory, seconds, owner, request.task)
+                self._children.append(child)
+                child.send(("make", {"request": [*request[:3], list(request.groups[first:stop])], "first": first}))
+            self._map([child.done() for child in self._children], count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, made: list[dict[str, Any]], count: int) -> None:
+        """Take the facts that the processes report, and map memory for arrays of that size."""
+        state_size, action_size, num_choices, cameras, has_instructions = made[0]["spec"]
+        sizes = {camera: (shape[0], shape[1], shape[2]) for camera, shape in cameras.items()}
+        spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
+        limits = [each["max_episode_steps"] for each in made if each["max_episode_steps"] is not None]
+        tasks = [task for each in made for task in each["tasks"]]
+        self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"], made[0]["control_hz"])
+        self._texts = np.array([""] * count)
+        # Processes whose environments have changed since they were last looked at.
+        self._unseen = set(range(len(self._children)))
+        # Results of actions that were carried out before `step` asks for them.
+        self._ahead: deque[Outcomes] = deque()
+        self._make_room(1)
+
+    def _make_room(self, chunk: int) -> None:
+        """Map memory for so many actions of each environment."""
+        spec, count = self.facts.spec, len(self.facts.tasks)
+        size = memory_bytes(spec, count, chunk)
+        os.ftruncate(self._memory, size)
+        self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count, chunk)
+        self._all([("map", {"size": size, "count": count, "chunk": chunk})] * len(self._children))
+
+    def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
+        """Begin episodes."""
+        self._ahead.clear()
+        by_row = dict(zip(rows, starts, strict=True))
+        dealt = self._dealt(rows)
+        self._look(
+            [("reset", {"rows": mine, "starts": [by_row[row] for row in mine]}) if mine else None for mine in dealt]
+        )
+
+    def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
+        """Carry out actions; see `Simulators`."""
+        if self._ahead:
+            return self._ahead.popleft()
+        self._arrays.actions[0] = actions
+        if rows is None:
+            commands: list[_Command | None] = [_STEP[observed]] * len(self._children)
+        else:
+            self._arrays.clear_outcomes()
+            commands = [("step", {"rows": mine, "observed": observed}) if mine else None for mine in self._dealt(rows)]
+        if observed:
+            self._look(commands)
+        else:
+            self._unseen.update(number for number, command in enumerate(commands) if command)
+            self._all(commands)
+        return self._arrays.outcomes[0]
+
+    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+        """Carry out a chunk now, by one message to each process instead of one for each action."""
+        chunk = actions.shape[1]
+        if len(self._arrays.actions) < chunk:
+            self._make_room(chunk)
+        self._arrays.actions[:chunk] = actions.swapaxes(0, 1)
+        self._arrays.clear_outcomes()
+        each: list[int] = steps.tolist()
+        self._look([_chunk(tuple(each[child.rows.start : child.rows.stop]), ends) for child in self._children])
+        self._ahead = deque(self._arrays.outcomes[:chunk])
+
+    def observe(self) -> Observation:
+        """Return the present observations, new arrays."""
+        if self._unseen:
+            self._look([_OBSERVE if number in self._unseen else None for number in range(len(self._children))])
+        found: Observation = {name: array.copy() for name, array in self._arrays.observations.items()}
+        if self.facts.spec.has_instructions:
+            found[INSTRUCTIONS] = self._texts.copy()
+        return found
+
+    def expert(self) -> NDArray[Any] | None:
+        """Return the actions of the experts; see `Simulators`."""
+        found = self._all([_EXPERT] * len(self._children))
+        return self._arrays.actions[0].copy() if all(found) else None
+
+    def pictures(self, rows: Sequence[int]) -> None:
+        """Return nothing: of simulators in processes of their own only cameras are seen."""
+
+    def close(self) -> None:
+        """End all processes. May be called twice."""
+        for child in self._children:
+            child.begin_to_end()
+        for child in self._children:
+            child.end()
+        self._children.clear()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _dealt(self, rows: Sequence[int]) -> list[list[int]]:
+        return [[row for row in rows if row in child.rows] for child in self._children]
+
+    def _look(self, commands: Sequence[_Command | None]) -> None:
+        """Give every process its command, whose answer are the instructions that have changed."""
+        answers = self._all(commands)
+        if self._unseen:
+            self._unseen.difference_update(number for number, command in enumerate(commands) if command)
+        if any(answers):
+            texts = {row: text for changed in answers for row, text in changed.items()}
+            kept = self._texts.tolist()
+            for row, text in texts.items():
+                kept[int(row)] = text
+            self._texts = np.array(kept)
+
+    def _all(self, commands: Sequence[_Command | None]) -> list[Any]:
+        """Give every process its command, if it has one, then return their answers."""
+        for child, command in zip(self._children, commands, strict=True):
+            if command:
+                child.send(command)
+        return [child.done() for child, command in zip(self._children, commands, strict=True) if command]
+
+
+def _code_folders() -> list[str]:
+    """Return the folders of code that is not installed.
+
+    Installed packages a simulator process finds by its interpreter. A worker's path has more of them at its end: those
+    of the interpreter of the driver, which may hold another version of what the simulator needs.
+    """
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [
+        folder
+        for folder in sys.path
+        if folder and folder not in installed and not {"site-packages", "lib-dynload"} & set(Path(folder).parts)
+    ]
+
+
+class _Child:
+    """One simulator process.
+
+    Args:
+        number: among `count` of its worker.
+        count: how many there are.
+        rows: its environments, in the batch.
+        memory: descriptor of the shared memory.
+        seconds: how long one operation of one environment may take.
+        owner: the worker.
+        task: what it simulates, for errors.
+    """
+
+    def __init__(
+        self, number: int, count: int, rows: range, memory: int, seconds: float, owner: str, task: str
+    ) -> None:
+        self.rows = rows
+        self._seconds, self._owner = seconds, owner
+        last = rows.stop - 1
+        environments = f"environments {rows.start}-{last}" if len(rows) > 1 else f"environment {last}"
+        self._name = f"simulator process {number + 1} of {count} (`{task}`, {environments} of its batch)"
+        commands, sending = os.pipe()
+        receiving, answers = os.pipe()
+        self._lifeline, other = socket.socketpair()
+        self._lines = Lines(receiving, sending, min(_LOOK_SECONDS, seconds))
+        descriptors = (commands, answers, other.fileno(), memory)
+        with FileIO(commands), FileIO(answers, "w"), other:
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-u", "-m", _MODULE, str(number), *map(str, descriptors)),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_code_folders())},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+            )
+        self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader = threading.Thread(target=self._read, name=f"simulator-{number}", daemon=True)
+        self._reader.start()
+
+    def send(self, command: _Command) -> None:
+        """Give a command."""
+        try:
+            self._lines.send(command)
+        except OSError:
+            raise self._death() from None
+
+    def done(self) -> Any:
+        """Return the answer to the last command.
+
+        Raises:
+            ConfigError: the process says that something given to it is wrong.
+            SimulatorError: the simulator raised an exception.
+            SimulatorDiedError: the process is gone, or gave no sign of life in time.
+        """
+        pulse, since = None, 0.0
+        while (answer := self._answer()) is None:
+            now = self._pulse.read()
+            if now != pulse:
+                pulse, since = now, time.monotonic()
+            elif time.monotonic() - since > (self._seconds if now[0] else max(self._seconds, _START_SECONDS)):
+                raise self._silence()
+        return self._result(answer)
+
+    def _answer(self) -> Mapping[str, Any] | None:
+        """Return the next answer; None where none has come yet."""
+        try:
+            return self._lines.receive()
+        except EOFError:
+            raise self._death() from None
+
+    def _result(self, answer: Mapping[str, Any]) -> Any:
+        if "config" in answer:
+            message, where, why, help = answer["config"]
+            raise ConfigError(message, where=where, why=why, help=help)
+        if "raised" in answer:
+            raise SimulatorError(
+                f"{self._name} raised {answer['raised']}",
+                where=self._owner,
+                why=self._place,
+                help="the log of the worker has its traceback",
+            )
+        return answer["done"]
+
+    def _death(self) -> SimulatorDiedError:
+        """Return the error for a process that is gone."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join(_END_SECONDS)
+        if code < 0:
+            cause = f"signal {-code} ({signal.Signals(-code).name})"
+        else:
+            cause = f"it ended with exit code {code}"
+        return self._died(f"{cause}, {self._place}")
+
+    def _silence(self) -> SimulatorDiedError:
+        """End a process that gives no sign of life, and return the error for it."""
+        place = self._place
+        # Has the interpreter print where it is, even while it is in code of the simulator's.
+        self._process.send_signal(signal.SIGABRT)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(_END_SECONDS)
+        return self._died(f"no sign of life for {self._seconds:g} s, {place}: it was ended")
+
+    def _died(self, cause: str) -> SimulatorDiedError:
+        return SimulatorDiedError(self._owner, cause=f"{self._name}: {cause}{self._last_words}")
+
+    @property
+    def _place(self) -> str:
+        _, row, operation = self._pulse.read()
+        return operation if operation in ("starting", "waiting") else f"{operation} environment {row}"
+
+    @property
+    def _last_words(self) -> str:
+        return "; its last words:\n" + "\n".join(f"    {line}" for line in self._said) if self._said else ""
+
+    def _read(self) -> None:
+        """Pass on what the process prints, and keep the end of it."""
+        output = self._process.stdout
+        assert output is not None
+        for line in output:
+            text = line.decode(errors="replace").rstrip()
+            self._said.append(text)
+            print(text, file=sys.stderr)
+
+    def begin_to_end(self) -> None:
+        """Ask the process to end."""
+        with suppress(OSError):
+            self._lines.send(("close", {}))
+
+    def end(self) -> None:
+        """Wait for the end of the process, and end it where it does not."""
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._lifeline.close()
+        self._lines.close()
+        self._reader.join(_END_SECONDS)

@@ -1,0 +1,148 @@
+"""A batch of environments made of simulations, in the worker's own process or in simulator processes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.processes.process_pool import SimulatorProcesses
+from recipes.embodied.envs.processes.simulator import BatchRequest, SimulationBatch, Simulators, Start
+from recipes.embodied.envs.starts import Starts
+
+
+class SimulatedEnv(VectorEnv):
+    """Environments each of which is a `Simulation`.
+
+    Groups of environments get the tasks of a set in turn. The n-th episode of a group after a reset begins at the seed
+    of its start, and at the position in the task's list of fixed starts that comes next: the groups of a task share
+    that list out among themselves, so that no start is repeated before all had their turn.
+
+    Simulators have no call for their state that serves all of them. A resumed run therefore repeats the actions of each
+    running episode from its start; `load` tells by the observations whether that led to the same state.
+
+    Attributes:
+        simulation: the class of simulations, as `package.module:Class`.
+        processes: simulator processes where the settings do not say; 0: the worker's own process.
+        default_task: where the settings name none.
+    """
+
+    simulation: ClassVar[str]
+    processes: ClassVar[int] = 1
+    default_task: ClassVar[str] = ""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        groups = (self.numbers // settings.group_size).tolist()
+        request = BatchRequest(self.simulation, settings.task or self.default_task, settings.options, groups)
+        processes = self.processes if settings.num_processes is None else settings.num_processes
+        self._simulators: Simulators = (
+            SimulatorProcesses(request, processes, settings.simulator_timeout, settings.owner)
+            if processes
+            else SimulationBatch(request)
+        )
+        facts = self._simulators.facts
+        self.default_max_episode_steps = facts.max_episode_steps
+        self._groups = np.array(groups)
+        self._knows_success = False
+        # Of each running episode: its start, and the actions since.
+        self._begun = np.zeros((settings.num_envs, 2), np.int64)
+        self._actions: list[list[NDArray[Any]]] = [[] for _ in range(settings.num_envs)]
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spec of the simulations."""
+        return self._simulators.facts.spec
+
+    @property
+    def tasks(self) -> list[str]:
+        """The task of each environment."""
+        return self._simulators.facts.tasks
+
+    @property
+    def knows_success(self) -> bool:
+        """Whether a simulation has ever reported success or failure."""
+        return self._knows_success
+
+    @property
+    def control_hz(self) -> float | None:
+        """See `VectorEnv`."""
+        return self._simulators.facts.control_hz
+
+    def first_starts(self) -> list[dict[str, int]]:
+        """See `VectorEnv`; `number` counts modulo the length of the task's list."""
+        numbers = self._begun[:, 1].tolist()
+        return [{**start, "number": number} for start, number in zip(super().first_starts(), numbers, strict=True)]
+
+    def look(self, rows: IntArray) -> State | None:
+        """See `VectorEnv`: camera images, or else what the simulator renders for a viewer."""
+        seen = super().look(rows)
+        if seen is not None:
+            return seen
+        pictures = self._simulators.pictures(rows.tolist())
+        return None if pictures is None else {"picture": pictures}
+
+    def close(self) -> None:
+        """Close every simulation."""
+        if hasattr(self, "_simulators"):
+            self._simulators.close()
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        tasks = self._simulators.facts.num_tasks
+        # Groups of the whole job that share a task, and the position of this one among them.
+        sharing = max(1, (self.settings.total_envs or self.num_envs) // self.settings.group_size // tasks)
+        rounds = self._reset + self._episodes.episode[rows]
+        self._begun[rows, 0] = starts.seeds()
+        self._begun[rows, 1] = self._groups[rows] // tasks + rounds * sharing
+        for row in rows:
+            self._actions[row].clear()
+        self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
+
+    def _foresee(self, actions: NDArray[Any]) -> None:
+        chunk, limit = actions.shape[1], self.max_episode_steps
+        # Where numbers that are not finite end an episode, only the next step tells whether there is another.
+        if chunk == 1 or self.settings.on_nonfinite == "skip":
+            return
+        steps = np.full(self.num_envs, chunk) if limit is None else np.minimum(limit - self._episodes.steps, chunk)
+        steps[self._episodes.resting] = 0
+        self._simulators.foresee(actions, steps, ends=not self.settings.ignore_terminations)
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        stepped: list[int] | None = None if rows is None else rows.tolist()
+        if self.settings.resumable:
+            for row in range(self.num_envs) if stepped is None else stepped:
+                self._actions[row].append(actions[row].copy())
+        found = self._simulators.step(stepped, actions, observed=self._observed_next)
+        self._knows_success = self._knows_success or bool(found.judged.any())
+        return Transition(found.rewards, found.terminations, found.truncations, found.successes)
+
+    def _observe(self) -> Observation:
+        return self._simulators.observe()
+
+    def expert(self) -> FloatArray | None:
+        """See `VectorEnv`."""
+        return self._simulators.expert()
+
+    def _save(self) -> State:
+        counts = np.array([len(taken) for taken in self._actions])
+        spec = self.spec
+        kind = np.float32 if spec.num_choices is None else np.int64
+        actions = np.zeros((self.num_envs, counts.max(), spec.action_size), kind)
+        for row, taken in enumerate(self._actions):
+            if taken:
+                actions[row, : len(taken)] = taken
+        return {"begun": self._begun.copy(), "counts": counts, "actions": actions}
+
+    def _load(self, state: State) -> None:
+        self._begun = state["begun"].copy()
+        counts, actions = state["counts"], state["actions"]
+        self._actions = [list(actions[row, :count]) for row, count in enumerate(counts.tolist())]
+        self._simulators.reset(range(self.num_envs), [Start(*start) for start in self._begun.tolist()])
+        for step in range(actions.shape[1]):
+            rows = np.flatnonzero(counts > step).tolist()
+            if rows:
+                self._simulators.step(rows, actions[:, step])

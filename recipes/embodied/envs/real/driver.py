@@ -1,0 +1,117 @@
+"""The interface of drivers, which move robots of one's own. numpy only, no package of a maker.
+
+A driver of your own is a subclass of `RobotDriver`; `driver: package.module:Class` of a robot names it, and `env_type:
+robot` makes an environment of it. `check_driver` of `robot_driver_contract.py` tests what is promised here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
+from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.robots.robot_errors import RobotError
+from rlinf_core import ConfigError, checked_options
+from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.registry import import_target
+
+
+class RobotDriver(ABC):
+    """A connection to one robot, made when a run begins. Used by one thread.
+
+    The robot itself must stop when nothing comes any more: no line of a driver runs after `kill -9` or a power cut.
+
+    Args:
+        robot: its entry in the file, with the values of the node's variables in their places.
+        options: `options` of that entry; where the class has an attribute `options_model`, its instance.
+
+    Attributes:
+        control_hz: actions in a second.
+
+    Raises:
+        RobotUnreachableError: the robot does not answer.
+    """
+
+    control_hz: float = 20.0
+
+    def __init__(self, robot: PluginDrivenRobot, options: Any) -> None:
+        self.robot, self.options = robot, options
+
+    @property
+    @abstractmethod
+    def spec(self) -> EnvSpec:
+        """The sizes of observations and actions; the robot is not asked again."""
+
+    @abstractmethod
+    def reset(self, seed: int) -> None:
+        """Lead the robot to a start that depends on `seed` alone, and wait until it is there. Ends a stop.
+
+        Raises:
+            RobotError: it cannot.
+        """
+
+    @abstractmethod
+    def move(self, action: FloatArray) -> FloatArray:
+        """Carry out an action, float32 [A], each number from -1 to 1, and wait until its control period is over.
+
+        Returns:
+            What the robot's limits have left of it, likewise.
+
+        Raises:
+            RobotStoppedError: the robot stands still until a reset.
+            RobotError: anything else.
+        """
+
+    @abstractmethod
+    def observe(self) -> Mapping[str, NDArray[Any]]:
+        """Return the present observation as `spec` describes it: `states` [S], `images.CAMERA` [H, W, 3].
+
+        Raises:
+            RobotError: the robot or a camera does not answer.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the robot at once. It stands still until a reset."""
+
+    def score(self) -> tuple[float, bool] | None:
+        """Return the reward of the last action, and whether the task is solved; None: the robot cannot know."""
+        return None
+
+    def steer(self, motion: HandMotion) -> FloatArray | None:
+        """Return the action, float32 [A], by which a person moves the hand; None: as `VectorEnv.steer` has it."""
+        return None
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with the robot before anything moves, each in a few words."""
+        return []
+
+    def close(self) -> None:
+        """Stop the robot and end the connection. May be called twice."""
+        self.stop()
+
+
+def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
+    """Return the driver that a robot's entry names, connected.
+
+    Raises:
+        ConfigError: there is no such class, or it is no driver, or an option is wrong.
+        RobotError: the robot does not answer.
+    """
+    if robot.driver is None:
+        raise ConfigError(
+            f"the robot at {robot.place} has no `driver`",
+            help="name your subclass of `RobotDriver`: `driver: package.module:Class`",
+        )
+    made = import_target(robot.driver, "driver")
+    if not (isinstance(made, type) and issubclass(made, RobotDriver)):
+        raise ConfigError(f"`driver: {robot.driver}` is no subclass of `RobotDriver`", help="derive it from that class")
+    try:
+        return made(robot, checked_options(made, robot.options, "hardware.configs.options"))
+    except RobotError as error:
+        error.where = error.where or f"{robot.driver} at {robot.place} of node {robot.node_rank}"
+        raise

@@ -1,0 +1,91 @@
+"""Any vector environment of Gymnasium, `gymnasium.make_vec`."""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.simulators.gymnasium_env import Reader, Writer, registered
+from rlinf_core import ConfigError
+
+_SUCCESS = ("is_success", "success")
+
+
+class GymnasiumVectorEnv(BatchedEnv):
+    """`task` is an id; `options` are arguments of `gymnasium.make_vec`.
+
+    `vectorization_mode` is `sync` by default; `async` steps every environment in a process of Gymnasium's own;
+    `vector_entry_point` is the id's own implementation, which must be able to leave resets to its user
+    (`AutoresetMode.DISABLED`). Observations and actions are as those of `env_type: gymnasium`.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        if settings.task is None:
+            raise ConfigError(
+                "`env_type: gymnasium_vector` needs a task", help="add `task: CartPole-v1`, or another id"
+            )
+        super().__init__(settings)
+        options = {"vectorization_mode": "sync", **settings.options}
+        kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, **options.pop("vector_kwargs", {})}
+        try:
+            limit = registered(settings.task).max_episode_steps
+            if options["vectorization_mode"] != "vector_entry_point":
+                # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
+                options = {"max_episode_steps": -1, "disable_env_checker": True, **options}
+            self._env = gymnasium.make_vec(settings.task, settings.num_envs, vector_kwargs=kwargs, **options)
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+            raise ConfigError(f"`{settings.task}` cannot be made: {error}", where="env.task") from error
+        self.default_max_episode_steps = limit
+        mode = self._env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.DISABLED:
+            self._env.close()
+            raise ConfigError(
+                f"`{settings.task}` begins episodes by itself ({mode}): their last observations would be lost",
+                where="env.task",
+                help="write `options: {vectorization_mode: sync}`",
+            )
+        self._reads = Reader(settings.task, self._env.single_observation_space)
+        self._writes = Writer(settings.task, self._env.single_action_space)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """From the spaces of the environment."""
+        reads, writes = self._reads, self._writes
+        return EnvSpec(reads.state_size, writes.size, writes.num_choices, reads.cameras, reads.instruction is not None)
+
+    def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
+        # Without a mask an environment that has never begun would be read.
+        options = {} if mask.all() else {"options": {"reset_mask": mask}}
+        found, _ = self._env.reset(seed=seeds.tolist(), **options)
+        return self._read(found)
+
+    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+        found, rewards, terminations, truncations, infos = self._env.step(np.asarray(self._writes(actions)))
+        name = next((name for name in _SUCCESS if name in infos), None)
+        successes = None if name is None else np.asarray(infos[name], np.bool_) & infos.get(f"_{name}", True)
+        return BatchStep(
+            self._read(found),
+            np.asarray(rewards, np.float32),
+            np.asarray(terminations, np.bool_),
+            np.asarray(truncations, np.bool_),
+            successes,
+        )
+
+    def _read(self, found: Any) -> Observation:
+        rows = [self._reads(row) for row in iterate(self._env.observation_space, found)]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    def close(self) -> None:
+        """Close the environments."""
+        if hasattr(self, "_env"):
+            self._env.close()

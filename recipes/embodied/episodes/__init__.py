@@ -1,0 +1,1 @@
+"""Whole episodes of a job's workers, from which nobody learns: for recordings, evaluations and videos."""

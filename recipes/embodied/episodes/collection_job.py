@@ -1,0 +1,135 @@
+"""Episodes of a whole job, collected by the workers of its file: what recordings and evaluations share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.config.intervention_types import drives_one
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWorker
+from recipes.embodied.episodes.collector import CollectedEpisode, Keep
+from recipes.embodied.loop.frames import Footage
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.rules.checkpoint_rules import check_given
+from recipes.embodied.workers.acting_worker import ActingWorker
+from rlinf_core import Channel, Cluster, HybridComponentPlacement
+from rlinf_core.worker.handle import wait_together
+
+_numbers: Final = itertools.count()
+
+
+class Collection:
+    """The worker groups of a job that collects episodes.
+
+    Args:
+        config: the whole file; `env.eval` says what is collected.
+        cluster: where the workers run.
+        checkpoint: whose weights act; None: the environment's scripted expert, unless `pretrained`.
+        intervention: who takes over from them; without a policy that is a person who does everything.
+        pretrained: the policy acts as `actor.model.model_path` has it, where there is no checkpoint.
+
+    Attributes:
+        spec: of the environments.
+        facts: of the environments, see `CollectingEnvWorker.describe`.
+        num_envs: environments that share a reset.
+        images: what the policy does to images, see `BasePolicy.describe_images`; empty without a policy.
+    """
+
+    def __init__(
+        self,
+        config: EmbodiedConfig,
+        cluster: Cluster,
+        checkpoint: Path | None,
+        intervention: InterventionConfig | None = None,
+        *,
+        pretrained: bool = False,
+    ) -> None:
+        placement = HybridComponentPlacement(config, cluster)
+        # A group forwards the calls of its workers' methods to all ranks.
+        self._env = cast(
+            "Any",
+            CollectingEnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env")),
+        )
+        self._rollout: Any = None
+        self._alone: Actor = "expert" if intervention is None else "nobody"
+        rollouts, acts = 1, pretrained or checkpoint is not None
+        if acts:
+            group = ActingWorker.create_group(config).launch(
+                cluster, placement_strategy=placement.get_strategy("rollout")
+            )
+            self._rollout, rollouts = cast("Any", group), group.world_size
+        name = f"{config.env.group_name}-episodes-{next(_numbers)}"
+        self._channel = Channel.create(name)
+        layout = Layout(1, rollouts, self._env.world_size, name)
+        self.spec: EnvSpec = self._env.init_worker(layout, intervention).wait()[0]
+        self.facts: dict[str, Any] = self._env.describe().wait()[0]
+        self.num_envs = config.env.eval.total_num_envs
+        self.images: dict[str, Any] = {}
+        if acts:
+            self._rollout.init_from(layout, self.spec, None if checkpoint is None else str(checkpoint)).wait()
+            self.images = self._rollout.describe_images().wait()[0]
+
+    def footage(self) -> list[Footage] | None:
+        """Return what was filmed of the last reset, by environment; None where the environments show nothing."""
+        by_rank: list[list[Footage] | None] = self._env.footage().wait()
+        if all(found is None for found in by_rank):
+            return None
+        return sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
+
+    def episodes(self, keep: Keep, *, film: bool = False) -> Iterator[list[CollectedEpisode]]:
+        """Return the episodes of one reset after the other, without an end, each list by environment."""
+        for reset in itertools.count():
+            if self._rollout is None:
+                by_rank = self._env.collect(reset, keep, actor=self._alone, film=film).wait()
+            else:
+                by_rank, _ = wait_together(self._env.collect(reset, keep, film=film), self._rollout.evaluate())
+            yield sorted((episode for rank in by_rank for episode in rank), key=lambda each: each.env)
+
+
+@contextmanager
+def collecting(
+    config: EmbodiedConfig,
+    environments: EnvironmentConfig,
+    episodes: int,
+    checkpoint: Path | None,
+    intervention: InterventionConfig | None = None,
+    *,
+    pretrained: bool = False,
+) -> Generator[Collection, None, None]:
+    """Start the workers that collect episodes, on a cluster of their own, within the block.
+
+    Args:
+        config: the whole file.
+        environments: `env.train` or `env.eval`, with the seed of the starts.
+        episodes: how many are wanted; more environments than that are not made.
+        checkpoint: see `Collection`.
+        intervention: see `Collection`; a person drives one environment of each env worker.
+        pretrained: see `Collection`.
+
+    Raises:
+        ConfigError: the environments cannot be made, or an episode has no end.
+        CheckpointError: the checkpoint cannot be read, or is of another model.
+    """
+    if checkpoint is not None:
+        check_given(config, environments, checkpoint)
+    with Cluster(cluster_cfg=config.cluster) as cluster:
+        workers = HybridComponentPlacement(config, cluster).get_world_size("env")
+        shares = workers * config.rollout.pipeline_stage_num
+        one = intervention is not None and drives_one(intervention.source)
+        chosen = environments.model_copy(
+            update={
+                "auto_reset": False,
+                "group_size": 1,
+                "rollout_epoch": 1,
+                "total_num_envs": shares if one else min(environments.total_num_envs, -(-episodes // shares) * shares),
+            }
+        )
+        env = config.env.model_copy(update={"eval": chosen})
+        filled = config.model_copy(update={"env": env})
+        yield Collection(filled, cluster, checkpoint, intervention, pretrained=pretrained)

@@ -1,0 +1,150 @@
+"""Whole episodes, step by step: for recordings, evaluations and videos.
+
+numpy only: it runs where environments do, in interpreters without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import Observation, StepResult
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+
+# What is kept of every step: nothing, or everything that a policy learns from.
+Keep: TypeAlias = Literal["nothing", "everything"]
+ACTIONS, REWARDS, SUCCESSES, INTERVENED = "actions", "rewards", "successes", "interventions"
+
+
+@dataclass(frozen=True)
+class CollectedEpisode:
+    """One episode of T steps.
+
+    Attributes:
+        env: number of the environment among all.
+        reset: number of the reset that began it; with `env` and the seed it says how the episode starts.
+        task: the instruction; the name of the task where the environment gives none.
+        length: T.
+        total_reward: sum of rewards.
+        success_once: solved in some state; None: the environment does not know success.
+        success_at_end: solved in the last state; None: likewise.
+        outcome: how it ended: `success`, a failure by its name, `time out`.
+        start: `seed`, and `number` of a fixed start where there is one.
+        columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it; where
+            somebody may intervene `interventions`, whether the action was theirs.
+    """
+
+    env: int
+    reset: int
+    task: str
+    length: int
+    total_reward: float
+    success_once: bool | None
+    success_at_end: bool | None
+    outcome: str = ""
+    start: Mapping[str, int] = field(default_factory=dict[str, int])
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+
+class EpisodeCollector:
+    """Steps a batch of environments from a reset until the episode of each is over.
+
+    Args:
+        batch: without `auto_reset`.
+        reset: number of the reset.
+        task: the name of the task, where the environment gives no instructions.
+        keep: what is kept of every step.
+
+    Attributes:
+        observations: the present ones.
+    """
+
+    def __init__(self, batch: VectorEnv, reset: int, task: str, keep: Keep) -> None:
+        if batch.settings.auto_reset:
+            raise ValueError("episodes are collected from environments without auto_reset")
+        self._batch, self._reset, self._keep = batch, reset, keep
+        self.observations: Observation = batch.reset(reset)
+        texts = self.observations.get(INSTRUCTIONS)
+        self._tasks = [task] * batch.num_envs if texts is None else [str(text) for text in texts]
+        self._steps: list[dict[str, NDArray[Any]]] = []
+        self._valid: list[NDArray[np.bool_]] = []
+        self._totals = np.zeros(batch.num_envs)
+        self._solved_once = np.zeros(batch.num_envs, np.bool_)
+        self._solved = np.zeros(batch.num_envs, np.bool_)
+        self._over = np.zeros(batch.num_envs, np.bool_)
+        self._outcomes = [""] * batch.num_envs
+        self._starts = batch.first_starts()
+
+    @property
+    def over(self) -> bool:
+        """Whether every episode has ended."""
+        return bool(self._over.all())
+
+    def step(self, actions: NDArray[Any]) -> Observation:
+        """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it.
+
+        Where somebody intervened the rest of the chunk is an action of zeros, as in `ExecutedActions`.
+        """
+        interrupted = np.zeros(len(actions), np.bool_)
+        for index in range(actions.shape[1]):
+            if self.over:
+                break
+            before = self.observations
+            wanted = actions[:, index : index + 1].copy()
+            wanted[interrupted] = 0
+            result = self._batch.step(wanted)
+            self.observations = result.observations
+            if result.interventions is not None:
+                interrupted |= result.interventions[:, 0]
+            taken = wanted[:, 0] if result.executed is None else result.executed[:, 0]
+            self._add(before, taken, result)
+        return self.observations
+
+    def _add(self, before: Observation, actions: NDArray[Any], result: StepResult) -> None:
+        valid = result.valid[:, 0]
+        solved = self._batch.solved
+        self._valid.append(valid)
+        self._totals += result.rewards[:, 0] * valid
+        self._solved = np.where(valid, solved, self._solved)
+        self._solved_once |= self._solved
+        self._over |= result.dones[:, 0]
+        ended = np.flatnonzero(result.dones[:, 0])
+        for row, outcome in zip(ended, self._batch.outcomes(ended, ~result.terminations[ended, 0]), strict=True):
+            self._outcomes[row] = outcome
+        if self._keep == "nothing":
+            return
+        row = {name: array for name, array in before.items() if name != INSTRUCTIONS}
+        kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
+        if result.interventions is not None:
+            row[INTERVENED] = result.interventions[:, 0]
+        self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
+
+    def episodes(self) -> list[CollectedEpisode]:
+        """Return what was collected, by environment."""
+        valid = np.stack(self._valid) if self._valid else np.zeros((0, self._batch.num_envs), np.bool_)
+        knows = self._batch.knows_success
+        found: list[CollectedEpisode] = []
+        for row, number in enumerate(self._batch.numbers):
+            steps = np.flatnonzero(valid[:, row])
+            names = self._steps[0] if self._steps else ()
+            columns = {name: np.stack([self._steps[step][name][row] for step in steps]) for name in names}
+            found.append(
+                CollectedEpisode(
+                    int(number),
+                    self._reset,
+                    self._tasks[row],
+                    len(steps),
+                    float(self._totals[row]),
+                    bool(self._solved_once[row]) if knows else None,
+                    bool(self._solved[row]) if knows else None,
+                    self._outcomes[row],
+                    self._starts[row],
+                    columns,
+                )
+            )
+        return found

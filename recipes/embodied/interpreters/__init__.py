@@ -1,0 +1,1 @@
+"""Interpreters of simulators: made from locks, and tried before a job needs them."""

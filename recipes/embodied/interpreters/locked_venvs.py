@@ -1,0 +1,250 @@
+"""Interpreters for simulators: virtual environments made from locks that come with rlinf.
+
+Each simulator has versions of MuJoCo and numpy that fit no other, so that each gets an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_types import ENV_TYPES, has_setup, is_simulator
+from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
+from recipes.embodied.rules.env_rules import facts_of
+from rlinf_core import ConfigError, RLinfError
+from rlinf_core.job.recipe import Trial
+
+LOCKS: Final = Path(__file__).parent / "locks"
+DEFAULT_FOLDER: Final = Path("~/.rlinf/envs")
+# Which kind of environment a folder was made for.
+_MARK: Final = "rlinf-env.json"
+# Variables that would lead an interpreter to other packages, or contradict `MUJOCO_GL`.
+_NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
+_INSTALL_SECONDS: Final = 3600
+_PROBE_SECONDS: Final = 600.0
+PROBE: Final = "recipes.embodied.interpreters.simulator_probe"
+# The renderers that work without a display, the faster one first.
+_RENDERERS: Final = ("egl", "osmesa")
+
+Tell = Callable[[str], None]
+
+
+class SetupError(RLinfError):
+    """An interpreter for a simulator cannot be made, or does not run it."""
+
+
+class Made(NamedTuple):
+    """An interpreter for a simulator.
+
+    Attributes:
+        env_type: the kind of environment.
+        python: its path.
+        facts: what `simulator_probe` found there.
+        renderer: the value of `MUJOCO_GL` with which it renders; None: it renders with none.
+    """
+
+    env_type: str
+    python: Path
+    facts: dict[str, Any]
+    renderer: str | None
+
+
+def simulators() -> list[str]:
+    """Return the kinds of environments that get an interpreter of their own."""
+    return [name for name in ENV_TYPES if has_setup(name)]
+
+
+def setup(env_type: str, folder: Path | None, tell: Tell) -> Made:
+    """Make an interpreter for a simulator, install what its lock lists and this very rlinf, and try it.
+
+    Args:
+        env_type: of `simulators`.
+        folder: where the virtual environment goes; by default `~/.rlinf/envs/ENV_TYPE`. One that was made for this kind
+            before is brought up to date.
+        tell: is told what is waited for.
+
+    Raises:
+        ConfigError: there is no such kind.
+        SetupError: the folder holds something else, a command failed, or the simulator does not run.
+    """
+    if env_type not in simulators():
+        from rlinf_core.suggest import did_you_mean, quoted
+
+        known = simulators()
+        help = did_you_mean(env_type, known) or f"known: {quoted(known)}"
+        raise ConfigError(f"`rlinf env setup` knows no `{env_type}`", help=help)
+    folder = (folder or DEFAULT_FOLDER / env_type).expanduser().absolute()
+    python = folder / "bin" / "python"
+    _check_folder(folder, env_type)
+    pip = _installer(folder, python, tell)
+    (folder / _MARK).write_text(json.dumps({"env_type": env_type}) + "\n", encoding="utf-8")
+    lock = LOCKS / f"{env_type}.txt"
+    count = sum(1 for line in lock.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
+    tell(f"installing {count} packages of {lock.name}, minutes the first time")
+    _run([*pip, "--requirement", str(lock), *_same_ray()])
+    tell("installing rlinf")
+    _run([*pip, "--no-deps", *own_requirement()])
+    return checked(env_type, python, tell)
+
+
+def checked(env_type: str, python: Path, tell: Tell) -> Made:
+    """Try a simulator in an interpreter, with each renderer until one works.
+
+    Raises:
+        SetupError: it does not run there.
+    """
+    given = os.environ.get("MUJOCO_GL")
+    facts: dict[str, Any] = {}
+    for renderer in (given,) if given else _RENDERERS:
+        tell(f"trying `{env_type}`, images by MUJOCO_GL={renderer}")
+        facts = probe(env_type, python, {"MUJOCO_GL": renderer})
+        if "fault" in facts:
+            fault = facts["fault"]
+            raise SetupError(
+                f"`{python}` does not run `{env_type}`: {fault['message']}", why=fault["why"], help=fault["help"]
+            )
+        if "frame" in facts:
+            return Made(env_type, python, facts, renderer)
+    return Made(env_type, python, facts, None)
+
+
+def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, Any]:
+    """Return what `simulator_probe` finds in an interpreter, with some variables set."""
+    command = [str(python), "-P", "-m", PROBE, env_type]
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    why = ""
+    try:
+        done = subprocess.run(
+            command,
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+        said = done.stderr.strip().splitlines()
+        why = said[-1] if said else f"exit code {done.returncode}"
+        return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {_PROBE_SECONDS:g} s"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, IndexError):
+        pass
+    return {"fault": {"message": "it cannot be asked", "why": why, "help": f"`{' '.join(command)}` shows more"}}
+
+
+def lines_of(made: Made) -> str:
+    """Return the lines of a file that run the env workers in an interpreter."""
+    renderer = f"\n          env_vars: [{{MUJOCO_GL: {made.renderer}}}]" if made.renderer else ""
+    return f"""cluster:
+  component_placement:
+    env: {{node_group: {made.env_type}, placement: 0}}
+  node_groups:
+    - label: {made.env_type}
+      node_ranks: 0
+      env_configs:
+        - node_ranks: 0
+          python_interpreter_path: {json.dumps(str(made.python))}{renderer}
+env:
+  train: {{env_type: {made.env_type}, task: {ENV_TYPES[made.env_type].task}}}"""
+
+
+def trials(config: EmbodiedConfig) -> list[Trial]:
+    """Return what `rlinf doctor` tries: the simulators of a file, as many at once as each env worker holds, and a frame
+    of those whose images are observed.
+    """
+    wanted: dict[str, ProbeRequest] = {}
+    evaluates = config.runner.val_check_interval > 0 or config.runner.only_eval
+    for environments in (config.env.train, config.env.eval):
+        kind = environments.env_type
+        if not is_simulator(kind):
+            continue
+        request = wanted.get(kind, ProbeRequest(frame=False, task=environments.task, options=environments.options))
+        batches = list(request.batches)
+        if environments is config.env.train or evaluates:
+            stages = config.rollout.pipeline_stage_num
+            processes = 1 if environments.num_processes is None else max(1, environments.num_processes)
+            batches += [(environments.total_num_envs // stages, processes)] * stages
+        frame = request.frame or facts_of(config, environments).has_images is not False
+        options = environments.options if frame and not request.frame else request.options
+        wanted[kind] = request._replace(frame=frame, options=options, batches=batches)
+    return [
+        Trial("env", "simulator", PROBE, (kind, json.dumps(request._asdict())), _PROBE_SECONDS, each_process=True)
+        for kind, request in wanted.items()
+    ]
+
+
+def own_requirement() -> list[str]:
+    """Return what pip installs this very rlinf by: its folder, editable, where it runs from one; else its version."""
+    root = Path(__file__).resolve().parents[3]
+    if (root / "pyproject.toml").is_file():
+        return ["--editable", str(root)]
+    distribution = metadata.distribution("rlinf-cli")
+    url = json.loads(distribution.read_text("direct_url.json") or "{}").get("url")
+    return [f"rlinf-cli @ {url}" if url else f"rlinf-cli=={distribution.version}"]
+
+
+def _check_folder(folder: Path, env_type: str) -> None:
+    mark = folder / _MARK
+    if mark.is_file():
+        try:
+            found = json.loads(mark.read_text(encoding="utf-8"))["env_type"]
+        except (ValueError, KeyError, OSError):
+            found = None
+        if found == env_type:
+            return
+        raise SetupError(f"`{folder}` was made for `{found}`", help="give another folder with `--path`")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SetupError(
+            f"`{folder}` exists and was not made by `rlinf env setup`",
+            help="give another folder with `--path`, or remove it",
+        )
+
+
+def _installer(folder: Path, python: Path, tell: Tell) -> list[str]:
+    """Make the virtual environment where there is none; return the command that installs into it."""
+    uv = shutil.which("uv")
+    if not python.exists():
+        tell(f"making `{folder}`")
+        how = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+        _run([*how, str(folder)])
+    if uv:
+        return [uv, "pip", "install", "--python", str(python)]
+    return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+
+
+def _same_ray() -> list[str]:
+    """Return Ray in the version of this interpreter: workers of one cluster have one."""
+    try:
+        return [f"ray=={metadata.version('ray')}"]
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run a command to its end.
+
+    Raises:
+        SetupError: it failed, or did not end in time.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_INSTALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SetupError(f"`{' '.join(command)}` did not end within {_INSTALL_SECONDS} s") from None
+    except OSError as error:
+        raise SetupError(f"`{command[0]}` cannot be run", why=error.strerror) from error
+    if done.returncode:
+        last = [line for line in done.stderr.strip().splitlines() if line.strip()][-8:]
+        raise SetupError(f"`{' '.join(command)}` failed", why="\n".join(last) or f"exit code {done.returncode}")

@@ -1,0 +1,113 @@
+"""A look at a simulator from its own interpreter: is it there, does it step, does it render.
+
+    python -m recipes.embodied.interpreters.simulator_probe ENV_TYPE [REQUEST [PROCESSES]]
+
+REQUEST is a `ProbeRequest` in JSON, PROCESSES a list of the variables of each env worker that is placed on this node.
+The last line that it prints is a record in JSON. The simulator runs in a process of its own, so that a crash or a hang
+of it, or of the driver that renders, is told as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from recipes.embodied.envs.processes.fault_lines import RENDERING_HELP
+from recipes.embodied.envs.simulators.package_versions import versions_of
+from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, fault_of, simulators_at_once, stepped
+
+# That one operation may take: robosuite compiles itself in its first step.
+_SECONDS: Final = 240.0
+# Kinds whose images are drawn by Vulkan; the others render by MuJoCo.
+_VULKAN: Final = {"maniskill"}
+VULKAN_HELP: Final = (
+    "install the accelerator's Vulkan driver, and `apt-get install --no-install-recommends libvulkan1 vulkan-tools`;"
+    " `vulkaninfo --summary` lists the devices that it finds"
+)
+
+
+def look(
+    env_type: str,
+    request: ProbeRequest = ProbeRequest(),  # noqa: B008 - a value
+    workers: Sequence[Mapping[str, str]] = (),
+    *,
+    seconds: float = _SECONDS,
+) -> dict[str, Any]:
+    """Return what a simulator says of itself.
+
+    Args:
+        env_type: the kind of environment.
+        request: which of its tasks, with what.
+        workers: variables of each env worker on this node: as many simulators as they hold are tried at once.
+        seconds: that one operation of it may take.
+
+    Returns:
+        `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered
+        image, or `frame_fault`; `renderer`, the value of `MUJOCO_GL`; `at_once`, how many ran at the same time;
+        `seconds` that it took. As `rlinf doctor` reads it: `verdict`, `what` was seen, and `help`.
+    """
+    began = time.monotonic()
+    found: dict[str, Any] = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "versions": versions_of(env_type),
+        "renderer": os.environ.get("MUJOCO_GL"),
+    }
+    try:
+        found |= _tried(env_type, request.settings(env_type, seconds, images=False))
+    except Exception as error:  # noqa: BLE001 - a simulator may raise anything
+        found["fault"] = fault_of(error)
+    else:
+        try:
+            found |= _tried(env_type, request.settings(env_type, seconds, images=True))
+        except Exception as error:  # noqa: BLE001 - so may a driver that renders
+            found["frame_fault"] = fault_of(error)
+    if workers and "fault" not in found and ("frame" in found or not request.frame):
+        found |= simulators_at_once(env_type, request, workers, seconds)
+    found["seconds"] = round(time.monotonic() - began, 1)
+    return {**found, **_judged(env_type, found, needs_frame=request.frame)}
+
+
+def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
+    """Return the verdict on what was found, in words."""
+    vulkan = env_type in _VULKAN
+    if "fault" in found:
+        fault = found["fault"]
+        why = f": {fault['why']}" if fault["why"] else ""
+        help = fault["help"] or (VULKAN_HELP if vulkan else "")
+        return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": help}
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    what = f"{versions}: {found['states']} states, {found['actions']} actions"
+    if "frame" in found:
+        how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
+        how = "Vulkan" if vulkan else how
+        what += f", a frame by {how}"
+    if "at_once" in found:
+        what += f"; {found['at_once']} at once"
+    if "frame" in found:
+        return {"verdict": "ok", "what": what, "help": ""}
+    fault = found["frame_fault"]
+    message = ": ".join(part for part in (fault["message"], fault.get("why")) if part)
+    verdict = "fault" if needs_frame else "ok"
+    help = VULKAN_HELP if vulkan else RENDERING_HELP
+    return {"verdict": verdict, "what": f"{what}; no image: {message}", "help": help if needs_frame else ""}
+
+
+def _tried(env_type: str, settings: Any) -> dict[str, Any]:
+    """Make an environment, take a step, and return what was seen."""
+    from recipes.embodied.envs.registry import make_env
+
+    env = make_env(env_type, settings)
+    try:
+        return stepped(env)
+    finally:
+        env.close()
+
+
+if __name__ == "__main__":
+    kind, *given = sys.argv[1:]
+    asked = ProbeRequest(**json.loads(given[0])) if given else ProbeRequest()
+    print(json.dumps(look(kind, asked, json.loads(given[1]) if len(given) > 1 else ())))

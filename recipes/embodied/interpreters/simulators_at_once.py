@@ -1,0 +1,155 @@
+"""As many simulators at the same time as the env workers of a node hold, each worker's with the worker's accelerators.
+
+    python -m recipes.embodied.interpreters.simulators_at_once ENV_TYPE REQUEST COUNT SECONDS
+
+makes so many simulators, steps them, prints a record in JSON, and holds them until its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from recipes.embodied.config.env_types import ENV_TYPES
+from rlinf_core import RLinfError
+
+_MODULE: Final = "recipes.embodied.interpreters.simulators_at_once"
+_IMAGE_SIZE: Final = 64
+
+
+class ProbeRequest(NamedTuple):
+    """The simulator of a file.
+
+    Attributes:
+        frame: whether it is a fault that it cannot render.
+        task: name of a task or a set of tasks; None: one that every installation has.
+        options: `env.train.options`.
+        batches: environments of the whole job and simulator processes of one batch of a worker, for each kind of batch
+            that a worker holds at the same time.
+    """
+
+    frame: bool = True
+    task: str | None = None
+    options: Mapping[str, Any] = {}
+    batches: Sequence[tuple[int, int]] = ()
+
+    def settings(self, env_type: str, seconds: float, *, images: bool, num_envs: int = 1) -> Any:
+        """Return what environments are made by, a simulator process for each.
+
+        Args:
+            env_type: the kind of environment.
+            seconds: that one operation may take.
+            images: whether images are observed, those of the file or of one camera.
+            num_envs: how many.
+        """
+        from recipes.embodied.envs.env_spec import EnvSettings
+
+        task = self.task or ("libero_spatial/0" if env_type == "libero" else ENV_TYPES[env_type].task)
+        cameras = (self.options.get("cameras") or ["main"]) if images else []
+        options = {"image_size": _IMAGE_SIZE, **self.options, "cameras": cameras}
+        return EnvSettings(
+            num_envs=num_envs, task=task, options=options, num_processes=num_envs, simulator_timeout=seconds
+        )
+
+
+def simulators_at_once(
+    env_type: str, request: ProbeRequest, workers: Sequence[Mapping[str, str]], seconds: float
+) -> dict[str, Any]:
+    """Try the simulators of all env workers of a node at the same time.
+
+    Args:
+        env_type: the kind of environment.
+        request: which of its tasks, with what, and how many a worker holds.
+        workers: variables of each worker.
+        seconds: that one operation of a simulator may take.
+
+    Returns:
+        `at_once`, their number; `fault` instead where they do not run together, though one alone does.
+    """
+    counts = [_count(request, int(each.get("WORLD_SIZE", "1"))) for each in workers]
+    if sum(counts) < 2:
+        return {}
+    tried = [
+        subprocess.Popen(
+            (sys.executable, "-P", "-m", _MODULE, env_type, json.dumps(request._asdict()), str(count), str(seconds)),
+            env={**os.environ, **each},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for each, count in zip(workers, counts, strict=True)
+    ]
+    try:
+        answers = [_answer(each) for each in tried]
+    finally:
+        for each in tried:
+            each.communicate()
+    for rank, (each, fault) in enumerate(zip(workers, answers, strict=True)):
+        if fault is not None:
+            where = f"env worker {each.get('RANK', rank)}, {sum(counts)} simulators of {len(workers)} workers at once"
+            return {"fault": {**fault, "message": f"{where}: {fault['message']}"}}
+    return {"at_once": sum(counts)}
+
+
+def stepped(env: Any) -> dict[str, Any]:
+    """Begin episodes, take a step in each, and return the sizes of what is observed.
+
+    Raises:
+        ValueError: an image has one colour.
+    """
+    import numpy as np
+
+    env.reset()
+    result = env.step(np.zeros((env.num_envs, 1, env.spec.action_size), np.float32))
+    found: dict[str, Any] = {"states": env.spec.state_size, "actions": env.spec.action_size}
+    for name, images in result.observations.items():
+        if name.startswith("images."):
+            if any((image == image.flat[0]).all() for image in images):
+                raise ValueError("the frame that was rendered has one colour")
+            found["frame"] = list(images.shape[1:3])
+    return found
+
+
+def fault_of(error: Exception) -> dict[str, str | None]:
+    """Return an error as a record."""
+    if isinstance(error, RLinfError):
+        return {"message": error.message, "why": error.why, "help": error.help}
+    return {"message": f"{type(error).__name__}: {error}", "why": None, "help": None}
+
+
+def _count(request: ProbeRequest, world_size: int) -> int:
+    """Return how many simulators one of so many workers holds: no more processes than environments."""
+    return sum(max(1, min(processes, envs // world_size)) for envs, processes in request.batches)
+
+
+def _answer(tried: subprocess.Popen[str]) -> dict[str, str | None] | None:
+    """Return the fault that a process tells; None: its simulators run."""
+    line = tried.stdout.readline() if tried.stdout is not None else ""
+    try:
+        return json.loads(line)["fault"]
+    except ValueError:
+        return {"message": f"it ended, {tried.wait()}, before its simulators ran", "why": None, "help": None}
+
+
+def _hold(env_type: str, request: ProbeRequest, count: int, seconds: float) -> None:
+    from recipes.embodied.envs.registry import make_env
+
+    env, fault = None, None
+    try:
+        env = make_env(env_type, request.settings(env_type, seconds, images=request.frame, num_envs=count))
+        stepped(env)
+    except Exception as error:  # noqa: BLE001 - a simulator may raise anything
+        fault = fault_of(error)
+    print(json.dumps({"fault": fault}), flush=True)
+    sys.stdin.read()
+    if env is not None:
+        env.close()
+
+
+if __name__ == "__main__":
+    _hold(sys.argv[1], ProbeRequest(**json.loads(sys.argv[2])), int(sys.argv[3]), float(sys.argv[4]))

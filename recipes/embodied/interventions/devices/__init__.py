@@ -1,0 +1,1 @@
+"""Devices by which a person takes over: keyboard, gamepad, SpaceMouse."""

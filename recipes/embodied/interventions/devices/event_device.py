@@ -1,0 +1,107 @@
+"""Device files of keyboards and gamepads on Linux, read by the package `evdev`, which is imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from recipes.embodied.interventions.device_packages import missing_package
+from recipes.embodied.interventions.intervention import InterventionError
+
+_KEY, _AXIS = 1, 3  # types of events, of linux/input-event-codes.h
+_GAMEPAD_BUTTON: Final = 0x130  # BTN_SOUTH, which every gamepad has
+
+
+class InputEvent(NamedTuple):
+    """One change.
+
+    Attributes:
+        is_key: of a key or a button; else of an axis.
+        code: which one.
+        value: 0 up, 1 down, 2 repeated; of an axis its position, as the device counts.
+    """
+
+    is_key: bool
+    code: int
+    value: int
+
+
+class EventDevice:
+    """A device file.
+
+    Args:
+        source: name of the source, for errors.
+        path: of the file; None: the only gamepad.
+
+    Raises:
+        ConfigError: `evdev` is not installed.
+        InterventionError: there is no such device, or it cannot be read.
+    """
+
+    def __init__(self, source: str, path: str | None) -> None:
+        try:
+            self._evdev: Any = import_module("evdev")
+        except ImportError as error:
+            raise missing_package(source, "evdev") from error
+        self._source = source
+        self._path = path or self._only_gamepad()
+        try:
+            self._device: Any = self._evdev.InputDevice(self._path)
+        except OSError as error:
+            raise self._lost("the device cannot be opened", error) from error
+
+    def _only_gamepad(self) -> str:
+        found: list[str] = []
+        for path in self._evdev.list_devices():
+            try:
+                keys = self._evdev.InputDevice(path).capabilities().get(_KEY, ())
+            except OSError:
+                continue
+            if _GAMEPAD_BUTTON in keys:
+                found.append(str(path))
+        if len(found) != 1:
+            raise InterventionError(
+                f"there are {len(found)} gamepads" if found else "there is no gamepad",
+                where=self._source,
+                why=", ".join(found) or None,
+                help="plug one in and see that this user may read `/dev/input` (group `input`), or name one by"
+                " `options: {device: /dev/input/...}`",
+            )
+        return found[0]
+
+    def range_of(self, axis: int) -> tuple[int, int]:
+        """Return the smallest and the largest position of an axis; 0 and 0 where the device has none."""
+        try:
+            found = self._device.absinfo(axis)
+        except (OSError, KeyError):
+            return 0, 0
+        return int(found.min), int(found.max)
+
+    def read(self) -> Iterator[InputEvent]:
+        """Return what has happened since the last call, without waiting.
+
+        Raises:
+            InterventionError: the device was unplugged.
+        """
+        while True:
+            try:
+                event = self._device.read_one()
+            except OSError as error:
+                raise self._lost("the device was lost", error) from error
+            if event is None:
+                return
+            if event.type in (_KEY, _AXIS):
+                yield InputEvent(event.type == _KEY, int(event.code), int(event.value))
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._device.close()
+
+    def _lost(self, message: str, error: OSError) -> InterventionError:
+        return InterventionError(
+            message,
+            where=f"{self._source} {self._path}",
+            why=error.strerror or str(error),
+            help="plug it in, and see that this user may read it (group `input`)",
+        )

@@ -1,0 +1,120 @@
+"""A keyboard: that of the terminal, or the device file of one that is attached to the node."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import Any, Final
+
+from recipes.embodied.interventions.devices.event_device import EventDevice
+from recipes.embodied.interventions.devices.key_bindings import FAILURE, GRIPPER, HOLD, MOVES, SUCCESS, controls_of
+from recipes.embodied.interventions.intervention import InterventionError, Steerable
+from recipes.embodied.interventions.person import Controls, PersonSource
+from recipes.embodied.interventions.source_options import KeyboardOptions
+
+# Codes of linux/input-event-codes.h.
+_LETTERS: Final = {17: "w", 31: "s", 30: "a", 32: "d", 19: "r", 33: "f"}
+_TURNS: Final = {24: "o", 22: "u", 37: "k", 23: "i", 36: "j", 38: "l"}
+CODES: Final = {**_LETTERS, **_TURNS, 57: GRIPPER, 15: HOLD, 28: SUCCESS, 14: FAILURE}
+CHARACTERS: Final = {
+    **{letter: letter for letter in MOVES},
+    " ": GRIPPER,
+    "\t": HOLD,
+    "\r": SUCCESS,
+    "\n": SUCCESS,
+    "\x7f": FAILURE,
+    "\b": FAILURE,
+}
+_TERMINAL: Final = "/dev/tty"
+
+
+class Terminal:
+    """The keys of the terminal that a process was started from. A terminal tells no releases: a key counts for a step
+    each time that it is typed, or repeats.
+
+    Args:
+        path: its device file.
+
+    Raises:
+        InterventionError: there is no terminal.
+    """
+
+    def __init__(self, path: str = _TERMINAL) -> None:
+        import termios
+        import tty
+
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+            self._before = termios.tcgetattr(self._file)
+            tty.setcbreak(self._file)
+        except (OSError, termios.error) as error:
+            raise InterventionError(
+                "there is no terminal to read keys from",
+                where="keyboard",
+                why=str(error),
+                help="workers of a run have none: name the keyboard's own file by `options: {device: /dev/input/...}`,"
+                " or write `source: remote` and start `rlinf robot teleop --to HOST:PORT` in a terminal",
+            ) from error
+
+    def read(self) -> set[str]:
+        """Return the keys that were typed since the last call.
+
+        Raises:
+            InterventionError: the terminal is gone.
+        """
+        found: set[str] = set()
+        while select.select([self._file], [], [], 0)[0]:
+            try:
+                typed = os.read(self._file, 64)
+            except OSError:
+                typed = b""
+            if not typed:
+                raise InterventionError(
+                    "the terminal is gone", where="keyboard", help="start again from a terminal that stays open"
+                )
+            found |= {CHARACTERS[letter] for letter in typed.decode("latin-1").lower() if letter in CHARACTERS}
+        return found
+
+    def close(self) -> None:
+        """Give the terminal its settings back. May be called twice."""
+        import termios
+
+        if self._file >= 0:
+            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+            os.close(self._file)
+            self._file = -1
+
+
+class KeyboardSource(PersonSource):
+    """Keys move the hand, see `keys.LEGEND`."""
+
+    options_model = KeyboardOptions
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        super().__init__(env, options)
+        self._terminal = None if options.device else Terminal()
+        self._events = EventDevice("keyboard", options.device) if options.device else None
+        self._held: set[str] = set()
+
+    def poll(self) -> Controls:
+        """See `PersonSource`."""
+        if self._terminal is not None:
+            typed = self._terminal.read()
+            return controls_of(set(), typed)
+        pressed: set[str] = set()
+        for event in self._events.read() if self._events is not None else ():
+            key = CODES.get(event.code) if event.is_key else None
+            if key is None:
+                continue
+            if event.value == 0:
+                self._held.discard(key)
+            else:
+                pressed |= {key} if event.value == 1 else set()
+                self._held.add(key)
+        return controls_of(self._held, pressed)
+
+    def close(self) -> None:
+        """See `InterventionSource`."""
+        for device in (self._terminal, self._events):
+            if device is not None:
+                device.close()

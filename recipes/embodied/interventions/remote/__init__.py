@@ -1,0 +1,1 @@
+"""A person at another machine, over TCP."""

@@ -1,0 +1,78 @@
+"""The side of a person who steers a run elsewhere: keys of a terminal, sent to the source `remote` of an env worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from recipes.embodied.interventions.devices.key_bindings import LEGEND, controls_of
+from recipes.embodied.interventions.devices.keyboard import Terminal
+from recipes.embodied.interventions.intervention import InterventionError
+from recipes.embodied.interventions.person import Controls
+from recipes.embodied.interventions.remote.remote_messages import MAX_LINE, encode, message_of
+from recipes.embodied.interventions.remote.remote_source import read_token
+
+_SECONDS: Final = 10.0  # within which the other side must answer
+_LEAST_HZ, _MOST_HZ = 5.0, 100.0
+
+
+def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
+    """Return a connection to a source, and its steps in a second.
+
+    Raises:
+        InterventionError: nothing answers there, or the token is wrong.
+    """
+    where = f"{host}:{port}"
+    try:
+        connection = socket.create_connection((host, port), timeout=_SECONDS)
+        # Each state of the device is a small message of its own, which must not wait for others.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(encode({"token": token}))
+        line = connection.makefile("rb").readline(MAX_LINE)
+        answer = cast("dict[str, Any]", json.loads(line)) if line else {}
+    except (OSError, ValueError) as error:
+        raise InterventionError(
+            "the run does not answer",
+            where=where,
+            why=str(error) or type(error).__name__,
+            help="start the run with `intervention: {source: remote, ...}`, and check the address and the tunnel",
+        ) from error
+    if answer.get("ok") is not True:
+        connection.close()
+        raise InterventionError(
+            "the run refuses this connection",
+            where=where,
+            why=str(answer.get("message") or "somebody else steers it"),
+            help="use the same token file on both sides",
+        )
+    return connection, min(max(float(answer.get("hz", _LEAST_HZ)), _LEAST_HZ), _MOST_HZ)
+
+
+def steer_remotely(host: str, port: int, token_file: str, tell: Callable[[str], None]) -> None:
+    """Send the keys of this terminal to a run until Ctrl-C; the policy acts again afterwards.
+
+    Raises:
+        InterventionError: there is no terminal, the run does not answer, or it is gone.
+    """
+    terminal = Terminal()
+    try:
+        connection, hz = connect(host, port, read_token(token_file))
+        tell(f"{host}:{port} is steered: {LEGEND}; Ctrl-C ends")
+        with connection:
+            try:
+                while True:
+                    connection.sendall(encode(message_of(controls_of(set(), terminal.read()))))
+                    time.sleep(1 / hz)
+            except KeyboardInterrupt:
+                with contextlib.suppress(OSError):
+                    connection.sendall(encode(message_of(Controls())))
+            except OSError as error:
+                raise InterventionError(
+                    "the run is gone", where=f"{host}:{port}", why=str(error), help="look at its log"
+                ) from error
+    finally:
+        terminal.close()

@@ -1,0 +1,78 @@
+"""The messages of a person elsewhere: lines of JSON over TCP. Nothing is unpickled or evaluated.
+
+The first line is `{"token": "..."}`, and its reply `{"ok": true}` with the pace in steps a second; after a wrong token
+the connection ends. Every line that follows is the state of the device, told several times a second:
+
+    {"linear": [0.5, 0, 0], "angular": [0, 0, 0], "engaged": true, "toggles_gripper": false, "verdict": null}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, cast
+
+from recipes.embodied.interventions.intervention import Axes
+from recipes.embodied.interventions.person import Controls
+
+MAX_LINE: Final = 1024
+
+
+class BadMessageError(ValueError):
+    """A line that is no message."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return a message as a line."""
+    return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Return the message in a line.
+
+    Raises:
+        BadMessageError: there is none.
+    """
+    try:
+        found: object = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise BadMessageError("a line that is not JSON") from None
+    if not isinstance(found, dict):
+        raise BadMessageError("a line that is no object")
+    return cast("dict[str, Any]", found)
+
+
+def message_of(controls: Controls) -> dict[str, Any]:
+    """Return controls as a message."""
+    return {**controls._asdict(), "linear": list(controls.linear), "angular": list(controls.angular)}
+
+
+def controls_of(message: dict[str, Any]) -> Controls:
+    """Return the controls in a message.
+
+    Raises:
+        BadMessageError: a value is missing or wrong.
+    """
+    flags: list[bool] = []
+    for name in ("engaged", "toggles_gripper"):
+        flag = message.get(name, False)
+        if not isinstance(flag, bool):
+            raise BadMessageError(f"`{name}` is neither true nor false")
+        flags.append(flag)
+    verdict = message.get("verdict")
+    if verdict not in (None, "success", "failure"):
+        raise BadMessageError("`verdict` is neither success nor failure")
+    return Controls(_axes(message, "linear"), _axes(message, "angular"), flags[0], flags[1], verdict)
+
+
+def _axes(message: dict[str, Any], name: str) -> Axes:
+    value: object = message.get(name)
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    found = [
+        float(each)
+        for each in numbers
+        if isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each) and abs(each) <= 1
+    ]
+    if len(numbers) != 3 or len(found) != 3:
+        raise BadMessageError(f"`{name}` is not three numbers from -1 to 1")
+    return found[0], found[1], found[2]

@@ -1,0 +1,1 @@
+"""Learning from trajectories and demonstrations: batches, losses and updates of the policy."""

@@ -1,0 +1,192 @@
+"""Training samples made of trajectories: advantages, returns, masks, batches and micro batches.
+
+Pure functions of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.learning.bootstrapping import bootstrap_rewards
+from recipes.embodied.learning.reductions import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.models.base_policy import Inputs
+from recipes.training.typed_tensors import explained_variance
+from rlinf_core import AdvantageSettings, Trajectories, checked_options
+from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
+from rlinf_core.algorithms.registry import get_advantage
+
+ReduceSum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a training step; the first dimension of every tensor is n samples, a chunk of actions each.
+
+    Attributes:
+        inputs: of the policy.
+        tensors: `actions`, `old_logprobs` at the level of `algorithm.logprob_type`, `advantages`; `old_values` and
+            `returns` with a value head; `mask` and `value_mask` where not everything counts.
+    """
+
+    inputs: Inputs
+    tensors: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.tensors["actions"])
+
+    def to(self, device: torch.device) -> Samples:
+        """Return the samples on a device."""
+        if device.type == "cpu":
+            return self
+        return Samples(
+            {name: each.to(device) for name, each in self.inputs.items()},
+            {name: each.to(device) for name, each in self.tensors.items()},
+        )
+
+    def part(self, member: int, members: int) -> Samples:
+        """Return every `members`-th sample from `member` on: equally many for all members.
+
+        Where the samples do not divide, those that lack one get one that does not count.
+        """
+        if members == 1:
+            return self
+        mine = torch.arange(len(self))[member::members]
+        padded = -(-len(self) // members) > len(mine)
+        rows = torch.cat((mine, torch.zeros(1, dtype=torch.int64))) if padded else mine
+        found = self._rows(rows)
+        if padded:
+            found = found.masked()
+            for name in ("mask", "value_mask"):
+                if name in found.tensors:
+                    found.tensors[name][-1] = False
+        return found
+
+    def masked(self) -> Samples:
+        """Return the samples with masks, where they have none: everything counts."""
+        tensors = dict(self.tensors)
+        if "mask" not in tensors:
+            # Of the level of actions or chunks: all of `old_logprobs` but the tokens.
+            tensors["mask"] = torch.ones(tensors["old_logprobs"].shape[:2], dtype=torch.bool)
+            if "returns" in tensors:
+                tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
+        return Samples(self.inputs, tensors)
+
+    def _rows(self, rows: Tensor | slice) -> Samples:
+        return Samples(
+            {name: each[rows] for name, each in self.inputs.items()},
+            {name: each[rows] for name, each in self.tensors.items()},
+        )
+
+    def batches(self, size: int) -> Iterator[Samples]:
+        """Return all samples in random batches of `size`, drawn from torch's own generator."""
+        for rows in torch.split(torch.randperm(len(self)), size):
+            yield self._rows(rows)
+
+    def microbatches(self, size: int) -> Iterator[Samples]:
+        """Return the samples in order, in micro batches of `size`."""
+        if size >= len(self):
+            yield self
+            return
+        for start in range(0, len(self), size):
+            yield self._rows(slice(start, start + size))
+
+
+def samples_of(
+    trajectories: RolloutChunks,
+    algorithm: EmbodiedAlgorithmConfig,
+    group_size: int,
+    reduce_sum: ReduceSum | None = None,
+) -> tuple[Samples, dict[str, float]]:
+    """Return samples with advantages, and metrics of them by their full names.
+
+    Where rewards or ratios are of chunks, or the model has one value for a chunk, a chunk is one step: its reward is
+    the sum of its actions' rewards, its advantage is that over the value before it, and the discount is by chunk (Ren
+    et al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then
+    share the advantage of their chunk. Else each action is a step, and is credited with what follows it alone.
+
+    Args:
+        trajectories: T chunks of B environments, members of a group next to each other.
+        algorithm: the section `algorithm`.
+        group_size: environments that share a start.
+        reduce_sum: adds a tensor up over actors; None: there is one.
+
+    Raises:
+        ValueError: the advantage needs values, and there are none.
+    """
+    steps = trajectories.steps
+    chunk = steps["rewards"].shape[2]
+    by_chunk = (
+        # A ratio of a chunk cannot be split: advantages of its actions, added up, would count what comes after the
+        # chunk once for each action.
+        "chunk_level" in (algorithm.reward_type, algorithm.logprob_type)
+        or steps.get("values", steps["rewards"]).shape[2] != chunk
+    )
+    episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
+    settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
+    advantage = get_advantage(algorithm.adv_type)
+    options = checked_options(advantage, algorithm.options, "algorithm.options")
+    settings = replace(settings, group_size=group_size, options=options)
+    mask = episodes.mask
+    if algorithm.filter_rewards and mask is not None:
+        mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
+    found = advantage(episodes, settings)
+
+    def samples(level: Tensor) -> Tensor:
+        """Return [steps, B] as [n] or [n, C]."""
+        return level.flatten() if by_chunk else fold_chunks(level, chunk).flatten(0, 1)
+
+    tensors = {
+        "actions": steps["actions"].flatten(0, 1),
+        "old_logprobs": sum_to_level(steps["logprobs"].flatten(0, 1), algorithm.logprob_type),
+        "advantages": samples(found.advantages),
+    }
+    counted = steps["valid"].flatten(0, 1)
+    if algorithm.filter_rewards and mask is not None:
+        counted = counted & (samples(mask) if not by_chunk else samples(mask)[:, None])
+    if algorithm.logprob_type == "chunk_level":
+        counted = counted.any(dim=1)
+    metrics = {
+        "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
+        "rollout/advantages_mean": found.advantages.mean().item(),
+    }
+    if values is not None and found.returns is not None:
+        tensors["old_values"] = samples(values[:-1]).reshape(len(tensors["actions"]), -1)
+        tensors["returns"] = samples(found.returns).reshape(len(tensors["actions"]), -1)
+        metrics["train/critic/explained_variance"] = explained_variance(values[:-1], found.returns, mask).item()
+    if not bool(counted.all()):
+        # The loss is simpler, and so faster, where everything counts.
+        tensors["mask"] = counted
+        if "returns" in tensors:
+            tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
+    inputs = {name: each.flatten(0, 1) for name, each in trajectories.inputs.items()}
+    return Samples(inputs, tensors), metrics
+
+
+def _any(counted: Tensor) -> Tensor:
+    return counted.reshape(len(counted), -1).any(dim=1)
+
+
+def _episodes(
+    trajectories: RolloutChunks, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
+) -> tuple[Trajectories, Tensor | None]:
+    """Return rewards, ends and values at the level of the advantages, and the values alone."""
+    steps = trajectories.steps
+    rewards, ends = steps["rewards"], (steps["terminations"], steps["truncations"])
+    level = "chunk_level" if by_chunk else "action_level"
+    mask = steps["valid"].any(dim=2) if by_chunk else unfold_chunks(steps["valid"])
+    values = None
+    if trajectories.last is not None:
+        last = trajectories.last[:, :1]
+        finals = steps["finals"][..., :1].expand_as(rewards)
+        rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma, algorithm.bootstrap_type)
+        # The value of a chunk is that of its first action, before any of them was carried out.
+        flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
+        values = torch.cat((flat, last.T))
+    rewards, dones = rewards_to_level(rewards, ends[0] | ends[1], level)
+    return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values

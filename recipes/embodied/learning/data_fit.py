@@ -1,0 +1,66 @@
+"""The fit of a data set to an environment: sizes of actions and states, and which camera is which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.shape import DatasetShape
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+
+def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:
+    """Return the data set's camera for each of the environment's.
+
+    Args:
+        data: sizes of the data set.
+        spec: of the environment; sizes that are 0 are not judged.
+        named: the data set's camera for some of the environment's.
+
+    Raises:
+        DatasetError: actions, states or pictures are others than the environment's.
+    """
+    for what, found, needed in (
+        ("numbers in an action", data.action_size, spec.action_size or data.action_size),
+        ("numbers in a state", data.state_size, spec.state_size or data.state_size),
+    ):
+        if found != needed:
+            raise DatasetError(
+                f"the data set has {found} {what}, and the environment {needed}",
+                where=data.where,
+                help="it is of another environment, or of another way to control the robot; `data.state_keys` chooses"
+                " what the states are",
+            )
+    if spec.action_size and data.choices != (spec.num_choices is not None):
+        raise DatasetError(
+            "the data set's actions are of another kind than the environment's",
+            where=data.where,
+            why="those of one are whole numbers, choices, and those of the other are not",
+            help="it is of another environment",
+        )
+    return {camera: _camera(data, camera, shape, named, spec) for camera, shape in spec.cameras.items()}
+
+
+def _camera(
+    data: DatasetShape, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
+) -> str:
+    only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
+    found = named.get(camera) or (camera if camera in data.cameras else only)
+    if found is None or found not in data.cameras:
+        known = ", ".join(f"`{each}`" for each in data.cameras) or "none"
+        raise DatasetError(
+            f"the data set has no camera `{found or camera}`",
+            where=data.where,
+            help=f"it has {known}; `data.cameras` says which one is the environment's `{camera}`",
+        )
+    theirs = data.cameras[found]
+    if theirs != shape:
+        raise DatasetError(
+            f"pictures of `{found}` are {theirs[0]} x {theirs[1]}, and the environment's {shape[0]} x {shape[1]}",
+            where=data.where,
+            help="give the environment's cameras the size of the data set's",
+        )
+    return found

@@ -1,0 +1,193 @@
+"""Learning from demonstrations: batches of observations and actions, and their loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.load_set import load_demonstrations
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.learning.data_fit import check_fits
+from recipes.embodied.models.normalization import Normalization, Statistics
+
+if TYPE_CHECKING:
+    from recipes.embodied.config.data_config import DemonstrationsConfig
+    from recipes.embodied.models.base_policy import BasePolicy
+
+# Share of a picture by which it is moved at most, for a classifier of success.
+_SHIFT: Final = 1 / 16
+
+
+class ImitationData:
+    """Demonstrations as a policy learns from them.
+
+    Args:
+        config: the section `data`.
+        spec: of the environment; None: it is what the data say.
+        chunk: C, actions of one observation.
+        successes: learn whether the task is solved in a picture (1) or not (0), instead of actions; the two are drawn
+            equally often, and pictures are moved by a few pixels, so that places are not learned by heart.
+
+    Attributes:
+        spec: of observations and actions.
+        demonstrations: the rows.
+
+    Raises:
+        DatasetError: the data cannot be read, or are of another environment.
+    """
+
+    def __init__(
+        self, config: DemonstrationsConfig, spec: EnvSpec | None, chunk: int, *, successes: bool = False
+    ) -> None:
+        data = load_demonstrations(config.train_data_paths, config.state_keys)
+        data = labelled_by_success(data) if successes else data
+        spec = spec_of_pictures(data) if successes else spec
+        self.demonstrations = data.chosen(config.episodes) if config.episodes else data
+        self.spec = spec or spec_of(data)
+        self._chunk = chunk
+        self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
+        named = check_fits(data.shape, self.spec, config.cameras)
+        self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
+        self._shifts = successes
+        self._imitated = (
+            balanced_rows(self.demonstrations)
+            if successes
+            else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
+        )
+        # The last row of each row's episode.
+        bounds = self.demonstrations.bounds
+        self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
+
+    def __len__(self) -> int:
+        return len(self.demonstrations)
+
+    def normalization(self) -> Normalization:
+        """Return the statistics of the rows, as `data.normalization` wants them."""
+        data = self.demonstrations
+        if self._scheme == "none":
+            return Normalization()
+        states = Statistics.of(data.states) if data.states is not None and self.spec.state_size else None
+        actions = Statistics.of(data.actions) if self.spec.num_choices is None else None
+        return Normalization(self._scheme, states, actions)
+
+    def rows(self, rows: NDArray[np.int64]) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
+        """Return what was observed in some rows, and the C actions from there on.
+
+        Returns:
+            Observations of n rows; actions [n, C, A], the last one repeated where an episode ends; and which of them
+            were carried out, bool [n, C].
+        """
+        data = self.demonstrations
+        observations: Observation = {image_key(name): camera.read(rows) for name, camera in self._cameras.items()}
+        if self.spec.state_size and data.states is not None:
+            observations[STATES] = data.states[rows]
+        if self.spec.has_instructions:
+            observations[INSTRUCTIONS] = np.array(data.tasks)[data.task_of[rows]]
+        following = rows[:, None] + np.arange(self._chunk)
+        last = self._last[rows][:, None]
+        return observations, data.actions[np.minimum(following, last)], following <= last
+
+    def loss(self, policy: BasePolicy, count: int) -> Tensor:
+        """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
+        drawn = torch.randint(len(self._imitated), (count,)).numpy()
+        rows = self._imitated[drawn]
+        observations, actions, valid = self.rows(rows)
+        if self._shifts:
+            observations = {name: shifted(pictures) for name, pictures in observations.items()}
+        losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()
+        counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
+        counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
+        return (losses * counted).sum() / counted.sum()
+
+
+def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return pictures [n, H, W, channels], each moved by random pixels, its edges continued; by torch's own generator.
+
+    The random shifts of DrQ (arXiv 2004.13649).
+    """
+    _, height, width, _ = pictures.shape
+    up, left = int(height * _SHIFT), int(width * _SHIFT)
+    wide = np.pad(pictures, ((0, 0), (up, up), (left, left), (0, 0)), mode="edge")
+    rows, columns = (
+        torch.randint(2 * room + 1, (len(pictures), 1)) + torch.arange(size)
+        for room, size in ((up, height), (left, width))
+    )
+    return wide[np.arange(len(pictures))[:, None, None], rows.numpy()[:, :, None], columns.numpy()[:, None, :]]
+
+
+def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[np.int64]:
+    """Return the rows whose actions are imitated: all, or those in which somebody intervened.
+
+    Raises:
+        DatasetError: nobody did.
+    """
+    if not only_interventions or data.interventions is None:
+        return np.arange(len(data))
+    found = np.flatnonzero(data.interventions)
+    if not len(found):
+        raise DatasetError(
+            "nobody intervened in the demonstrations",
+            where=data.where,
+            help="remove `data.only_interventions`, or record corrections by `rlinf record RUN --device`",
+        )
+    return found
+
+
+def labelled_by_success(data: Demonstrations) -> Demonstrations:
+    """Return pictures with the label, instead of an action, whether they show the task solved: int64 [N, 1].
+
+    A row's picture is seen before its action, and `successes` are known after it: the label is that of the row before.
+
+    Raises:
+        DatasetError: there are no pictures, or none of either kind.
+    """
+    if not data.cameras or data.successes is None:
+        missing = "pictures" if not data.cameras else "successes"
+        raise DatasetError(
+            f"the demonstrations have no {missing}: success cannot be learned from them",
+            where=data.where,
+            help="record an environment with a camera by `rlinf record`",
+        )
+    labels = np.concatenate(([False], data.successes[:-1]))
+    labels[data.bounds[:-1]] = False
+    if labels.all() or not labels.any():
+        raise DatasetError(
+            "no picture of the demonstrations shows the task solved" if not labels.any() else "all pictures do",
+            where=data.where,
+            help="record on after a success, by `rlinf record ... env.train.ignore_terminations=true`",
+        )
+    return replace(data, actions=labels.astype(np.int64)[:, None], states=None, statistics=None, interventions=None)
+
+
+def spec_of_pictures(data: Demonstrations) -> EnvSpec:
+    """Return the spec of a classifier: all cameras, and one of two choices."""
+    return EnvSpec(0, 1, num_choices=2, cameras={name: camera.shape for name, camera in data.cameras.items()})
+
+
+def balanced_rows(data: Demonstrations) -> NDArray[np.int64]:
+    """Return all rows, those of the rarer label so often that both are drawn about equally often."""
+    kinds = [np.flatnonzero(data.actions[:, 0] == label) for label in (0, 1)]
+    if not all(map(len, kinds)):  # of the chosen episodes
+        raise DatasetError("the chosen episodes show only one outcome", where=data.where, help="choose more of them")
+    longest = max(map(len, kinds))
+    return np.concatenate([np.resize(rows, longest) for rows in kinds])
+
+
+def spec_of(data: Demonstrations) -> EnvSpec:
+    """Return the sizes of observations and actions of a data set."""
+    choices = data.actions.dtype.kind in "iu"
+    return EnvSpec(
+        state_size=0 if data.states is None else data.states.shape[1],
+        action_size=data.actions.shape[1],
+        num_choices=int(data.actions.max()) + 1 if choices else None,
+        cameras={name: camera.shape for name, camera in data.cameras.items()},
+        has_instructions=True,
+    )

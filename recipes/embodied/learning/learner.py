@@ -1,0 +1,165 @@
+"""Policy updates from samples of environments: batches, their losses and what those are divided by.
+
+Needs tensors and a policy, no worker: the actor feeds it, tests call it directly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.learning.batch import Samples
+from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
+from recipes.embodied.learning.reductions import sum_to_level
+from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.optimizer import of_values
+from recipes.training.sharding import ParallelStrategy
+from recipes.training.updater import Figures, Updater, first_nonfinite
+from rlinf_core import Loss, LossInputs, LossSettings, checked_options
+from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.registry import get_policy_loss
+
+if TYPE_CHECKING:
+    from recipes.embodied.learning.imitation import ImitationData
+    from recipes.embodied.models.base_policy import BasePolicy
+
+
+class Learner:
+    """Takes optimizer steps on batches of samples, together with the learners of the other ranks.
+
+    Args:
+        config: the whole file.
+        strategy: the policy, as it is spread over ranks.
+        optimizer: of its weights.
+        device: where is computed.
+        data: demonstrations that are learned from besides, with the weight `algorithm.bc_weight`.
+    """
+
+    def __init__(
+        self,
+        config: EmbodiedConfig,
+        strategy: ParallelStrategy,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        data: ImitationData | None = None,
+    ) -> None:
+        self._data = data
+        self._config = config
+        self._strategy = strategy
+        self._device = device
+        self._loss = get_policy_loss(config.algorithm.loss_type)
+        options = checked_options(self._loss, config.algorithm.options, "algorithm.options")
+        self._settings = replace(LossSettings.of(config.algorithm), options=options)
+        self._skips = config.runner.on_nonfinite == "skip"
+        self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
+
+    def learn(self, samples: Samples, share: int, micro: int, step: int) -> Figures:
+        """Take `algorithm.update_epoch` passes over the samples, in random batches.
+
+        Args:
+            samples: of this rank.
+            share: samples of a batch that are this rank's.
+            micro: samples of one forward and backward pass.
+            step: the training step, for messages.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite, under `runner.on_nonfinite: stop`.
+        """
+        figures = Figures()
+        for _ in range(self._config.algorithm.update_epoch):
+            for batch in samples.batches(share):
+                self.update(batch, micro, step, figures)
+                del batch  # before there is the next one
+        self.check_weights(f"step {step}")
+        return figures
+
+    def update(self, batch: Samples, micro: int, step: int, figures: Figures) -> None:
+        """Take one optimizer step on this rank's share of a batch, in parts of `micro` samples."""
+        parts = list(batch.microbatches(micro))
+        totals = self._totals(batch, uneven=len(batch) > micro and len(batch) % micro > 0)
+        # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
+        totals = {name: total / len(parts) for name, total in totals.items()}
+        # A value head that has not learned yet misleads a policy that has.
+        warms_up = step <= self._config.algorithm.critic_warmup_steps
+        trains = of_values if warms_up else None
+        self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
+
+    def check_samples(self, samples: Samples, step: int) -> None:
+        """Refuse samples with a value that is not finite. Under `skip` their batches are left out when they come.
+
+        Raises:
+            NonFiniteError: naming the tensor.
+        """
+        if self._skips:
+            return
+        named = {**{f"observation {name}": each for name, each in samples.inputs.items()}, **samples.tensors}
+        for name, each in named.items():
+            if each.is_floating_point() and not bool(each.isfinite().all()):
+                raise NonFiniteError(name, first_nonfinite(each), f"step {step}", REMEDY)
+
+    def check_weights(self, where: str) -> None:
+        """Refuse weights that are not finite; see `Updater.check_weights`."""
+        self._updater.check_weights(where)
+
+    def _totals(self, batch: Samples, *, uneven: bool) -> dict[str, Tensor]:
+        """Return the denominators of the whole batch, by rank on average; empty where all parts count alike."""
+        if "mask" not in batch.tensors and not uneven:
+            return {}
+        mask = batch.tensors.get("mask")
+        algorithm, tensors = self._config.algorithm, batch.tensors
+        how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
+        totals = {"total": denominator(mask, shape, how, least=0)}
+        entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
+        counted = mask if mask is None else _leading(mask, len(entropies))
+        totals["entropy_total"] = denominator(counted, entropies, how, least=0)
+        if "returns" in tensors:
+            totals["value_total"] = denominator(
+                tensors.get("value_mask"), tensors["returns"].shape, "token-mean", least=0
+            )
+        strategy = self._strategy
+        # Padding may be all that a rank has of a batch: it counts nothing.
+        summed = strategy.reduce_sum(torch.stack(list(totals.values()))).clamp(min=1) / strategy.world_size
+        return dict(zip(totals, summed.unbind(), strict=True))
+
+    def _evaluate(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
+        algorithm, tensors = self._config.algorithm, part.tensors
+        with computing(self._config.actor, self._device):
+            evaluated = evaluation_in_float32(self._strategy.module(part.inputs, tensors["actions"]))
+        values = evaluated.values if "returns" in tensors else None
+        if values is not None:
+            values = values[:, : tensors["returns"].shape[1]]
+        entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
+        if not algorithm.entropy_bonus:
+            entropy = entropy.detach()  # a metric only
+        found = self._loss(
+            LossInputs(
+                logprobs=sum_to_level(evaluated.logprobs, algorithm.logprob_type),
+                old_logprobs=tensors["old_logprobs"],
+                advantages=tensors["advantages"],
+                entropy=entropy,
+                mask=tensors.get("mask"),
+                values=values,
+                old_values=tensors.get("old_values"),
+                returns=tensors.get("returns"),
+                value_mask=tensors.get("value_mask"),
+                **totals,
+            ),
+            self._settings,
+        )
+        return found if self._data is None else self._with_demonstrations(found, self._data, len(part))
+
+    def _with_demonstrations(self, found: Loss, data: ImitationData, rows: int) -> Loss:
+        """Add the loss of a random batch of demonstrations."""
+        with computing(self._config.actor, self._device):
+            loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
+        metrics = {**found.metrics, "actor/bc_loss": loss.detach()}
+        return Loss(found.loss + self._config.algorithm.bc_weight * loss, metrics)
+
+
+def _leading(mask: Tensor, dimensions: int) -> Tensor:
+    """Return a mask with at most so many dimensions: a chunk counts when any of its actions does."""
+    return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask

@@ -1,0 +1,117 @@
+"""Trajectories that a rollout hands to an actor: steps of some environments, and how pieces become one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.embodied.loop.env_messages import OUTCOME
+from recipes.embodied.models.base_policy import Inputs, PolicyOutput
+
+
+@dataclass(frozen=True)
+class RolloutChunks:
+    """T chunks of B environments with neighbouring numbers.
+
+    Attributes:
+        first: the number of the first environment among those of all passes of the step.
+        version: of the weights that acted; the oldest where they changed in between.
+        inputs: of the policy, each [T, B, ...].
+        steps: `actions` and `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`, `valid` bool
+            [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an episode ended
+            where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
+        last: float32 [B, V], value of the observation after the last step; None without a value head.
+    """
+
+    first: int
+    version: int
+    inputs: Inputs
+    steps: dict[str, Tensor]
+    last: Tensor | None
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.steps["rewards"].shape[1]
+
+    def rows(self, start: int, stop: int, first: int) -> RolloutChunks:
+        """Return some of the environments, the first of which has the number `first`."""
+        if (start, stop) == (0, self.batch):
+            return RolloutChunks(first, self.version, self.inputs, self.steps, self.last)
+        return RolloutChunks(
+            first,
+            self.version,
+            {name: each[:, start:stop].contiguous() for name, each in self.inputs.items()},
+            {name: each[:, start:stop].contiguous() for name, each in self.steps.items()},
+            None if self.last is None else self.last[start:stop].contiguous(),
+        )
+
+
+def joined(pieces: Sequence[RolloutChunks]) -> RolloutChunks:
+    """Pieces as one batch, ordered by the numbers of their environments, whichever came first."""
+    ordered = sorted(pieces, key=lambda piece: piece.first)
+    if len(ordered) == 1:
+        return ordered[0]
+    lasts = [piece.last for piece in ordered if piece.last is not None]
+    return RolloutChunks(
+        ordered[0].first,
+        min(piece.version for piece in ordered),
+        {name: torch.cat([piece.inputs[name] for piece in ordered], dim=1) for name in ordered[0].inputs},
+        {name: torch.cat([piece.steps[name] for piece in ordered], dim=1) for name in ordered[0].steps},
+        torch.cat(lasts) if lasts else None,
+    )
+
+
+class RolloutBuffer:
+    """Writes down the steps of one batch of environments as they go by.
+
+    What it is given is copied: arrays that came through shared memory are given back at once.
+
+    Args:
+        steps: T.
+        version: of the weights that act.
+    """
+
+    def __init__(self, steps: int, version: int) -> None:
+        self._length = steps
+        self._version = version
+        self._inputs: Inputs = {}
+        self._steps: dict[str, Tensor] = {}
+        self._last: Tensor | None = None
+
+    def add_action(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
+        """Record the observations of a step and the actions that the policy chose."""
+        for name, tensor in inputs.items():
+            self._write(self._inputs, name, step, tensor)
+        self._write(self._steps, "actions", step, output.actions)
+        self._write(self._steps, "logprobs", step, output.logprobs)
+        if output.values is not None:
+            self._write(self._steps, "values", step, output.values)
+
+    def add_outcome(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
+        """Record the outcome; `finals` are the values of observations that ended episodes, None when none counts."""
+        for name in OUTCOME:
+            self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
+        if finals is not None:
+            self._write(self._steps, "finals", step, finals)
+
+    def add_to_step(self, name: str, step: int, value: Tensor) -> None:
+        """Record a further property of a step, [environments, ...]."""
+        self._write(self._steps, name, step, value)
+
+    def finish(self, last: Tensor | None) -> RolloutChunks:
+        """Return everything, once the last step is there; `last` as in `RolloutChunks`."""
+        if last is not None and "finals" not in self._steps:
+            self._steps["finals"] = torch.zeros_like(self._steps["values"])
+        return RolloutChunks(0, self._version, self._inputs, self._steps, last)
+
+    def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = torch.zeros((self._length, *value.shape), dtype=value.dtype, device="cpu")
+        column[step].copy_(value)

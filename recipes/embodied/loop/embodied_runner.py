@@ -1,0 +1,185 @@
+"""The training loop of policies that act in environments."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.embodied.loop.protocols import (
+    ActorGroup,
+    EmbodiedActor,
+    EmbodiedEnv,
+    EmbodiedRollout,
+    EnvGroup,
+    EpisodeSums,
+    Layout,
+    RolloutGroup,
+)
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners import events
+from rlinf_core.runners.record import RunConfig
+from rlinf_core.runners.runner import RolloutRunner, rank_means
+from rlinf_core.worker.handle import wait_together
+
+# Folder of a checkpoint that holds the state of the environments, a file for each env worker.
+EPISODES: Final = "env"
+LOGGER = logging.getLogger("rlinf")
+# A group and a channel of this process is told from those of an attempt before it.
+_numbers = itertools.count()
+
+
+class EmbodiedRunner(RolloutRunner):
+    """Runs actor, rollout and env workers until the run is over.
+
+    Env and rollout workers send to each other; a rollout worker puts its trajectories into a channel for the actors.
+
+    With `runner.max_staleness: 0` a step is sync, rollout, advantages, training, one after the other. With k the
+    rollouts of the next k steps are asked for before the step is trained, each with the weights of that moment. So
+    numbers of steps decide which weights act in which step, not who is faster, and weights learn from samples at most k
+    versions older.
+
+    Args:
+        cfg: the configuration of the job.
+        actor, rollout, env: the workers that train, run the policy, and step environments.
+        record: see `Runner`.
+        trajectories: a channel that nobody else uses; by default one is created.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        actor: WorkerGroup[EmbodiedActor],
+        rollout: WorkerGroup[EmbodiedRollout],
+        env: WorkerGroup[EmbodiedEnv],
+        record: RunRecord | None = None,
+        trajectories: Channel | None = None,
+    ) -> None:
+        super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
+        # A group forwards the calls of its workers' methods to all ranks.
+        self.actor = cast("ActorGroup", actor)
+        self.rollout = cast("RolloutGroup", rollout)
+        self.env = cast("EnvGroup", env)
+        self._trajectories = trajectories
+        self._told_of_episodes = False
+        # Rollouts that were asked for, by step: the calls on env and rollout.
+        self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
+
+    @staticmethod
+    def channel_name(actor: str) -> str:
+        """Return a name for a channel of trajectories to a group, which no attempt before had."""
+        return f"{actor}-trajectories-{next(_numbers)}"
+
+    def start_workers(self) -> None:
+        """Create environments and models."""
+        if self._trajectories is None:
+            self._trajectories = Channel.create(self.channel_name(self.groups["actor"].worker_group_name))
+        sizes = self.world_sizes
+        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
+        spec = self.env.init_worker(layout).wait()[0]
+        wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Carry out the four phases of a step."""
+        began = time.perf_counter()
+        if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
+            self.update_rollout_weights(step)
+        metrics = self.generate_rollouts(step)
+        with self.phase(step, events.ADVANTAGES):
+            metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
+        with self.phase(step, events.ACTOR_TRAINING):
+            metrics |= rank_means(self.actor.run_training(step).wait())
+        self.weight_version += 1
+        seconds = time.perf_counter() - began
+        if "env/steps" in metrics:
+            metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
+        return metrics | self._idle_shares(seconds)
+
+    def _idle_shares(self, seconds: float) -> dict[str, float]:
+        """Return the shares of a step in which actors did not train, and environments were not asked for a rollout.
+
+        Rollouts that run ahead began in an earlier step: over several steps the mean is the truth.
+        """
+        trained = sum(self._times.get(f"time/{phase}", 0.0) for phase in (events.ADVANTAGES, events.ACTOR_TRAINING))
+        busy = {"learner": trained, "env": self._times.get("time/env/rollout")}
+        return {f"speed/{who}_idle": max(0.0, 1 - spent / seconds) for who, spent in busy.items() if spent is not None}
+
+    def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Have the rollout workers take the weights of the actor, between two rollouts."""
+        return self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """See `RolloutRunner`."""
+        return bool(self._rollouts)
+
+    def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
+        """Have the policy act in the environments while the actors receive what happens.
+
+        Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
+
+        Returns:
+            Means over the episodes that ended, and the staleness of the acting weights.
+        """
+        step = self.next_step if step is None else step
+        with self.phase(step, events.GENERATE_ROLLOUTS):
+            for ahead in self.steps_ahead(step):
+                if ahead not in self._rollouts:
+                    self._rollouts[ahead] = (self.env.interact(ahead), self.rollout.generate(ahead))
+            env, rollout = self._rollouts.pop(step)
+            episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
+        self.add_durations(env, rollout)
+        return {**episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
+
+    def evaluate_policy(self, step: int) -> dict[str, float]:
+        """Have the policy act greedily in environments that it is not trained in."""
+        self.update_rollout_weights(step)
+        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
+        return episode_means("eval", episodes)
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write weights, optimizer and, where rollouts do not run ahead, the state of the environments."""
+        self.actor.save_checkpoint(str(folder)).wait()
+        if self.config.max_staleness:
+            return  # the environments are ahead of the weights by then
+        states = self.env.save_state().wait()
+        if any(state is None for state in states) and not self._told_of_episodes:
+            self._told_of_episodes = True
+            LOGGER.warning(
+                "the environment cannot save its state (`VectorEnv._save`): a resumed run will begin new episodes"
+            )
+        for rank, state in enumerate(states):
+            if state:
+                file = folder / EPISODES / f"{rank}.npz"
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(state)
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Load weights and optimizer, and continue the episodes that were under way, where that is possible."""
+        self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
+        packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz"))]
+        reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
+        if reasons:
+            LOGGER.warning("environments begin new episodes: %s", "; ".join(sorted(reasons)))
+
+    def shutdown(self) -> None:
+        """End the workers. Leaving the cluster does the same."""
+        super().shutdown()
+        if self._trajectories is not None:
+            self._trajectories.close()
+
+
+def episode_means(namespace: str, by_rank: Iterable[EpisodeSums]) -> dict[str, float]:
+    """Return sums and counts of episodes as the mean over all episodes, and how many these are."""
+    totals: dict[str, tuple[float, int]] = {}
+    for sums in by_rank:
+        for name, (total, count) in sums.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = (before[0] + total, before[1] + count)
+    _, episodes = totals.get("return", (0.0, 0))
+    means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
+    return {**means, f"{namespace}/episodes": float(episodes)}

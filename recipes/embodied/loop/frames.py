@@ -1,0 +1,103 @@
+"""Frames of whole episodes, as an env worker takes them for videos. numpy only, as environments may have no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import BoolArray
+from recipes.embodied.envs.env_state import State
+
+# Bytes that one batch of environments keeps of what it saw; where that is too little, the first ones are filmed.
+_BUDGET: Final = 256 * 2**20
+# Steps that an episode without a limit is taken to have.
+_UNLIMITED: Final = 1000
+
+
+class Footage(NamedTuple):
+    """Frames of one episode.
+
+    Attributes:
+        env: number of the environment among all.
+        reset: number of the reset that began it.
+        outcome: how it ended: `success`, a failure by its name, `time out`.
+        frames: uint8 [T + 1, H, W, 3], from the start to the last state.
+    """
+
+    env: int
+    reset: int
+    outcome: str
+    frames: NDArray[np.uint8]
+
+
+class EpisodeFilm:
+    """Films the episodes of a batch that began with a reset, one of each environment.
+
+    Args:
+        batch: just reset.
+        reset: number of the reset.
+        budget: bytes of what is seen, see `_BUDGET`.
+
+    Attributes:
+        sees: whether the environment has anything to show.
+    """
+
+    def __init__(self, batch: VectorEnv, reset: int, budget: int = _BUDGET) -> None:
+        self._batch, self._reset = batch, reset
+        self._rows = np.arange(0)
+        first = batch.look(np.arange(1))
+        self.sees = first is not None
+        if first is None:
+            return
+        one = sum(array.nbytes for array in first.values()) * (1 + (batch.max_episode_steps or _UNLIMITED))
+        self._rows = np.arange(min(batch.num_envs, max(1, budget // one)))
+        # What was seen in each step, and of which rows.
+        self._seen: list[tuple[NDArray[np.int64], State]] = []
+        self._outcomes: dict[int, str] = {}
+        self._take(self._rows)
+        batch.watcher = self._watch
+
+    def _watch(self, stepped: BoolArray, terminated: BoolArray, truncated: BoolArray) -> None:
+        running = np.array([row for row in self._rows.tolist() if row not in self._outcomes and stepped[row]], np.int64)
+        if not len(running):
+            return
+        self._take(running)
+        over = running[(terminated | truncated)[running]]
+        if len(over):
+            outcomes = self._batch.outcomes(over, ~terminated[over])
+            self._outcomes |= dict(zip(over.tolist(), outcomes, strict=True))
+
+    def _take(self, rows: NDArray[np.int64]) -> None:
+        seen = self._batch.look(rows)
+        if seen is None:
+            raise RuntimeError("`look` saw something before, and nothing now")
+        self._seen.append((rows, seen))
+
+    def finish(self, most: int) -> list[Footage]:
+        """Return the episodes that are over, at most so many of each outcome, and film no more."""
+        if not self.sees:
+            return []
+        self._batch.watcher = None
+        numbers = self._batch.numbers
+        chosen = selected([(self._outcomes[row], row) for row in sorted(self._outcomes)], most)
+        return [Footage(int(numbers[row]), self._reset, self._outcomes[row], self._frames(row)) for row in chosen]
+
+    def _frames(self, row: int) -> NDArray[np.uint8]:
+        """Return the pictures of one episode."""
+        steps = [{name: array[rows == row] for name, array in seen.items()} for rows, seen in self._seen if row in rows]
+        return self._batch.picture({name: np.concatenate([each[name] for each in steps]) for name in steps[0]})
+
+
+def selected(outcomes: Iterable[tuple[str, int]], most: int) -> list[int]:
+    """Return the numbers of the first episodes of each outcome, at most `most` of each."""
+    counts: dict[str, int] = {}
+    found: list[int] = []
+    for outcome, number in outcomes:
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if counts[outcome] <= most:
+            found.append(number)
+    return found

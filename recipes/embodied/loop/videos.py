@@ -1,0 +1,112 @@
+"""Videos of episodes: one for each way in which episodes ended, several of them side by side."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.pictures import write_video
+from recipes.embodied.envs.base import SUCCESS
+from recipes.embodied.loop.frames import Footage, selected
+
+# Ways of ending that get a video: the most frequent ones.
+MOST_KINDS: Final = 6
+_TILE_HEIGHT: Final = 128  # pixels, of smaller pictures that are enlarged
+_BORDER: Final = 4
+_RUNNING, _SOLVED, _NOT_SOLVED = (255, 255, 255), (40, 170, 70), (215, 50, 45)
+# Seconds for which the end of the longest episode stays.
+_STILL: Final = 0.5
+
+
+def write_videos(
+    footage: Sequence[Footage], folder: Path, fps: int, episodes: int, prefix: str = ""
+) -> list[dict[str, Any]]:
+    """Write `OUTCOME.mp4` for each way in which episodes ended; that of a success comes first.
+
+    Args:
+        footage: the episodes.
+        folder: is made where it is missing; a file of the same name is replaced.
+        fps: frames a second.
+        episodes: how many one video shows.
+        prefix: of the names of the files.
+
+    Returns:
+        For each video its `file`, `outcome`, `fps`, number of `frames`, and `episodes` with `env` and `reset`.
+
+    Raises:
+        DatasetError: the package `av` is missing, or a file cannot be written.
+    """
+    counts = {each.outcome: 0 for each in footage}
+    for each in footage:
+        counts[each.outcome] += 1
+    kinds = sorted(counts, key=lambda kind: (kind != SUCCESS, -counts[kind], kind))[:MOST_KINDS]
+    found: list[dict[str, Any]] = []
+    for kind in kinds:
+        shown = [each for each in footage if each.outcome == kind][:episodes]
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{prefix}{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-') or 'episodes'}.mp4"
+        pictures = list(tiled([each.frames for each in shown], solved=kind == SUCCESS, still=round(_STILL * fps)))
+        write_video(file, pictures, fps)
+        found.append(
+            {
+                "file": file.name,
+                "outcome": kind,
+                "fps": fps,
+                "frames": len(pictures),
+                "episodes": [{"env": each.env, "reset": each.reset} for each in shown],
+            }
+        )
+    return found
+
+
+def few_of_each(footage: Sequence[Footage], episodes: int) -> list[Footage]:
+    """Return the first episodes of each outcome, so many of each."""
+    return [footage[number] for number in selected([(each.outcome, i) for i, each in enumerate(footage)], episodes)]
+
+
+def tiled(
+    films: Sequence[NDArray[np.uint8]], *, solved: bool | Sequence[bool], still: int = 0
+) -> Iterator[NDArray[np.uint8]]:
+    """Return pictures of several episodes side by side; one that is over stays, within a green or a red border.
+
+    Args:
+        films: uint8 [T, H, W, 3] of each episode; T differs.
+        solved: whether they ended with success, all or each: green.
+        still: how often the last picture is repeated.
+    """
+    height, width = films[0].shape[1:3]
+    scale = max(1, math.ceil(_TILE_HEIGHT / height))
+    colors = [
+        _SOLVED if each else _NOT_SOLVED for each in ([solved] * len(films) if isinstance(solved, bool) else solved)
+    ]
+    columns = max(1, min(len(films), round(math.sqrt(len(films) * height / width))))
+    rows = math.ceil(len(films) / columns)
+    high, wide = height * scale + 2 * _BORDER, width * scale + 2 * _BORDER
+    # Videos want even sizes: 2 * _BORDER is even, and so is what is enlarged by an even number; else a line is added.
+    sheet = np.full((rows * high + (rows * high) % 2, columns * wide + (columns * wide) % 2, 3), 255, np.uint8)
+    for step in range(max(len(film) for film in films) + still):
+        for number, film in enumerate(films):
+            top, left = (number // columns) * high, (number % columns) * wide
+            last = len(film) - 1
+            if step > last:
+                continue  # it stays as it was painted
+            sheet[top : top + high, left : left + wide] = colors[number] if step == last else _RUNNING
+            picture = film[step].repeat(scale, axis=0).repeat(scale, axis=1)
+            sheet[top + _BORDER : top + high - _BORDER, left + _BORDER : left + wide - _BORDER] = picture
+        yield sheet.copy()
+
+
+def nothing_to_see(env_type: str) -> str:
+    """Return why an environment gives no pictures, and what to do."""
+    remedies = {
+        "gymnasium": "write `options: {render_mode: rgb_array}`",
+        "franka_robot": "film the arm with a camera",
+    }
+    remedy = remedies.get(env_type, "give it a camera, as in `options: {cameras: [main]}`, or `look` of your own")
+    return f"the environment `{env_type}` gives no pictures; {remedy}"

@@ -1,0 +1,40 @@
+"""Distribution of environments and of weights over the workers of a job."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.routing import Routes
+
+
+def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
+    """Return the ways that the environments of `env.train` or `env.eval` go; nobody learns from evaluations.
+
+    Where there are more actors than whole groups of environments, several actors get the same trajectories, and each
+    learns from a part of their samples (`actors_of`): the actors of these routes are such teams.
+    """
+    environments = config.env.train if training else config.env.eval
+    return Routes(
+        environments.total_num_envs,
+        layout.envs,
+        config.rollout.pipeline_stage_num,
+        layout.rollouts,
+        teams_of(layout.actors, config) if training else 1,
+    )
+
+
+def teams_of(actors: int, config: EmbodiedConfig) -> int:
+    """Return into how many teams actors form: the most among which whole groups of environments divide."""
+    return gcd(config.env.train.total_num_envs // group_size(config, config.env.train), actors)
+
+
+def actors_of(team: int, actors: int, teams: int) -> range:
+    """Return the ranks of the actors of a team, which learn from the same trajectories."""
+    return range(team, actors, teams)
+
+
+def trajectory_key(actor: int, step: int, max_staleness: int) -> str:
+    """Return the key of the channel for an actor's share of a step, while at most k other steps are on their way."""
+    return f"{actor}:{step % (max_staleness + 1)}"

@@ -1,0 +1,179 @@
+"""The interface of policies, wide enough for a vision-language-action model.
+
+A policy answers one observation with a chunk of C actions of D tokens each. For a continuous action D counts its
+numbers; for a choice D is 1; a language model that spells actions out has D tokens for each. Log-probabilities are
+given by token, [n, C, D], and `algorithm.logprob_type` decides what they are summed to.
+
+What happens to an observation:
+
+    prepare(observations)        arrays of the environment -> named tensors, `inputs` (a processor, a tokenizer)
+    act(inputs)                  draws actions, where rollouts are made
+    forward(inputs, actions)     judges those actions again, where training happens, with gradients
+    values(inputs)               only values, for the observation in which an episode ended
+    to_env(actions)              what was drawn -> what the environment takes
+    from_env(actions)            the way back, for actions that somebody demonstrated
+    imitation_losses(...)        how far it is from acting as demonstrated, with gradients
+
+`inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training goes through
+`forward` and `imitation_losses` alone, which is what FSDP gathers weights for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recipes.embodied.models.normalization import Normalization
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.env_spec import Observation
+
+Inputs: TypeAlias = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutput:
+    """Actions drawn for n observations, as a policy gives them.
+
+    Attributes:
+        actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again.
+        logprobs: float32 [n, C, D].
+        values: float32 [n, V], one for the chunk (V = 1) or one for each action (V = C); None without a value head.
+    """
+
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActionEval:
+    """Log-probabilities, entropies and values of given actions, with gradients.
+
+    Attributes:
+        logprobs: float32 [n, C, D].
+        entropy: float32 [n, C, D], of what each token was drawn from.
+        values: float32 [n, V]; None without a value head.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+
+
+class BasePolicy(nn.Module, ABC):
+    """A policy. `actor.model.model_type: package.module:Class` names one of your own.
+
+    Its constructor takes `(config, spec)`: the section `actor.model` and the `EnvSpec` of the environment.
+
+    Attributes:
+        loads_model_path: whether the constructor itself loads other folders than those of saved policies.
+        normalization: of states and actions, saved with the weights; a policy that uses it says so in `prepare`,
+            `to_env` and `from_env`.
+    """
+
+    loads_model_path: ClassVar[bool] = True
+    normalization: Normalization = Normalization()
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """Return observations of n environments as tensors on the weights' device; by default the numeric arrays."""
+        device = next(self.parameters()).device
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)  # pyright: ignore[reportUnknownMemberType]
+            for name, array in observations.items()
+            if array.dtype.kind in "fiub"
+        }
+
+    @abstractmethod
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
+        """Draw actions, without gradients.
+
+        Args:
+            inputs: of `prepare`.
+            greedy: take the likeliest action, for evaluations.
+            generator: source of randomness; None: torch's own.
+        """
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Return the likeliest actions [n, C, A] of observations as they are, by tensor operations alone.
+
+        What an export in a foreign format computes: the same as `prepare`, a greedy `act` and `to_env`.
+
+        Args:
+            observations: `states` float32 [n, S], `images.CAMERA` uint8 [n, H, W, 3]; n may be any.
+
+        Returns:
+            Actions as the environment takes them: numbers, or choices int64 [n, C, 1].
+
+        Raises:
+            ConfigError: the policy does more than tensors can express.
+        """
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot be exported as a graph of tensors",
+            why="it has no `greedy`",
+            help="export it by `--format safetensors`, which `load_policy` reads, or give your policy a `greedy`",
+        )
+
+    @abstractmethod
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """Evaluate actions [n, C, D] that `act` drew, with gradients."""
+
+    @abstractmethod
+    def values(self, inputs: Inputs) -> Tensor:
+        """Return values, float32 [n, V], without gradients.
+
+        Raises:
+            ValueError: the policy has no value head.
+        """
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """Return actions [n, C, A] as environments take them; by default as they were drawn."""
+        return actions.cpu().numpy()
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """Return demonstrated actions [n, C, A] as `forward` takes them, [n, C, D]: the inverse of `to_env`."""
+        device = next(self.parameters()).device
+        taken = torch.from_numpy(np.ascontiguousarray(actions)).to(device)  # pyright: ignore[reportUnknownMemberType]
+        return taken.float() if taken.is_floating_point() else taken.long()
+
+    def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Return what learning from demonstrations minimizes; by default minus the log-probability of each token.
+
+        A policy without log-probabilities of its own, such as one of flow matching, overrides it.
+
+        Args:
+            inputs: of `prepare`.
+            actions: [n, C, D], of `from_env`.
+
+        Returns:
+            float32 [n, C, D], with gradients. The mean over those that count is the loss.
+        """
+        return -self.forward(inputs, actions).logprobs
+
+    def checkpoint_activations(self) -> None:
+        """Compute activations again in the backward pass instead of keeping them: `gradient_checkpointing: true`.
+
+        Raises:
+            ConfigError: the policy cannot.
+        """
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot compute its activations again",
+            help="remove `actor.fsdp_config.gradient_checkpointing`",
+        )
+
+    def describe_images(self) -> dict[str, Any]:
+        """Return what becomes of images, uint8 as cameras give them, before the network sees them, as plain data; empty
+        where the policy sees none, or does not say.
+        """
+        return {}
+
+    def save_files(self, folder: Path) -> None:
+        """Write what a folder of the policy needs besides weights and statistics, such as a tokenizer."""

@@ -1,0 +1,33 @@
+"""The weights and statistics of a checkpoint, given to a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.folder_facts import fault_of_fit
+from recipes.embodied.models.policy_folder import load_normalization
+from recipes.training.state.state_checkpoint import load_weights
+from rlinf_core import CheckpointError
+
+
+def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, checkpoint: str) -> None:
+    """Give a policy the weights of a checkpoint, and the statistics that states and actions are normalized by.
+
+    Args:
+        policy: takes the weights.
+        model: the section `actor.model` that it was made by.
+        spec: of the environment that it acts in.
+        checkpoint: a folder `global_step_N` that this node sees.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model.
+        ConfigError: the statistics are missing, broken or of another environment.
+    """
+    fault = fault_of_fit(Path(checkpoint), model, spec)
+    if fault is not None:
+        raise CheckpointError(fault.message, where=checkpoint, help=fault.help)
+    policy.normalization = load_normalization(checkpoint, spec)
+    load_weights(Path(checkpoint), policy)

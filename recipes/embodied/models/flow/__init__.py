@@ -1,0 +1,1 @@
+"""Policies that draw actions by flow matching."""

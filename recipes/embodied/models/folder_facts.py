@@ -1,0 +1,172 @@
+"""Rules about the folder that `actor.model.model_path` names: what can be told of it without loading the policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from recipes.embodied.config.embodied_no_effect import SMALL_MODELS
+from recipes.sections.checks import Report
+from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.model_folders import (
+    SETTINGS,
+    FolderFault,
+    fault_of_model,
+    fault_of_weights,
+    read_object,
+    require_folder,
+)
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+# Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
+DESCRIPTION: Final = "policy.json"
+WEIGHTS: Final = "model.safetensors"
+STATISTICS: Final = "normalization.json"
+SHARDS: Final = "actor"
+# What config.json may call a folder's architecture, as `model_type` in transformers' words or `type` in lerobot's.
+# `vlm_policy` takes those with one picture to one row of `pixel_values`, and a causal language model behind a
+# projection.
+ARCHITECTURES: Final = {
+    "vlm_policy": ("llava", "internvl", "mistral3"),
+    "pi0": ("pi0",),
+    "smolvla": ("smolvla",),
+}
+_MODEL: Path = ("actor", "model", "model_path")
+
+
+def check_model_folder(config: EmbodiedConfig, report: Report) -> None:
+    """Report a folder that holds no policy of the kind that `model_type` names.
+
+    Nothing is reported of folders on other machines. One that is missing here is a warning: the file may be meant for
+    another machine. `require_model_folder` makes it an error where a run starts.
+    """
+    folder = config.actor.model.model_path
+    if folder is None or not runs_in_this_interpreter(config, "actor"):
+        return
+    if not os.path.isdir(folder):
+        what = "a file" if os.path.exists(folder) else "not on this machine"
+        report(
+            _MODEL,
+            "unusable-path",
+            f"`model_path` names `{folder}`, which is {what}",
+            "name the folder of a model; nothing is downloaded",
+            severity=Severity.WARNING,
+        )
+        return
+    fault = fault_of_policy(config.actor.model.model_type, folder)
+    if fault is not None:
+        report(_MODEL, "unusable-path", *fault)
+
+
+def require_model_folder(config: EmbodiedConfig) -> None:
+    """Check, before anything is started, that the folder of a run on this machine alone can be used.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    folder = config.actor.model.model_path
+    if folder is None or not runs_in_this_interpreter(config, "actor"):
+        return
+    require_folder(folder, "the folder of a model")
+    fault = fault_of_policy(config.actor.model.model_type, folder)
+    if fault is not None:
+        raise ConfigError(fault.message, help=fault.help)
+
+
+def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
+    """Return why a folder, which is there, cannot be the `model_path` of a policy of some kind; None: it may be.
+
+    Of a policy of the user's own only its saved form is known.
+    """
+    path = FilePath(folder)
+    if os.path.isdir(path / SHARDS):
+        return FolderFault(
+            f"`{folder}` is a checkpoint of a run", "write it as `actor.checkpoint_load_path`, or export its policy"
+        )
+    saved = read_object(path / DESCRIPTION)
+    if saved:
+        return _fault_of_saved(model_type, path, saved.get("model"))
+    if model_type in SMALL_MODELS:
+        return FolderFault(
+            f"`{folder}` holds no policy: there is no `{DESCRIPTION}` in it, as `{model_type}` needs",
+            "name a folder that a policy was saved to",
+        )
+    known = ARCHITECTURES.get(model_type)
+    if known is None:
+        return None
+    about = read_object(path / SETTINGS)
+    kind = about.get("model_type", about.get("type"))
+    if about and kind not in known:
+        named = " or ".join(f"`{each}`" for each in known)
+        return FolderFault(
+            f"`{model_type}` cannot use the `{kind}` in `{folder}`",
+            f"name a folder whose {SETTINGS} says {named}, or the `model_type` that reads this one (docs/models.md)",
+        )
+    return fault_of_model(path)
+
+
+def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderFault | None:
+    saved = cast("Mapping[str, Any]", model).get("model_type") if isinstance(model, dict) else None
+    if saved != model_type:
+        return FolderFault(
+            f"the policy in `{folder}` is a `{saved}`, and `model_type` is `{model_type}`",
+            f"write `actor.model.model_type: {saved}`, or name another folder",
+        )
+    if not os.path.isfile(folder / WEIGHTS):
+        return FolderFault(
+            f"the policy folder `{folder}` has no weights: it lacks `{WEIGHTS}`", "copy the whole folder"
+        )
+    return fault_of_weights(folder / WEIGHTS) or fault_of_statistics(folder)
+
+
+def fault_of_statistics(folder: FilePath) -> FolderFault | None:
+    """Return that the statistics of a policy are missing, where it was trained with some; None: they are not."""
+    if read_object(folder / DESCRIPTION).get("statistics") is None or os.path.isfile(folder / STATISTICS):
+        return None
+    return FolderFault(
+        f"the policy's statistics are missing: `{folder}` has no `{STATISTICS}`, and it was trained on normalized"
+        " states and actions",
+        "copy the folder again, whole, from where the policy was trained",
+    )
+
+
+def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | None) -> FolderFault | None:
+    """Return in what the policy that a folder describes is another; None: in nothing that is known.
+
+    Args:
+        folder: a checkpoint, or a policy's.
+        model: the policy that takes its weights.
+        spec: of the environment; sizes that are 0 are not judged. None: not known.
+    """
+    theirs = _section(folder, "model")
+    # The width of a model that is loaded is its folder's, and what one of the user's own makes of it is not known.
+    ours = model.model_path is None and ":" not in model.model_type
+    for name in ("model_type", "num_action_chunks", *(("hidden_dim",) if ours else ())):
+        mine = getattr(model, name)
+        if theirs.get(name, mine) != mine:
+            return FolderFault(
+                f"the checkpoint's policy has `{name}: {theirs[name]}`, and `actor.model.{name}` is {mine}",
+                f"write `actor.model.{name}: {theirs[name]}`, or name another checkpoint",
+            )
+    sizes = _section(folder, "observations_and_actions")
+    for name, what in (("action_size", "numbers in an action"), ("state_size", "numbers in a state")):
+        needed = getattr(spec, name, 0)
+        if needed and sizes.get(name, needed) != needed:
+            return FolderFault(
+                f"the checkpoint's policy has {sizes[name]} {what}, and the environment {needed}",
+                "name a checkpoint of this environment, or the environment of the checkpoint",
+            )
+    return None
+
+
+def _section(folder: FilePath, name: str) -> Mapping[str, Any]:
+    found = read_object(folder / DESCRIPTION).get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

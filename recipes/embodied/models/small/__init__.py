@@ -1,0 +1,1 @@
+"""Policies built here: multilayer perceptrons and small convolutional networks."""

@@ -1,0 +1,147 @@
+"""The policy of off-policy learning: normal distributions squashed by tanh, on states or images."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recipes.embodied.config.model_options import SquashedOptions
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES
+from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.small.cnn_policy import ImageEncoder
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedModelConfig
+
+LOG_STD_MIN: Final = -20.0
+LOG_STD_MAX: Final = 2.0
+_LOG_SQRT_TAU: Final = math.log(2 * math.pi) / 2
+# The largest action whose inverse tanh is taken: beyond it float32 knows no difference from 1.
+_LARGEST: Final = 1 - 1e-6
+
+
+class StateFeatures(nn.Module):
+    """The states themselves, as features."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Return the states, [n, S]."""
+        return inputs[STATES]
+
+
+def features_of(spec: EnvSpec, width: int) -> tuple[nn.Module, int]:
+    """Return a network from `inputs` to features [n, F], and F: convolutions where there are images, else the states.
+
+    Raises:
+        ConfigError: there are neither images nor states.
+    """
+    if spec.cameras:
+        return ImageEncoder(spec.cameras, spec.state_size, width), width
+    if not spec.state_size:
+        raise ConfigError("`squashed_policy` needs states or images, and the environment has none")
+    return StateFeatures(), spec.state_size
+
+
+def relu_layers(inputs: int, width: int, count: int) -> nn.Sequential:
+    """Return hidden layers of ReLU with torch's own initial weights."""
+    layers: list[nn.Module] = []
+    for number in range(count):
+        layers += [nn.Linear(width if number else inputs, width), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class SquashedPolicy(BasePolicy):
+    """Actions tanh(u), u drawn from normal distributions whose means and deviations depend on the observation.
+
+    The likeliest action, as evaluations take it, is the tanh of the mean. With `exploration_noise` actions are that
+    and a noise of fixed deviation, clipped to -1 and 1. Without value head: critics belong to the actor worker.
+    """
+
+    loads_model_path: ClassVar[bool] = False
+    options_model: ClassVar[type[BaseModel]] = SquashedOptions
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        if spec.num_choices is not None:
+            raise ConfigError(
+                "`squashed_policy` gives numbers, and the environment takes choices", help="use `mlp_policy` and PPO"
+            )
+        if config.num_action_chunks != 1:
+            raise ConfigError("`squashed_policy` gives one action at a time", help="remove `num_action_chunks`")
+        options = cast("SquashedOptions", config.options)
+        self.action_size = spec.action_size
+        self.noise = options.exploration_noise
+        self.features, size = features_of(spec, config.hidden_dim)
+        self.layers = relu_layers(size, config.hidden_dim, options.num_layers)
+        self.mean = nn.Linear(config.hidden_dim, spec.action_size)
+        self.log_std = None if self.noise is not None else nn.Linear(config.hidden_dim, spec.action_size)
+
+    def distribution(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return mean and logarithm of the deviation of u, [n, A]; None for the latter where noise is fixed."""
+        hidden = self.layers(self.features(inputs))
+        if self.log_std is None:
+            return self.mean(hidden), None
+        return self.mean(hidden), self.log_std(hidden).clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def sample(self, inputs: Inputs, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor | None]:
+        """Draw actions [n, A] and their log-probabilities [n], with gradients (SAC's reparametrization).
+
+        Returns:
+            The likeliest actions and None where noise is fixed: TD3 learns from actions without noise.
+        """
+        mean, log_std = self.distribution(inputs)
+        if log_std is None:
+            return mean.tanh(), None
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        u = mean + log_std.exp() * noise
+        return u.tanh(), (-noise.square() / 2 - log_std - _LOG_SQRT_TAU - _log_slope(u)).sum(dim=-1)
+
+    @torch.no_grad()
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
+        """See `BasePolicy`."""
+        mean, log_std = self.distribution(inputs)
+        if greedy:
+            return PolicyOutput(mean.tanh()[:, None], torch.zeros_like(mean)[:, None], None)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        if log_std is None:
+            noisy = mean.tanh() + (self.noise or 0) * noise
+            return PolicyOutput(noisy.clamp(-1, 1)[:, None], torch.zeros_like(mean)[:, None], None)
+        u = mean + log_std.exp() * noise
+        logprobs = -noise.square() / 2 - log_std - _LOG_SQRT_TAU - _log_slope(u)
+        return PolicyOutput(u.tanh()[:, None], logprobs[:, None], None)
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """See `BasePolicy`; an entropy is estimated from the actions given, as there is no closed form.
+
+        With fixed noise they are those of a normal distribution around the likeliest action.
+        """
+        mean, log_std = self.distribution(inputs)
+        taken = actions[:, 0]
+        if log_std is None:
+            deviation = self.noise or 1.0
+            away = (taken - mean.tanh()) / deviation
+            logprobs = -away.square() / 2 - math.log(deviation) - _LOG_SQRT_TAU
+        else:
+            u = taken.clamp(-_LARGEST, _LARGEST).atanh()
+            away = (u - mean) * (-log_std).exp()
+            logprobs = -away.square() / 2 - log_std - _LOG_SQRT_TAU - _log_slope(u)
+        return ActionEval(logprobs[:, None], -logprobs.detach()[:, None], None)
+
+    def values(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        raise ValueError("`squashed_policy` has no value head")
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        return self.distribution(observations)[0].tanh()[:, None]
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), exact where tanh is 1 in float32 (SAC, appendix C)."""
+    return 2 * (math.log(2) - u - functional.softplus(-2 * u))

@@ -1,0 +1,1 @@
+"""Vision-language-action policies from folders of published weights."""

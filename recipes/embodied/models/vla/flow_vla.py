@@ -1,0 +1,215 @@
+"""Base of the vision-language-action models by flow matching: what they observe, their statistics, their values.
+
+A vision-language model reads images and instruction once; a small expert then leads noise to a chunk of actions in K
+steps, attending to what the model remembers.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_options import FlowVlaOptions
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
+from recipes.embodied.models.flow.flow_matching import FlowSde, Velocity
+from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.vla.vision_language import encoded_prompts
+from rlinf_core import ConfigError
+
+TOKENS, MASK = "prompt.tokens", "prompt.mask"
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes that a flow model was made for.
+
+    Attributes:
+        width: of an embedding of its vision-language model.
+        states: numbers of a state; shorter ones are padded with 0.
+        actions: numbers of an action, as well.
+    """
+
+    width: int
+    states: int
+    actions: int
+
+
+class ReadObservation(NamedTuple):
+    """An observation, as the vision-language model read it.
+
+    Attributes:
+        summary: mean of its last hidden states, [n, W].
+        memory: keys and values of each of its layers.
+        mask: which of its tokens are no padding, bool [n, P].
+    """
+
+    summary: Tensor
+    memory: tuple[tuple[Tensor, Tensor], ...]
+    mask: Tensor
+
+
+class FlowVlaPolicy(FlowMatchingPolicy):
+    """A vision-language model and an expert of actions. Values are one for each chunk, V = 1.
+
+    A subclass makes the two, one network of a library, and says how they are used.
+
+    Attributes:
+        options: of `actor.model.options`.
+    """
+
+    options: FlowVlaOptions
+    # In a list: the network is part of a module of the policy already, which may wrap it in LoRA.
+    _base: list[Any]
+    _words: Any
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, sizes: ModelSizes, sde: FlowSde) -> None:
+        name, space = config.model_type, sizes.actions
+        for what, needed, room in (("state", spec.state_size, sizes.states), ("action", spec.action_size, space)):
+            if needed > room:
+                raise ConfigError(
+                    f"`{name}` has room for {room} numbers of a{'n' if what == 'action' else ''} {what}, and the"
+                    f" environment's have {needed}",
+                    where=config.model_path,
+                    help="it was made for another robot: name a model with more room, or leave `model_path` out",
+                )
+        super().__init__(sde, (config.num_action_chunks, spec.action_size), space)
+        self._cameras = [image_key(camera) for camera in spec.cameras]
+        self._has_states, self._has_instructions = spec.state_size > 0, spec.has_instructions
+        self._sizes = sizes
+        self._checkpoints = False
+        self.critic: nn.Module | None = None
+        if config.add_value_head:
+            inputs = sizes.width + spec.state_size
+            self.critic = nn.Sequential(
+                OrthogonalLinear(inputs, sizes.width), nn.Tanh(), OrthogonalLinear(sizes.width, 1, 1.0)
+            )
+
+    @property
+    def base(self) -> Any:
+        """The network of transformers or lerobot, without a LoRA wrapper around it."""
+        return self._base[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._words
+
+    @property
+    def prompt_begin(self) -> str:
+        """The text before an instruction."""
+        return ""
+
+    @property
+    def expert_type(self) -> torch.dtype:
+        """Dtype of the expert's weights."""
+        return self.base.action_out_proj.weight.dtype
+
+    @abstractmethod
+    def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
+        """Let the vision-language model read an observation with padded states, [n, S']."""
+
+    @abstractmethod
+    def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
+        """Return the velocity [n, C, M] at a chunk and the times [n], from noise at 0 to actions at 1."""
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""
+        first = observations[self._cameras[0]]
+        texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
+        options = self.options
+        prompts = [self.prompt_begin + options.prompt.replace("{instruction}", text) + "\n" for text in texts]
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, options.max_prompt_tokens, "right")
+        named: dict[str, NDArray[Any]] = {TOKENS: tokens, MASK: mask}
+        named |= {key: observations[key] for key in self._cameras}
+        if self._has_states:
+            named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
+        return super().prepare(named)
+
+    def see(self, inputs: Inputs) -> ReadObservation:
+        """See `FlowMatchingPolicy`."""
+        return self._computed(self.read, inputs, self._states(inputs))
+
+    def velocity_of(self, seen: ReadObservation, inputs: Inputs) -> Velocity:
+        """See `FlowMatchingPolicy`: in float32, whatever the weights are."""
+        states, dtype = self._states(inputs), self.expert_type
+
+        def velocity(chunk: Tensor, time: Tensor) -> Tensor:
+            return self._computed(self.denoise, seen, states, chunk.to(dtype), time.float()).float()
+
+        return velocity
+
+    def values_of(self, seen: ReadObservation, inputs: Inputs) -> Tensor | None:
+        """See `FlowMatchingPolicy`: of what was read, and of the states, which the model itself does not see."""
+        if self.critic is None:
+            return None
+        features = [seen.summary, *([inputs[STATES]] if self._has_states else [])]
+        dtype = next(self.critic.parameters()).dtype
+        return self.critic(torch.cat([each.to(dtype) for each in features], dim=1))
+
+    def checkpoint_activations(self) -> None:
+        """See `BasePolicy`: what is read, and each denoising step, is computed again as a whole."""
+        self._checkpoints = True
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Refuse, see `BasePolicy`."""
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot be exported as a graph of tensors",
+            why="a tokenizer reads its instructions",
+            help="export it by `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
+        )
+
+    def _states(self, inputs: Inputs) -> Tensor:
+        """Return states with the padding that the model expects, [n, S'], in the type of its weights."""
+        if not self._has_states:
+            return inputs[TOKENS].new_zeros((len(inputs[TOKENS]), self._sizes.states), dtype=self.expert_type)
+        states = inputs[STATES].to(self.expert_type)
+        return functional.pad(states, (0, self._sizes.states - states.shape[1]))
+
+    def _computed(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what a function computes; its activations are not kept under `gradient_checkpointing`."""
+        if not self._checkpoints or not torch.is_grad_enabled():
+            return function(*arguments)
+        return cast("Result", checkpoint(function, *arguments, use_reentrant=False))
+
+
+def check_observations(config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+    """Check that an environment shows images and takes numbers.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not spec.cameras or spec.num_choices is not None:
+        missing = "images" if not spec.cameras else "actions that are numbers"
+        raise ConfigError(
+            f"`{config.model_type}` needs {missing}, and the environment has none", help="use `mlp_policy`"
+        )
+
+
+def check_chunk(config: EmbodiedModelConfig, trained: int, *, changes: bool) -> None:
+    """Check that a model denoises as many actions together as it learned to.
+
+    Raises:
+        ConfigError: it does not, and `change_chunk` is not set.
+    """
+    asked = config.num_action_chunks
+    if asked != trained and not changes:
+        raise ConfigError(
+            f"the model learned chunks of {trained} actions, and `num_action_chunks` is {asked}",
+            where=config.model_path,
+            why="it denoises a chunk as a whole, and acts worse on one of another length until it is trained on such",
+            help=f"write `num_action_chunks: {trained}`; or, to fine-tune it, `options: {{change_chunk: true}}`",
+        )

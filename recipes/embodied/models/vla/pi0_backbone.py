@@ -1,0 +1,171 @@
+"""The pi0 of transformers: loaded from a folder, or built on the spot."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.vla.vision_language import initialize_narrow
+from recipes.training.huggingface import (
+    are_shapes_only,
+    check_folder,
+    config_of,
+    first_line,
+    load_pretrained,
+    require_transformers,
+)
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PI0ForConditionalGeneration
+
+HEAD = 32
+_PROCESSOR = "processor_config.json"
+
+
+def built_pi0(
+    vocabulary: int, image_token: int, *, width: int, layers: int, image: int, patch: int, chunk: int, sizes: Any
+) -> PI0ForConditionalGeneration:
+    """Return a pi0 with fresh weights: a SigLIP, a Gemma `width` wide, and an expert half as wide.
+
+    Args:
+        vocabulary: tokens.
+        image_token: the one that stands for a patch of an image.
+        width: a multiple of 32, which is the width of a head.
+        layers: of each of the three.
+        image: height and width of images, in pixels.
+        patch: height and width of a patch, in pixels.
+        chunk: actions of a chunk.
+        sizes: numbers of a state and of an action.
+
+    Raises:
+        ConfigError: the sizes do not divide.
+    """
+    require_transformers()
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    if width % HEAD or image % patch:
+        raise ConfigError(
+            "the sizes of the vision-language model do not divide",
+            why=f"hidden_dim {width} / {HEAD} = {width / HEAD:g}, image {image} / patch_size {patch} ="
+            f" {image / patch:g}",
+            help=f"give a `hidden_dim` that {HEAD} divides, and a `patch_size` that divides the images",
+        )
+    text: dict[str, Any] = {
+        "model_type": "gemma",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // HEAD,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD,
+        "vocab_size": vocabulary,
+    }
+    vision: dict[str, Any] = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // HEAD,
+        "image_size": image,
+        "patch_size": patch,
+        "vision_use_head": False,
+    }
+    vlm = {
+        "model_type": "paligemma",
+        "text_config": text,
+        "vision_config": vision,
+        "projection_dim": width,
+        "image_token_id": image_token,
+    }
+    states, actions = sizes
+    config = PI0Config(
+        vlm_config=vlm,
+        dit_config={**text, "hidden_size": width // 2, "intermediate_size": width},
+        chunk_size=chunk,
+        max_state_dim=states,
+        max_action_dim=actions,
+        num_inference_steps=4,
+    )
+    model = PI0ForConditionalGeneration(config)
+    initialize_narrow(model)
+    return model
+
+
+def load_pi0(folder: str) -> PI0ForConditionalGeneration:
+    """Return the pi0 in a folder of HuggingFace.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import PI0ForConditionalGeneration
+
+    if are_shapes_only():
+        return shaped_pi0(folder)
+    check_pi0(folder)
+    return load_pretrained(PI0ForConditionalGeneration, folder)  # pyright: ignore[reportReturnType]
+
+
+def shaped_pi0(folder: str) -> PI0ForConditionalGeneration:
+    """Return the pi0 that a folder has the configuration of, with fresh weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    check_pi0(folder)
+    return PI0ForConditionalGeneration(config_of(PI0Config, folder))
+
+
+def check_pi0(folder: str) -> None:
+    """Check that a folder says it holds a pi0, in transformers' words or in those of lerobot.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    check_folder(folder)
+    path = Path(folder) / "config.json"
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        kind = about.get("model_type", about.get("type"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
+    if kind != "pi0":
+        raise ConfigError(
+            f"`pi0` cannot use the `{kind}` in `{folder}`",
+            why=f"`{path}` names another architecture",
+            help="name a folder with a pi0, or the `model_type` of this recipe that reads the folder (docs/models.md)",
+        )
+
+
+def statistics_of(folder: str) -> Normalization:
+    """Return the statistics that transformers' processor of a pi0 keeps in a folder; empty where it keeps none.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    path = Path(folder) / _PROCESSOR
+    if not path.is_file():
+        return Normalization()
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        return Normalization("mean_std", _statistics(about, "state"), _statistics(about, "actions"))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the statistics in `{path}` cannot be read", why=first_line(error), help="copy the folder again"
+        ) from None
+
+
+def _statistics(about: dict[str, Any], name: str) -> Statistics | None:
+    mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
+    if mean is None or deviation is None:
+        return None
+    return Statistics.of_moments(mean, deviation)

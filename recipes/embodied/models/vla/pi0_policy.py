@@ -1,0 +1,170 @@
+"""pi0 (Black et al., arXiv 2410.24164): a PaliGemma and an expert of actions, in the architecture of transformers."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_options import Pi0Options
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.flow.flow_matching import FlowSde
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.vla.flow_vla import (
+    MASK,
+    TOKENS,
+    FlowVlaPolicy,
+    ModelSizes,
+    ReadObservation,
+    check_chunk,
+    check_observations,
+)
+from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0, statistics_of
+from recipes.embodied.models.vla.vision_language import (
+    color_scale,
+    description_of_images,
+    image_size,
+    save_color_scale,
+    scaled_images,
+    tokenizer_of,
+)
+from recipes.training.huggingface import with_lora
+
+
+class Pi0Policy(FlowVlaPolicy):
+    """pi0 with a value head, and with noise at each denoising step for reinforcement learning.
+
+    transformers counts time the other way round: 1 is noise there, and velocities point to it.
+    """
+
+    options_model = Pi0Options
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        check_observations(config, spec)
+        options = cast("Pi0Options", config.options)
+        folder = config.model_path
+        is_own = bool(folder) and is_policy_folder(str(folder))
+        inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
+        words = tokenizer_of(inner)
+        model = _model(config, options, spec, inner, words, is_own=is_own)
+        shape: Any = model.config
+        if folder and not is_own:
+            check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
+        shape.chunk_size = config.num_action_chunks
+        steps = options.steps or int(shape.num_inference_steps)
+        sizes = ModelSizes(
+            int(shape.vlm_config.text_config.hidden_size), int(shape.max_state_dim), int(shape.max_action_dim)
+        )
+        super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
+        self.options = options
+        self._words = words
+        self._colors = color_scale(inner)
+        # The expert has embeddings of words that it never reads.
+        model.model.dit.get_input_embeddings().requires_grad_(False)
+        lora = config.adapter()
+        self.pi0 = model if lora is None else with_lora(model, lora, None)
+        self._base = [model]
+        self.normalization = load_normalization(folder, spec)
+        if folder and not is_own and self.normalization == Normalization():
+            self.normalization = statistics_of(folder)
+            self.normalization.check(spec.state_size, spec.action_size, folder)
+
+    @property
+    def prompt_begin(self) -> str:
+        """The text before an instruction."""
+        return str(self._words.bos_token or "")
+
+    def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
+        """See `FlowVlaPolicy`."""
+        model, prompt = self.base.model, inputs[TOKENS]
+        shape = model.config.vlm_config
+        pixels = torch.stack([self._pixels(inputs[key]) for key in self._cameras], dim=1)
+        height, width = image_size(shape)
+        patches = (height // shape.vision_config.patch_size) * (width // shape.vision_config.patch_size)
+        images = prompt.new_full((len(prompt), patches * len(self._cameras)), shape.image_token_id)
+        present = torch.ones(pixels.shape[:2], dtype=torch.bool, device=prompt.device)
+        embedded = model.embed_prefix(torch.cat((images, prompt), dim=1), pixels, present)
+        mask = torch.cat((torch.ones_like(images, dtype=torch.bool), inputs[MASK]), dim=1)
+        found = model.vlm(
+            inputs_embeds=embedded,
+            attention_mask=mask.long(),
+            position_ids=mask.long().cumsum(dim=1) - 1,
+            token_type_ids=torch.zeros_like(mask, dtype=torch.long),
+            use_cache=True,
+        )
+        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.last_hidden_state.dtype)
+        memory = tuple((layer.keys, layer.values) for layer in found.past_key_values.layers)
+        return ReadObservation((found.last_hidden_state * weights).sum(dim=1), memory, mask)
+
+    def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
+        """See `FlowVlaPolicy`."""
+        from transformers import DynamicCache
+
+        # The expert appends to what it is given, so that every step gets a cache of its own.
+        memory = DynamicCache()
+        for index, (keys, values) in enumerate(seen.memory):
+            memory.update(keys, values, index)
+        found = self.base(
+            state=states, noise=chunk, timestep=1 - time, attention_mask=seen.mask.long(), past_key_values=memory
+        )
+        return -found.logits
+
+    def times(self, count: int) -> Tensor:
+        """See `FlowMatchingPolicy`: pi0 learns more from what is nearly noise."""
+        shape = self.base.config
+        shares = torch.distributions.Beta(shape.time_sampling_beta_alpha, shape.time_sampling_beta_beta)
+        noisy = shares.sample((count,)) * shape.time_sampling_scale + shape.time_sampling_offset
+        return (1 - noisy).to(next(self.parameters()).device)
+
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`."""
+        return description_of_images(image_size(self.base.config.vlm_config), *self._colors)
+
+    def save_files(self, folder: Path) -> None:
+        """See `BasePolicy`: the architecture, the tokenizer, and how images are scaled."""
+        inner = folder / BACKBONE
+        self.base.config.save_pretrained(inner)
+        self._words.save_pretrained(str(inner))
+        save_color_scale(inner, *self._colors)
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        model = self.base.model.vlm
+        size = image_size(model.config)
+        return scaled_images(images, size, *self._colors, pads=True).to(next(model.vision_tower.parameters()).dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Pi0Policy:
+        """Keep the frequencies of time in float32, whatever the weights become: bfloat16 would blur the steps."""
+        super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
+        time = self.base.embed_action_time.sinusoid_embeds
+        # Not to where they are: transformers may have left them on the CPU, and the rest be on the meta device.
+        time.sinusoid_freq = time.compute_freqs(self.base.config).to(next(self.parameters()).device)
+        return self
+
+
+def _model(
+    config: EmbodiedModelConfig, options: Pi0Options, spec: EnvSpec, folder: str | None, words: Any, *, is_own: bool
+) -> Any:
+    """Return the model that `actor.model` names: of a folder, or built on the spot."""
+    if folder is None:
+        largest = max(max(height, width) for height, width, _ in spec.cameras.values())
+        return built_pi0(
+            len(words),
+            words.convert_tokens_to_ids("<image>"),
+            width=config.hidden_dim,
+            layers=options.num_layers,
+            image=-(-largest // options.patch_size) * options.patch_size,
+            patch=options.patch_size,
+            chunk=config.num_action_chunks,
+            sizes=(max(1, spec.state_size), spec.action_size),
+        )
+    # Weights of a policy follow, with its value head.
+    return shaped_pi0(folder) if is_own else load_pi0(folder)

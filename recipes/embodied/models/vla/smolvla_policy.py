@@ -1,0 +1,165 @@
+"""SmolVLA (Shukor et al., arXiv 2506.01844) in lerobot's own implementation, with log-probabilities.
+
+lerobot asks for other versions of torch and transformers than the rest of a job: actor and rollout workers run in an
+interpreter that has it, by `python_interpreter_path` of their node group.
+"""
+
+# lerobot has few types, and is not installed where these are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_options import SmolVlaOptions
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.flow.flow_matching import FlowSde
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.vla.flow_vla import (
+    MASK,
+    TOKENS,
+    FlowVlaPolicy,
+    ModelSizes,
+    ReadObservation,
+    check_chunk,
+    check_observations,
+)
+from recipes.embodied.models.vla.smolvla_backbone import (
+    VLM,
+    built_config,
+    folder_config,
+    load_weights,
+    make_network,
+    memory_of,
+    read_prefix,
+    require_lerobot,
+    statistics_of,
+    with_special_tokens,
+)
+from recipes.embodied.models.vla.vision_language import tokenizer_of
+from recipes.training.huggingface import are_shapes_only, with_lora
+from rlinf_core import ConfigError
+
+_PROJECTIONS: Final = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
+_LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# As lerobot trains it: the share of noise, and the least of it.
+_BETA: Final = (1.5, 1.0)
+_SCALE, _OFFSET = 0.999, 0.001
+
+
+class SmolVlaPolicy(FlowVlaPolicy):
+    """SmolVLA with a value head, and with noise at each denoising step for reinforcement learning.
+
+    lerobot counts time the other way round: 1 is noise there, and velocities point to it.
+    """
+
+    options_model = SmolVlaOptions
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        require_lerobot()
+        check_observations(config, spec)
+        options = cast("SmolVlaOptions", config.options)
+        folder = config.model_path
+        is_own = bool(folder) and is_policy_folder(str(folder))
+        inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
+        vlm = str(Path(str(inner)) / VLM) if is_own else options.vlm_path
+        if inner is not None and vlm is None:
+            raise ConfigError(
+                "`smolvla` needs the configuration and the tokenizer of its vision-language model",
+                why=f"`{folder}` names them by a place in a hub, and nothing is downloaded",
+                help="write `actor.model.options.vlm_path`, a folder of SmolVLM2 (its weights are not needed)",
+            )
+        words = with_special_tokens(tokenizer_of(vlm if inner is not None else None))
+        if inner is None:
+            shape = built_config(config, options, spec)
+        else:
+            shape = folder_config(inner)
+            if not is_own:
+                check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
+        shape.chunk_size = shape.n_action_steps = config.num_action_chunks
+        network = make_network(shape, words, vlm, config, options, spec)
+        if inner is not None and not is_own and not are_shapes_only():
+            load_weights(network, inner)
+        steps = options.steps or int(shape.num_steps)
+        width = int(network.vlm_with_expert.config.text_config.hidden_size)
+        sizes = ModelSizes(width, int(shape.max_state_dim), int(shape.max_action_dim))
+        super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
+        self.options = options
+        self._shape, self._words = shape, words
+        self._base = [network]
+        # Words are read, and none is written.
+        network.vlm_with_expert.vlm.lm_head.requires_grad_(False)
+        lora = config.adapter()
+        if lora is None:
+            self.smolvla: Any = network
+        else:
+            # peft takes the configuration of a whole policy for that of a model; it sees none of a module list.
+            targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
+            self.smolvla = with_lora(cast("Any", nn.ModuleList([network])), targets, None)
+        self.normalization = load_normalization(folder, spec)
+        if inner is not None and not is_own and self.normalization == Normalization():
+            self.normalization = statistics_of(inner)
+            self.normalization.check(spec.state_size, spec.action_size, inner)
+
+    def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
+        """See `FlowVlaPolicy`; the states are the last of what is read."""
+        from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
+
+        base = self.base
+        images = [self._pixels(inputs[key]) for key in self._cameras]
+        present = [torch.ones(len(each), dtype=torch.bool, device=each.device) for each in images]
+        embedded, mask, ahead = base.embed_prefix(images, present, inputs[TOKENS], inputs[MASK], state=states)
+        found, pairs = read_prefix(
+            base.vlm_with_expert, embedded, make_att_2d_masks(mask, ahead), torch.cumsum(mask, dim=1) - 1
+        )
+        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.dtype)
+        return ReadObservation((found * weights).sum(dim=1), pairs, mask)
+
+    def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
+        """See `FlowVlaPolicy`."""
+        memory = memory_of(self.base.vlm_with_expert, seen.memory)
+        return -self.base.denoise_step(seen.mask, memory, chunk, 1 - time)
+
+    def times(self, count: int) -> Tensor:
+        """See `FlowMatchingPolicy`: as lerobot draws them."""
+        noisy = torch.distributions.Beta(*_BETA).sample((count,)) * _SCALE + _OFFSET
+        return (1 - noisy).to(next(self.parameters()).device)
+
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`."""
+        width, height = self._shape.resize_imgs_with_padding
+        half = [0.5] * 3
+        return {"resized": [height, width], "resampling": "bilinear", "mean": half, "std": half, "scale": 1 / 255}
+
+    def save_files(self, folder: Path) -> None:
+        """See `BasePolicy`: lerobot's configuration, and the architecture and tokenizer of the model in it."""
+        inner = folder / BACKBONE
+        inner.mkdir(parents=True, exist_ok=True)
+        self._shape._save_pretrained(inner)
+        self.base.vlm_with_expert.config.save_pretrained(inner / VLM)
+        self._words.save_pretrained(str(inner / VLM))
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        from lerobot.policies.smolvla.modeling_smolvla import resize_with_pad
+
+        pixels = images.permute(0, 3, 1, 2).float() / 255
+        return resize_with_pad(pixels, *self._shape.resize_imgs_with_padding, pad_value=0) * 2 - 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SmolVlaPolicy:
+        """Keep the projections of states, actions and time in float32, in which lerobot computes them."""
+        kept = [
+            (each, each.detach().clone()) for name in _PROJECTIONS for each in getattr(self.base, name).parameters()
+        ]
+        super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
+        for weight, exact in kept:
+            weight.data = exact.to(weight.device)
+        return self

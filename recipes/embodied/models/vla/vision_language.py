@@ -1,0 +1,331 @@
+"""Vision-language models of transformers, as policies use them: loaded from a folder, or built on the spot."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recipes.embodied.models.folder_facts import ARCHITECTURES
+from recipes.training.huggingface import (
+    are_shapes_only,
+    config_of,
+    load_pretrained,
+    load_tokenizer,
+    require_transformers,
+)
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SPECIAL: Final = ("<pad>", "<s>", "<unk>", "<image>")
+_PAD, _BEGIN, _UNKNOWN, _IMAGE = _SPECIAL
+# Words of a tokenizer that is built; others are spelled.
+_TEXT: Final = """
+    the a to of and on in into from with it what action should robot take do task touch reach move pick up place put
+    push pull open close lift bring grasp hold turn press slide stack hand arm gripper block cube puck point mark box
+    drawer door button handle bowl plate cup peg lever window table red blue green yellow black white orange purple
+    left right front back top bottom near far first second small large
+"""
+_CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789.,:;?!'\"()-_/"
+_IMAGE_SETTINGS: Final = "preprocessor_config.json"
+
+
+class VisionLanguageModel(nn.Module):
+    """A causal language model that takes embeddings of images and words.
+
+    Args:
+        model: of transformers, possibly within a LoRA wrapper of peft.
+        mean: of the colours, [3], in parts of 255.
+        deviation: of the colours, by which they are divided.
+    """
+
+    def __init__(self, model: Any, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+        super().__init__()
+        self.model = model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._base = [base]  # in a list: it is part of `model` already
+        self._mean, self._deviation = mean, deviation
+
+    @property
+    def base(self) -> Any:
+        """The model of transformers, without a LoRA wrapper around it."""
+        return self._base[0]
+
+    @property
+    def width(self) -> int:
+        """Size of an embedding of the language model."""
+        return int(self.base.config.get_text_config().hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that have an output."""
+        return int(self.base.get_output_embeddings().weight.shape[0])
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers of the language model."""
+        return list(self.base.model.language_model.layers)
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Return embeddings [n, T, W] of images uint8 [n, H, W, 3]."""
+        pixels = scaled_images(images, image_size(self.base.config), self._mean, self._deviation)
+        weight = next(self.base.model.vision_tower.parameters())
+        found = self.base.get_image_features(pixel_values=pixels.to(weight.dtype))
+        rows = found if isinstance(found, Tensor) else getattr(found, "pooler_output", found)
+        return rows if isinstance(rows, Tensor) else torch.stack([row.flatten(end_dim=-2) for row in rows])
+
+    def describe_images(self) -> dict[str, Any]:
+        """Return what `embed_images` does to images before the vision tower sees them."""
+        return description_of_images(image_size(self.base.config), self._mean, self._deviation)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Return embeddings [n, T, W] of tokens int64 [n, T]."""
+        return self.base.get_input_embeddings()(tokens)
+
+    def states(self, embedded: Tensor, mask: Tensor, memory: Any = None) -> tuple[Tensor, Any]:
+        """Return last hidden states [n, T, W], and what the layers remember where `memory` is given.
+
+        Args:
+            embedded: [n, T, W].
+            mask: bool [n, M + T], what is no padding, with the M that are remembered.
+            memory: of an earlier call, or an empty cache of transformers; None: nothing is remembered.
+        """
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
+        found = self.base.model.language_model(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=memory,
+            use_cache=memory is not None,
+        )
+        return found.last_hidden_state, found.past_key_values
+
+    def logits(self, hidden: Tensor, count: int) -> Tensor:
+        """Return float32 logits [.., count] of the last tokens of the vocabulary."""
+        head = self.base.get_output_embeddings()
+        bias = None if head.bias is None else head.bias[-count:]
+        return functional.linear(hidden, head.weight[-count:], bias).float()
+
+    def save_image_settings(self, folder: Path) -> None:
+        """Write how colours are scaled, as image processors of transformers do."""
+        save_color_scale(folder, self._mean, self._deviation)
+
+
+def shaped_backbone(folder: str) -> PreTrainedModel:
+    """Return the model that a folder has the configuration of, with fresh weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder))
+
+
+def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return the vision-language model in a folder of HuggingFace.
+
+    Raises:
+        ConfigError: there is none, or it is of a kind that takes images in another way.
+    """
+    require_transformers()
+    from transformers import AutoModelForImageTextToText
+
+    if are_shapes_only():
+        model = shaped_backbone(folder)
+    else:
+        model = load_pretrained(AutoModelForImageTextToText, folder, trust_remote_code=trust_remote_code)
+    kind = cast("Any", model.config).model_type
+    known = ARCHITECTURES["vlm_policy"]
+    if kind not in known:
+        raise ConfigError(
+            f"`vlm_policy` cannot use the `{kind}` in `{folder}`",
+            why="it takes images in a way of its own",
+            help=f"it can use models of the kinds {', '.join(known)}; docs/models.md shows a policy of your own",
+        )
+    return model
+
+
+def built_backbone(vocabulary: int, *, width: int, layers: int, image_size: int, patch_size: int) -> PreTrainedModel:
+    """Return a LLaVA with fresh weights: a SigLIP, a projection and a Llama.
+
+    Args:
+        vocabulary: tokens of the language model.
+        width: of both; a multiple of 32, which is the width of a head.
+        layers: of each.
+        image_size: height and width, in pixels.
+        patch_size: height and width of a patch, in pixels.
+
+    Raises:
+        ConfigError: the sizes do not divide.
+    """
+    require_transformers()
+    from transformers import LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, SiglipVisionConfig
+
+    if width % 32 or image_size % patch_size:
+        raise ConfigError(
+            "the sizes of the vision-language model do not divide",
+            why=f"hidden_dim {width} / 32 = {width / 32:g}, image {image_size} / patch_size {patch_size} ="
+            f" {image_size / patch_size:g}",
+            help="give a `hidden_dim` that 32 divides, and a `patch_size` that divides the images",
+        )
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+    }
+    vision = SiglipVisionConfig(**shape, image_size=image_size, patch_size=patch_size)
+    cast("Any", vision).vision_use_head = False
+    text = LlamaConfig(
+        **shape,
+        vocab_size=vocabulary,
+        num_key_value_heads=width // 32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=_SPECIAL.index(_IMAGE),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    model = LlavaForConditionalGeneration(config)
+    initialize_narrow(model)
+    return model
+
+
+def initialize_narrow(model: nn.Module) -> None:
+    """Draw weights whose outputs are of the size of their inputs.
+
+    transformers draws them for wide models, a deviation of 0.02; in a narrow one little would pass from layer to layer,
+    and it would not find the instruction's object in the image for thousands of batches.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, 0, module.weight[0].numel() ** -0.5)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, 0, 0.3 if "position" in name else 1.0)
+
+
+def built_tokenizer() -> PreTrainedTokenizerBase:
+    """Return a tokenizer of common words of manipulation; what it does not know it spells."""
+    require_transformers()
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # Of two ways to write a text the one with the higher sum of scores is taken: words before characters.
+    special = [(token, 0.0) for token in _SPECIAL]
+    pieces = [
+        *special,
+        *((word, -1.0) for word in dict.fromkeys(_TEXT.split())),
+        *((each, -9.0) for each in _CHARACTERS),
+    ]
+    known = dict(pieces)
+    core: Any = Tokenizer(models.Unigram(list(known.items()), unk_id=2))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=_PAD, bos_token=_BEGIN, unk_token=_UNKNOWN, additional_special_tokens=[_IMAGE]
+    )
+
+
+def tokenizer_of(folder: str | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder, or one that is built."""
+    return built_tokenizer() if folder is None else load_tokenizer(folder)
+
+
+def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return tokens int64 [n, longest] of texts, and which are no padding, bool [n, longest].
+
+    Args:
+        tokenizer: of transformers.
+        prompts: n texts, with whatever marks their beginning.
+        longest: `max_prompt_tokens`.
+        side: of the padding, `left` or `right`.
+
+    Raises:
+        ConfigError: a text is longer.
+    """
+    tokenizer.padding_side = side
+    found = tokenizer(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
+    length = max(map(len, found["input_ids"]))
+    if length > longest:
+        raise ConfigError(
+            f"a prompt of {length} tokens does not fit into `max_prompt_tokens: {longest}`",
+            help=f"write `actor.model.options.max_prompt_tokens: {length}`",
+        )
+    return np.array(found["input_ids"]), np.array(found["attention_mask"], np.bool_)
+
+
+def image_size(config: Any) -> tuple[int, int]:
+    """Return height and width that a model's vision takes, in pixels."""
+    size = config.vision_config.image_size
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def scaled_images(
+    images: Tensor,
+    size: tuple[int, int],
+    mean: tuple[float, ...],
+    deviation: tuple[float, ...],
+    *,
+    pads: bool = False,
+) -> Tensor:
+    """Return float32 images [n, 3, H, W] of images uint8 [n, h, w, 3], resized, with the mean and deviation of colours.
+
+    Args:
+        images: as cameras give them.
+        size: H and W.
+        mean: of the colours, [3], in parts of 255.
+        deviation: of the colours, by which they are divided.
+        pads: keep the ratio of the sides, and pad below and at the right with 0; by default images are stretched.
+    """
+    pixels = images.permute(0, 3, 1, 2).float() / 255
+    height, width = size
+    if pads:
+        scale = min(height / pixels.shape[2], width / pixels.shape[3])
+        height, width = int(pixels.shape[2] * scale), int(pixels.shape[3] * scale)
+    if pixels.shape[-2:] != (height, width):
+        pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
+    shift, scale_of = (pixels.new_tensor(each)[:, None, None] for each in (mean, deviation))
+    return functional.pad((pixels - shift) / scale_of, (0, size[1] - width, 0, size[0] - height))
+
+
+def description_of_images(
+    size: tuple[int, int], mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> dict[str, Any]:
+    """Return what `scaled_images` does, as plain data."""
+    return {
+        "resized": list(size),
+        "resampling": "bicubic",
+        "mean": list(mean),
+        "std": list(deviation),
+        "scale": 1 / 255,
+    }
+
+
+def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+    """Write what `color_scale` reads, as image processors of transformers do."""
+    (folder / _IMAGE_SETTINGS).write_text(json.dumps({"image_mean": mean, "image_std": deviation}) + "\n")
+
+
+def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of colours, each [3], as a folder's image processor says."""
+    path = Path(folder or "") / _IMAGE_SETTINGS
+    found: dict[str, Any] = json.loads(path.read_text()) if folder and path.is_file() else {}
+    half = (0.5, 0.5, 0.5)
+    return tuple(found.get("image_mean", half)), tuple(found.get("image_std", half))

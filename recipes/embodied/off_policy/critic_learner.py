@@ -1,0 +1,260 @@
+"""Updates of critics, policy and temperature from batches of a replay buffer.
+
+Needs tensors and networks, no worker: the actor feeds it, tests call it directly.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config.off_policy_config import OffPolicyConfig
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.losses import (
+    bootstrapped_targets,
+    deterministic_policy_loss,
+    ensemble_loss,
+    move_toward,
+    soft_policy_loss,
+    temperature_loss,
+)
+from recipes.training.optimizer import EagerAdamW
+from recipes.training.state.training_state import TrainingState
+from recipes.training.updater import Figures, Updater
+from rlinf_core import Loss
+
+
+@dataclass(frozen=True)
+class TransitionTensors:
+    """A `ReplayBatch` as tensors on the device, its observations prepared by the policy."""
+
+    inputs: Inputs
+    actions: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    next_inputs: Inputs
+    weights: Tensor
+
+
+class OffPolicyLearner:
+    """Takes updates of critics, policy and temperature, together with the learners of other ranks.
+
+    Random numbers come from torch's own generator, which the caller seeds.
+
+    Args:
+        config: the section `algorithm.off_policy`.
+        deterministic: learn as TD3 does; else as SAC.
+        policy: a `SquashedPolicy` with its optimizer.
+        critics: `Critics` with their optimizer.
+        temperature_lr: learning rate of the temperature.
+        clip_grad: largest norm of a gradient; 0: any.
+        skip_nonfinite: leave updates with a NaN or an infinity out, instead of raising.
+
+    Attributes:
+        updates: of the critics, since the beginning.
+        log_temperature: a scalar.
+    """
+
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        policy: TrainingState,
+        critics: TrainingState,
+        *,
+        deterministic: bool,
+        temperature_lr: float,
+        clip_grad: float = 0.0,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self._config, self._deterministic = config, deterministic
+        self._strategy = policy.strategy
+        self._policy, self._critics = _policy_of(policy), _critics_of(critics)
+        device = next(self._policy.parameters()).device
+        # CrossQ has no target networks; only TD3 has a target policy.
+        self._target_critics = None if config.critic_norm == "batch" else _frozen_copy(self._critics)
+        self._target_policy = _frozen_copy(self._policy) if deterministic else None
+        action_size = self._policy.action_size
+        self._target_entropy = -float(action_size) if config.target_entropy is None else config.target_entropy
+        self.log_temperature = torch.tensor(math.log(config.temperature), device=device, requires_grad=True)
+        self._temperature_optimizer = EagerAdamW(
+            [self.log_temperature], lr=temperature_lr, weight_decay=0.0, fused=True
+        )
+        # Lists that are needed in every update; a module finds its weights anew each time it is asked.
+        self._critic_weights = list(self._critics.parameters())
+        self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
+            (list(target.parameters()), list(module.parameters()))
+            for target, module in ((self._target_critics, self._critics), (self._target_policy, self._policy))
+            if target is not None
+        ]
+        self._policy_updater, self._critic_updater = (
+            Updater(each.strategy, each.optimizer, clip_grad=clip_grad, skip_nonfinite=skip_nonfinite)
+            for each in (policy, critics)
+        )
+        self.updates = 0
+
+    def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> Tensor:
+        """Update the critics, and in every `policy_interval`-th update the policy and the temperature.
+
+        Args:
+            batch: of this rank.
+            step: the training step, for messages.
+            figures: get the metrics of the policy.
+            critic_figures: get those of the critics.
+
+        Returns:
+            float [n], the mean error of the critics for each transition, of either sign.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is not finite.
+        """
+        errors = self._update_critics(batch, step, critic_figures)
+        self.updates += 1
+        updates_policy = self.updates % self._config.policy_interval == 0
+        if updates_policy:
+            self._update_policy(batch, step, figures)
+        if updates_policy or not self._deterministic:
+            # In TD3 the targets wait for the policy.
+            for targets, weights in self._followers:
+                move_toward(targets, weights, self._config.target_rate)
+        return errors
+
+    def _update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> Tensor:
+        if self._target_critics is None:
+            found: list[Tensor] = []
+            self._critic_updater.update([batch], lambda part: self._joint_loss(part, found), step, figures)
+            return found[-1]
+        with torch.no_grad():
+            actions, logprobs = self._next_actions(batch.next_inputs)
+            values = self._target_critics(batch.next_inputs, actions)
+        targets = self._targets(batch, values, logprobs)
+        errors: list[Tensor] = []
+
+        def loss(part: TransitionTensors) -> Loss:
+            values = self._critics(part.inputs, part.actions)
+            errors.append((values.detach() - targets).mean(dim=0))
+            return ensemble_loss(values, targets, part.weights)
+
+        self._critic_updater.update([batch], loss, step, figures)
+        return errors[-1]
+
+    def _joint_loss(self, batch: TransitionTensors, errors: list[Tensor]) -> Loss:
+        """Return the loss of CrossQ: present and next actions are normalized in one batch."""
+        with torch.no_grad():
+            actions, logprobs = self._next_actions(batch.next_inputs)
+        both = {name: torch.cat((each, batch.next_inputs[name])) for name, each in batch.inputs.items()}
+        self._critics.train()
+        values, following = self._critics(both, torch.cat((batch.actions, actions))).chunk(2, dim=1)
+        self._critics.eval()
+        targets = self._targets(batch, following.detach(), logprobs)
+        errors.append((values.detach() - targets).mean(dim=0))
+        return ensemble_loss(values, targets, batch.weights)
+
+    def _next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return what the policy does next, and its log-probabilities where entropy counts."""
+        if self._target_policy is None:
+            actions, logprobs = self._policy.sample(inputs)
+            return actions, logprobs if self._config.entropy_in_target else None
+        actions, _ = self._target_policy.sample(inputs)
+        bound = self._config.target_noise_clip
+        noise = (torch.randn_like(actions) * self._config.target_noise).clamp(-bound, bound)
+        return (actions + noise).clamp(-1, 1), None
+
+    def _targets(self, batch: TransitionTensors, values: Tensor, logprobs: Tensor | None) -> Tensor:
+        if self._config.critics_in_target < len(values):
+            chosen = torch.randperm(len(values), device=values.device)[: self._config.critics_in_target]
+            values = values[chosen]
+        return bootstrapped_targets(batch.rewards, batch.discounts, values, logprobs, self.temperature)
+
+    def _update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
+        found: list[Tensor] = []
+
+        def loss(part: TransitionTensors) -> Loss:
+            actions, logprobs = self._policy.sample(part.inputs)
+            values = self._critics(part.inputs, actions)
+            if logprobs is None:
+                return deterministic_policy_loss(values)
+            found.append(logprobs.detach())
+            return soft_policy_loss(logprobs, values, self.temperature, self._config.policy_values)
+
+        with _without_gradients(self._critic_weights):
+            self._policy_updater.update([batch], loss, step, figures)
+        if found and self._config.learn_temperature:
+            self._update_temperature(found[-1])
+
+    def _update_temperature(self, logprobs: Tensor) -> None:
+        self._temperature_optimizer.zero_grad()
+        temperature_loss(self.log_temperature, logprobs, self._target_entropy).backward()
+        gradient = self.log_temperature.grad
+        if gradient is not None and self._strategy.world_size > 1:
+            gradient.copy_(self._strategy.reduce_sum(gradient) / self._strategy.world_size)
+        self._temperature_optimizer.step()
+
+    @property
+    def temperature(self) -> Tensor:
+        """The weight of the entropy, a scalar without gradients."""
+        return self.log_temperature.detach().exp()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides weights and optimizers: target networks, temperature, updates."""
+        targets = {"target_critics": self._target_critics, "target_policy": self._target_policy}
+        return {
+            **{name: each.state_dict() for name, each in targets.items() if each is not None},
+            "critic_buffers": dict(self._critics.named_buffers()),
+            "log_temperature": self.log_temperature.detach(),
+            "temperature_optimizer": self._temperature_optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take what `state` returned."""
+        for name, each in (("target_critics", self._target_critics), ("target_policy", self._target_policy)):
+            if each is not None:
+                each.load_state_dict(state[name])
+        with torch.no_grad():
+            for name, buffer in self._critics.named_buffers():
+                buffer.copy_(state["critic_buffers"][name])
+            self.log_temperature.copy_(state["log_temperature"])
+        self._temperature_optimizer.load_state_dict(state["temperature_optimizer"])
+        self.updates = int(state["updates"])
+
+    def check_weights(self, where: str) -> None:
+        """Refuse weights that are not finite; see `Updater.check_weights`."""
+        self._policy_updater.check_weights(where)
+        self._critic_updater.check_weights(where)
+
+
+def _policy_of(state: TrainingState) -> SquashedPolicy:
+    if not isinstance(state.policy, SquashedPolicy):
+        raise TypeError(f"off-policy learning takes a SquashedPolicy, not a {type(state.policy).__name__}")
+    return state.policy
+
+
+def _critics_of(state: TrainingState) -> Critics:
+    if not isinstance(state.policy, Critics):
+        raise TypeError(f"off-policy learning takes Critics, not a {type(state.policy).__name__}")
+    return state.policy
+
+
+def _frozen_copy(module: nn.Module) -> Any:
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@contextmanager
+def _without_gradients(weights: Sequence[Tensor]) -> Generator[None, None, None]:
+    """Keep gradients from some weights in here; they go through what is computed with them."""
+    for each in weights:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in weights:
+            each.requires_grad_(True)

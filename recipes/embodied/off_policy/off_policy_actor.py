@@ -1,0 +1,300 @@
+"""The actor of off-policy learning: it keeps the replay buffer and learns from batches of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from recipes.embodied.config.intervention_types import NONE
+from recipes.embodied.config.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.trajectory import RolloutChunks, joined
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.models.checkpoint_weights import load_trained
+from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.policy_folder import load_normalization, write_description
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.off_policy.critic_learner import OffPolicyLearner
+from recipes.embodied.off_policy.replay_tensors import tensors_of
+from recipes.embodied.off_policy.sources import (
+    add_recording,
+    add_steps,
+    demonstrations_buffer,
+    intervened,
+    steps_of,
+    transition_spec,
+)
+from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.mixture import ReplayMixture
+from recipes.embodied.replay.observations import spilled_in
+from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.replay.spilling import Spill
+from recipes.embodied.workers.actor_base import BaseActor, memory
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.updater import SKIPPED, Figures
+from rlinf_core import CheckpointError
+
+# In a checkpoint: the weights of critics, what belongs to no rank, and the buffer of each rank.
+CRITIC: Final = "critic"
+REPLAY: Final = "replay"
+_STATE: Final = "off_policy.pt"
+
+
+class OffPolicyActor(BaseActor):
+    """Learns from transitions of earlier and present policies. Every rank has the buffer of its environments.
+
+    A training step is one rollout, whose steps go into the buffer, and `update_to_data` updates for each of them.
+    """
+
+    def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
+        """Create policy, critics, optimizers and the replay buffer; every rank begins with the same weights."""
+        torch.set_num_threads(1)
+        config, settings = self._config.actor, self._config.algorithm.off_policy
+        self._deterministic = self._config.algorithm.loss_type == "td3"
+        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
+        policy = make_model(config.model, spec).to(self.torch_device)
+        if config.checkpoint_load_path is not None:
+            load_trained(policy, config.model, spec, config.checkpoint_load_path)
+        width = config.model.hidden_dim
+        critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
+        critics.to(self.torch_device).eval()
+        self._prepare(layout, spec, policy)
+        self._critics = self._training_state(critics, CRITIC)
+        optim = config.optim
+        self._learner = OffPolicyLearner(
+            settings,
+            self._state,
+            self._critics,
+            deterministic=self._deterministic,
+            temperature_lr=optim.lr,
+            clip_grad=optim.clip_grad,
+            skip_nonfinite=self._config.runner.on_nonfinite == "skip",
+        )
+        self._mixture = self._buffers(spec)
+        self._seen = self._learned = 0
+
+    def _buffers(self, spec: EnvSpec) -> ReplayMixture:
+        """Return the buffers that batches come from, with what earlier runs recorded and demonstrations."""
+        replay = self._config.algorithm.off_policy.replay
+        how = Prioritization(replay.priority_alpha, replay.priority_beta) if replay.prioritized else None
+        lanes = self._config.env.train.total_num_envs // self._routes.actors
+        columns = transition_spec(spec)
+        intervenes = self._config.env.train.intervention.source != NONE
+        sizes = buffer_sizes(replay, self._world_size, intervenes=intervenes)
+        spills = {
+            name: Spill(size.memory_bytes, Path(replay.spill_path))
+            for name, size in sizes.items()
+            if size.memory_bytes is not None and replay.spill_path is not None
+        }
+        buffers = {
+            name: ReplayBuffer(columns, lanes, size.rows, how, size.image_bytes, spills.get(name))
+            for name, size in sizes.items()
+        }
+        online, shares = buffers[ONLINE], dict[str, float]()
+        if intervenes:
+            shares[INTERVENTIONS] = replay.interventions_share
+        self._recorder: SegmentWriter | None = None
+        if replay.recording_path is not None:
+            folder = Path(replay.recording_path) / str(self._rank)
+            self._recorder = SegmentWriter(
+                folder,
+                report=lambda damage: self.log_warning("the recording was cut off: %s", damage),
+                warn=lambda text: self.log_warning("%s", text),
+            )
+            helped = buffers.get(INTERVENTIONS)
+            add_recording(online, folder, lambda damage: self.log_warning("not read: %s", damage), helped)
+        if self._config.data.train_data_paths:
+            compresses = replay.image_memory_gib is not None
+            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
+            shares[DEMONSTRATIONS] = replay.demonstrations_share
+        return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
+
+    # A training step
+
+    def recv_rollout_batch(self, step: int | None = None) -> int:
+        """Receive this actor's share of a rollout and put it into the buffer.
+
+        Args:
+            step: the training step; by default the one after the last.
+
+        Returns:
+            Versions between the weights that acted and those here.
+        """
+        config = self._config
+        pieces = self._receive(step)
+        self._arrived = self._helped = 0
+        lanes = self._mixture.buffers[ONLINE].lanes
+        for chunks in passes_of(pieces, config.env.train.rollout_epoch, lanes):
+            steps = steps_of(chunks)
+            if self._recorder is not None:
+                self._recorder.append(steps)
+            add_steps(self._mixture.buffers[ONLINE], steps)
+            if INTERVENTIONS in self._mixture.buffers:
+                self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
+            # Rows that do not count are counted all the same, so that all ranks take equally many updates.
+            self._arrived += steps["valid"].size * self._routes.actors
+        self._seen += self._arrived
+        return self._state.version - min(piece.version for piece in pieces)
+
+    def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
+        """Return how full the buffer is; there are no advantages off policy."""
+        found = {f"replay/{name}": float(len(each)) for name, each in self._mixture.buffers.items()}
+        if INTERVENTIONS in self._mixture.buffers:
+            found["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
+        spilled = sum(each.spilled for each in self._mixture.buffers.values())
+        return {
+            **found,
+            **({"replay/spilled_gib": spilled / 2**30} if spilled else {}),
+            "replay/gib": sum(each.nbytes for each in self._mixture.buffers.values()) / 2**30,
+            "env/steps": float(self._arrived),
+        }
+
+    def run_training(self, step: int | None = None) -> dict[str, float]:
+        """Take the updates that the steps so far allow for.
+
+        Args:
+            step: the training step, which the random numbers depend on; by default that of the last rollout.
+
+        Returns:
+            Metrics, means over all updates, by their full names.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
+        """
+        config, settings = self._config, self._config.algorithm.off_policy
+        step = self._step if step is None else step
+        seed = seed_of(config.actor.seed, Purpose.BATCHES, step, self._rank)
+        torch.manual_seed(seed)
+        random = np.random.default_rng(seed)
+        rate = self._state.apply_settings(step, config.runner.last_step)
+        self._critics.apply_settings(step, config.runner.last_step)
+        allowed = int(settings.update_to_data * (self._seen - settings.learning_starts) + 1e-9)
+        updates = max(0, allowed - self._learner.updates) if self._seen >= settings.learning_starts else 0
+        share = (config.actor.global_batch_size or DEFAULT_BATCH) // self._world_size
+        policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
+        for _ in range(updates):
+            batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
+            tensors = tensors_of(batch, self._policy, self.torch_device)
+            errors = self._learner.update(tensors, step, policy_figures, critic_figures)
+            if settings.replay.prioritized:
+                self._mixture.update_priorities(batch, errors.cpu().numpy())
+        self._learner.check_weights(f"step {step}")
+        self._state.version += 1
+        self._critics.version += 1
+        skipped = policy_figures.skipped + critic_figures.skipped
+        if skipped:
+            self.log_warning(SKIPPED, step, skipped)
+        return {
+            **critic_metrics(critic_figures),
+            **replace(policy_figures, skipped=skipped).metrics(counts_skipped=config.runner.on_nonfinite == "skip"),
+            "train/actor/temperature": 0.0 if self._deterministic else float(self._learner.temperature),
+            "train/actor/lr": rate,
+            "train/updates": float(self._learner.updates),
+            "train/updates_per_env_step": self._learner.updates / max(1, self._seen),
+            "speed/updates_per_second": updates / (time.perf_counter() - began),
+            **memory(self.torch_device),
+        }
+
+    # Checkpoints
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights, optimizers, temperature and buffers into a folder that every rank sees."""
+        self._state.save(folder)
+        self._critics.save(folder)
+        path = Path(folder)
+        (path / REPLAY).mkdir(exist_ok=True)
+        files = path / REPLAY / str(self._rank)
+        arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save(files / ONLINE)
+        for source in self._further_saved():
+            saved = self._mixture.buffers[source].save(files / source)
+            arrays |= {f"{source}/{name}": each for name, each in saved.items()}
+        np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
+        if self._rank == 0:
+            torch.save(self._learner.state(), path / _STATE)
+            write_description(path, self._config.actor.model, self._spec, self._policy.normalization)
+
+    def load_checkpoint(self, folder: str) -> int:
+        """Read what `save_checkpoint` wrote, by as many ranks.
+
+        Returns:
+            The version of the weights.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+            ReplayError: the buffer is of other sizes.
+            NonFiniteError: a weight in it is NaN or infinite.
+        """
+        path = Path(folder)
+        files = sorted((path / REPLAY).glob("*.npz"))
+        if len(files) != self._world_size:
+            raise CheckpointError(
+                f"the checkpoint has the replay buffers of {len(files)} actors, and the run has {self._world_size}",
+                where=folder,
+                help="continue with as many actors, or begin anew with `actor.checkpoint_load_path`",
+            )
+        self._state.load(folder)
+        self._critics.load(folder)
+        self._policy.normalization = load_normalization(folder, self._spec)
+        self._learner.load_state(torch.load(path / _STATE, map_location=self.torch_device, weights_only=True))
+        with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        self._seen = int(arrays.pop("seen"))
+        parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
+        spilled = path / REPLAY / str(self._rank)
+        self._mixture.buffers[ONLINE].load(arrays | spilled_in(spilled / ONLINE))
+        for source in self._further_saved():
+            if parts[source]:  # a run may have begun without
+                self._mixture.buffers[source].load(parts[source] | spilled_in(spilled / source))
+        self._learner.check_weights(folder)
+        return self._state.version
+
+    def _further_saved(self) -> list[str]:
+        """Return the further buffers that a checkpoint needs: demonstrations are read again, their priorities not."""
+        prioritized = self._config.algorithm.off_policy.replay.prioritized
+        return [
+            source
+            for source in (DEMONSTRATIONS, INTERVENTIONS)
+            if source in self._mixture.buffers and (prioritized or source != DEMONSTRATIONS)
+        ]
+
+    def _close(self) -> None:
+        """Give the room of an unfinished segment back."""
+        recorder = getattr(self, "_recorder", None)
+        if recorder is not None:
+            recorder.close()
+        super()._close()
+
+
+def passes_of(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[RolloutChunks]:
+    """Return the pieces of a rollout by pass, in their order, each with all environments of this actor.
+
+    Args:
+        pieces: in any order; numbers of environments count on from pass to pass.
+        passes: how many there are.
+        lanes: environments of this actor.
+    """
+    ordered = sorted(pieces, key=lambda piece: piece.first)
+    found: list[list[RolloutChunks]] = [[]]
+    for piece in ordered:
+        if sum(each.batch for each in found[-1]) == lanes:
+            found.append([])
+        found[-1].append(piece)
+    if len(found) != passes:
+        raise ValueError(f"{len(found)} passes arrived, and {passes} were expected")
+    return [joined(each) for each in found]
+
+
+def _taken_from(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Take the arrays whose names begin with a prefix out of a dictionary, and return them without it."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
+
+
+def critic_metrics(figures: Figures) -> dict[str, float]:
+    """Return the means of the critics' metrics by their full names; the norm is that of their gradient."""
+    renamed = {"actor/grad_norm": "critic/grad_norm"}
+    return {f"train/{renamed.get(name, name)}": value for name, value in figures.means().items()}

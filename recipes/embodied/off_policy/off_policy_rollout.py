@@ -1,0 +1,78 @@
+"""Rollout workers of off-policy learning: they send what was observed after each step, and no values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.learning.trajectory import RolloutBuffer
+from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.worker_layout import routes_of
+from recipes.embodied.models.base_policy import Inputs, PolicyOutput
+from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
+
+# Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
+NEXT = "next/"
+ACTIONS = "actions"
+
+
+class OffPolicyRolloutWorker(MultiStepRolloutWorker):
+    """Acts as `MultiStepRolloutWorker` does; at the beginning of a run it may act at random."""
+
+    def generate(self, step: int | None = None) -> None:
+        """See `MultiStepRolloutWorker`."""
+        step = self._step + 1 if step is None else step
+        train = self._config.env.train
+        routes = routes_of(self._layout, self._config, training=True)
+        before = (step - 1) * routes.total * train.max_steps_per_rollout_epoch * train.rollout_epoch
+        # A function of the step, so that a resumed run does the same.
+        self._random = before < self._config.algorithm.off_policy.random_steps
+        super().generate(step)
+
+    def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
+        output = super()._act(inputs, greedy=greedy)
+        if greedy or not self._random:
+            return output
+        drawn = torch.rand(output.actions.shape, device=output.actions.device) * 2 - 1
+        return PolicyOutput(drawn, output.logprobs, None)
+
+    def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
+        record_step(buffer, step, message, self._following(message, following))
+
+    def _last_values(self, inputs: Inputs) -> None:
+        return None
+
+    def _following(self, message: dict[str, Any], inputs: Inputs) -> Inputs:
+        """Return the observations after a step; where an episode ended, those in which it did."""
+        if "final_observations" not in message:
+            # No episode was cut off, and of one that terminated nothing follows.
+            return inputs
+        finals = self.policy.prepare(message["final_observations"])
+        ended = torch.from_numpy(message["truncations"] | message["terminations"])[:, -1]  # pyright: ignore[reportUnknownMemberType]
+        return {name: _chosen(ended, finals[name], each) for name, each in inputs.items()}
+
+
+def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], following: Inputs) -> None:
+    """Record what became of a step, and the observations after it instead of their values.
+
+    The actions that were carried out, a person's or those that an arm's limits left, replace the policy's.
+
+    Args:
+        buffer: has the step's action.
+        step: its number.
+        outcome: see `recipes.embodied.loop.env_messages`.
+        following: the observations after it: those in which an episode ended where one did.
+    """
+    buffer.add_outcome(step, outcome, None)
+    for name, column in ((EXECUTED, ACTIONS), (INTERVENTIONS, INTERVENTIONS)):
+        if name in outcome:
+            buffer.add_to_step(column, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
+    for name, tensor in following.items():
+        buffer.add_to_step(f"{NEXT}{name}", step, tensor)
+
+
+def _chosen(rows: Tensor, theirs: Tensor, others: Tensor) -> Tensor:
+    """Return rows [n, ...] of `theirs` where `rows` bool [n] says so, of `others` elsewhere."""
+    return torch.where(rows.to(others.device).reshape(-1, *(1,) * (others.dim() - 1)), theirs, others)

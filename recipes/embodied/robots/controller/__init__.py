@@ -1,0 +1,1 @@
+"""A robot controller: the process beside an arm, here with a simulated arm."""

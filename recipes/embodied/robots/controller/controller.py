@@ -1,0 +1,280 @@
+"""The decisions of an arm's controller: who holds the arm, what it does, and when it stops. No sockets, no clock.
+
+The network around it is `simulated_controller.py`, which passes in requests and moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
+from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.wire_protocol import (
+    NAME,
+    PROTOCOL,
+    Box,
+    ControllerRequest,
+    Gripper,
+    Message,
+    ProtocolError,
+    delay_of,
+    grip_of,
+    gripper_of,
+    heartbeat_of,
+    holder_of,
+    joints_of,
+    workspace_of,
+)
+
+CONTROLLER: Final = "rlinf-simulated"
+VERSION: Final = "2.0"
+# Silence of the holder after which an arm on its way stops, and time under way after which an action is too old.
+WATCHDOG_SECONDS: Final = 2 * CONTROL_SECONDS
+LATE_SECONDS: Final = 2 * CONTROL_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The holder of the arm, and until when.
+
+    Attributes:
+        connection: over which they do.
+        holder: who they say they are.
+        heartbeat: seconds without a sign of life after which they count as lost.
+        heard: when the last sign of life came.
+    """
+
+    connection: int
+    holder: str
+    heartbeat: float
+    heard: float
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """A motion under way, whose reply is due when it ends.
+
+    Attributes:
+        id: of the request.
+        number: of the motion.
+        end: when the arm is there.
+    """
+
+    id: int
+    number: int
+    end: float
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the controller
+    """A request that is not carried out, and why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Controller:
+    """One arm, held by one client at a time. Connections are numbers; moments are seconds that only go forward."""
+
+    def __init__(
+        self, arm: SimulatedArm, cameras: SimulatedCameras | None = None, workspace: Box | None = None
+    ) -> None:
+        self._arm = arm
+        self._cameras = cameras or SimulatedCameras()
+        self._workspace = arm.workspace = workspace
+        self._heard = 0.0
+        self._lease: Lease | None = None
+        self._gripper: Gripper | None = None
+        self._motion = 0  # number of the latest motion
+        self._interrupted = 0  # of the latest one that was interrupted
+        self._silenced = 0  # of the latest one that was interrupted because its holder was silent
+        self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
+            "ping": self._ping,
+            "state": self._state,
+            "acquire": self._acquire,
+            "beat": self._beat,
+            "reset": self._reset,
+            "move": self._move,
+            "stop": self._stop,
+            "release": self._release,
+        }
+
+    @property
+    def holder(self) -> str | None:
+        """The holder of the arm, in words."""
+        return None if self._lease is None else self._lease.holder
+
+    def handle(self, connection: int, request: ControllerRequest, now: float) -> Message | Motion | None:
+        """Do what a client asks.
+
+        Returns:
+            The reply; or a motion, whose reply is `finish` when it has ended; or None where no reply is wanted.
+
+        Raises:
+            ProtocolError: the request makes no sense. Whoever sent it is not one of ours.
+        """
+        self.expire(now)
+        if self._lease and self._lease.connection == connection:
+            self._lease, self._heard = replace(self._lease, heard=now), now
+        operation = self._operations.get(request.op)
+        if operation is None:
+            raise ProtocolError(f"no operation is named {request.op[:40]!r}")
+        try:
+            return operation(connection, request, now)
+        except Refusal as refusal:
+            return self._refused(request.id, refusal)
+
+    def finish(self, motion: Motion, now: float) -> Message:
+        """Return the reply to the request that began a motion, once it has ended or been interrupted."""
+        if self.interrupted(motion):
+            why = self._arm.stopped or "it was interrupted"
+            code = "silent" if motion.number == self._silenced else "stopped"
+            return self._refused(motion.id, Refusal(code, why))
+        return self._report(motion.id, max(now, motion.end))
+
+    def interrupted(self, motion: Motion) -> bool:
+        """Return whether a stop came before its end."""
+        return motion.number <= self._interrupted
+
+    def lost(self, connection: int, reason: str, now: float) -> bool:
+        """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
+        if self._lease is None or self._lease.connection != connection:
+            return False
+        self._watch(now)
+        self._halt(f"{self._lease.holder} held it, and {reason}", now)
+        self._lease = None
+        return True
+
+    def expire(self, now: float) -> bool:
+        """Stop the arm, or take it from a holder, that has been silent for too long; returns whether it was taken.
+
+        The arm stops at the moment when the silence was too long, however late that is noticed here.
+        """
+        self._watch(now)
+        lease = self._lease
+        if lease is None or now < lease.heard + lease.heartbeat:
+            return False
+        return self.lost(lease.connection, f"said nothing for {lease.heartbeat:g} s", now)
+
+    def due(self, motion: Motion) -> float:
+        """Return when to look after a motion again: when it ends, or its holder has been silent for too long."""
+        return min(motion.end, self._heard + WATCHDOG_SECONDS)
+
+    def silence_allowed(self, connection: int) -> float | None:
+        """Return seconds after which the connection counts as lost; None: it holds nothing."""
+        lease = self._lease
+        return lease.heartbeat if lease and lease.connection == connection else None
+
+    def _ping(self, connection: int, request: ControllerRequest, now: float) -> Message:
+        limits = {"velocity": VELOCITY_MAX.tolist(), "low": JOINT_MIN.tolist(), "high": JOINT_MAX.tolist()}
+        found = {"robot": NAME, "protocol": PROTOCOL, "controller": CONTROLLER, "version": VERSION}
+        found |= {"firmware": None, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
+        return {"id": request.id, "ok": True, **found}
+
+    def _state(self, connection: int, request: ControllerRequest, now: float) -> Message:
+        return self._report(request.id, now)
+
+    def _acquire(self, connection: int, request: ControllerRequest, now: float) -> Message:
+        holder, heartbeat = holder_of(request.fields), heartbeat_of(request.fields)
+        gripper, workspace = gripper_of(request.fields), workspace_of(request.fields)
+        if self._lease and self._lease.connection != connection:
+            raise Refusal("busy", f"{self._lease.holder} holds the arm")
+        self._lease, self._heard = Lease(connection, holder, heartbeat, now), now
+        self._gripper = gripper
+        self._arm.workspace = within(self._workspace, workspace)
+        return self._report(request.id, now)
+
+    def _beat(self, connection: int, request: ControllerRequest, now: float) -> None:
+        return None
+
+    def _reset(self, connection: int, request: ControllerRequest, now: float) -> Motion:
+        joints = np.array(joints_of(request.fields, "joints"))
+        self._check_holder(connection)
+        self._check_rest(now)
+        if not self._arm.inside(joints.clip(JOINT_MIN, JOINT_MAX)):
+            raise Refusal("refused", "there the hand would be out of its workspace, or below the table")
+        return self._moving(request, self._arm.reset(joints, now))
+
+    def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
+        deltas, grip = np.array(joints_of(request.fields, "deltas")), grip_of(request.fields)
+        self._check_holder(connection)
+        if self._arm.stopped:
+            raise Refusal("stopped", self._arm.stopped)
+        self._check_rest(now)
+        delay = delay_of(request.fields, now)
+        if delay > LATE_SECONDS:
+            raise Refusal("late", f"it was under way for {1000 * delay:.0f} ms, {1000 * LATE_SECONDS:.0f} are allowed")
+        try:
+            return self._moving(request, self._arm.move(deltas, grip, now))
+        except ValueError as error:
+            raise Refusal("refused", str(error)) from None
+
+    def _stop(self, connection: int, request: ControllerRequest, now: float) -> Message:
+        lease = self._lease
+        whose = "its holder" if lease and lease.connection == connection else "somebody who does not hold it"
+        self._halt(f"{whose} asked for it", now)
+        return self._report(request.id, now)
+
+    def _release(self, connection: int, request: ControllerRequest, now: float) -> Message:
+        self._check_holder(connection)
+        if self._arm.moves(now):
+            self._halt("its holder gave it back while it moved", now)
+        self._lease = None
+        return self._report(request.id, now)
+
+    def _check_holder(self, connection: int) -> None:
+        if self._lease is None or self._lease.connection != connection:
+            held = f"{self._lease.holder} does" if self._lease else "nobody does"
+            raise Refusal("no-lease", f"this connection does not hold the arm, {held}")
+
+    def _check_rest(self, now: float) -> None:
+        if self._arm.moves(now):
+            raise Refusal("refused", "the arm still moves")
+
+    def _watch(self, now: float) -> None:
+        """Stop the arm at the moment when its holder had been silent for too long, if that has passed."""
+        if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
+            return
+        self._silenced = self._motion
+        self._halt(f"{self._lease.holder} said nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
+
+    def _moving(self, request: ControllerRequest, end: float) -> Motion:
+        self._motion += 1
+        return Motion(request.id, self._motion, end)
+
+    def _halt(self, reason: str, now: float) -> None:
+        if self._arm.moves(now):
+            self._interrupted = self._motion
+        self._arm.stop(reason, now)
+
+    def _report(self, number: int, now: float) -> Message:
+        found: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
+        found |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
+        found |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
+        found |= {"tick": tick_of(now), "heard_tick": tick_of(self._heard)}
+        found["still_tick"] = None if self._arm.moves(now) else tick_of(self._arm.still_since)
+        # A simulated hand has no device: what was said of one is only told again.
+        found["gripper"] = self._gripper._asdict() if self._gripper else None
+        return {"id": number, "ok": True, **found}
+
+    def _refused(self, number: int, refusal: Refusal) -> Message:
+        return {"id": number, "ok": False, "code": refusal.code, "message": str(refusal), "holder": self.holder}
+
+
+def tick_of(moment: float) -> int:
+    """Return the number of the control period that a moment is in."""
+    return int(moment // CONTROL_SECONDS)
+
+
+def within(first: Box | None, second: Box | None) -> Box | None:
+    """Return what two boxes have in common; None: everything."""
+    if first is None or second is None:
+        return first or second
+    low = tuple(map(max, first.low, second.low))
+    return Box(low, tuple(map(min, first.high, second.high)))

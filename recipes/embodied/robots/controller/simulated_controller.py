@@ -1,0 +1,214 @@
+"""A Franka arm's controller that simulates its arm, so that everything but the metal can be tried.
+
+    python -m recipes.embodied.robots.controller.simulated_controller --host 127.0.0.1 --port 17310
+
+It speaks the protocol of `protocol.py` and moves as fast as a real arm; `--speed 50` makes it fifty times faster. It
+runs until it is interrupted. There is no password, as with the real one: let it listen where only you can reach it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from recipes.embodied.robots.controller.controller import Controller, Motion
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
+from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.wire_protocol import (
+    MAX_LINE,
+    Box,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+    request_of,
+    workspace_of,
+)
+from rlinf_core.hardware.robots.franka import ROBOT_PORT
+
+MAX_CONNECTIONS = 32
+IDLE_SECONDS = 60.0  # after which a connection that holds nothing and says nothing is closed
+WRITE_SECONDS = 5.0  # within which a client must take its replies
+_log = logging.getLogger("rlinf.robots")
+
+
+class Server:
+    """The network around a controller. Use `start`, then `wait` or `close`."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._numbers = itertools.count(1)
+        self._talking: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address, with the port that was taken where 0 was asked for.
+
+        Raises:
+            OSError: it cannot.
+        """
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_LINE)
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def close(self) -> None:
+        """Stop the arm and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._talking:
+            task.cancel()
+        await asyncio.gather(*self._talking, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._talking) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._talking.add(task)
+        number, why = next(self._numbers), "its connection was closed"
+        try:
+            why = await self._talk(number, reader, writer)
+        except OSError as error:
+            why = f"its connection broke: {error.strerror or error}"
+        except asyncio.CancelledError:
+            why = "the controller was switched off"
+        finally:
+            if self._controller.lost(number, why, time.monotonic()):
+                _log.warning("safe stop: the holder's link was lost, %s", why)
+            self._wake()
+            self._talking.discard(task)
+            writer.close()
+
+    async def _talk(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """Answer one client until it is gone; returns why it is."""
+        motions: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                allowed = self._controller.silence_allowed(number)
+                try:
+                    line = await asyncio.wait_for(reader.readline(), allowed or IDLE_SECONDS)
+                except TimeoutError:
+                    return f"it said nothing for {allowed or IDLE_SECONDS:g} s"
+                except ValueError:
+                    line = b" " * (MAX_LINE + 1)  # longer than the reader takes: `decode` says so
+                if not line.endswith(b"\n") and len(line) <= MAX_LINE:
+                    return "its connection was closed"
+                try:
+                    request = request_of(decode(line))
+                    answer = self._controller.handle(number, request, time.monotonic())
+                except ProtocolError as error:
+                    _log.warning("connection %d sent %s; closed", number, error)
+                    await self._send(writer, {"id": 0, "ok": False, "code": "bad-request", "message": str(error)})
+                    return f"it sent {error}"
+                if request.op == "stop":
+                    self._wake()
+                if isinstance(answer, Motion):
+                    task = asyncio.create_task(self._follow(answer, writer))
+                    motions.add(task)
+                    task.add_done_callback(motions.discard)
+                elif answer is not None:
+                    await self._send(writer, answer)
+        finally:
+            for task in motions:
+                task.cancel()
+
+    async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
+        """Reply to a motion when it has ended, or as soon as it is interrupted."""
+        while not self._controller.interrupted(motion) and time.monotonic() < motion.end:
+            changed = self._changed
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(self._controller.due(motion) - time.monotonic(), 0))
+            self._controller.expire(time.monotonic())
+        await self._send(writer, self._controller.finish(motion, time.monotonic()))
+
+    def _wake(self) -> None:
+        """Let whoever follows a motion look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
+        try:
+            writer.write(encode(message))
+            await asyncio.wait_for(writer.drain(), WRITE_SECONDS)
+        except (OSError, TimeoutError):
+            # Whoever reads from this connection sees that it is gone.
+            writer.transport.abort()
+
+
+async def _run(host: str, port: int, controller: Controller) -> int:
+    server = Server(controller)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        address = await server.start(host, port)
+    except OSError as error:
+        print(
+            f"error: cannot listen on {host}:{port}: {error.strerror or error}\n"
+            "  help: choose an address of this machine and a port that is free, or end what listens there",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"listening on {address[0]}:{address[1]}", flush=True)
+    await ended.wait()
+    await server.close()
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until interrupted; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=_port, default=ROBOT_PORT, help=f"TCP port (default: {ROBOT_PORT}; 0: a free one)"
+    )
+    parser.add_argument("--speed", type=_speed, default=1.0, help="times faster than a real arm (default: 1)")
+    parser.add_argument(
+        "--camera", action="append", default=[], metavar="SERIAL", help="a camera, by its serial number"
+    )
+    parser.add_argument("--workspace", type=_box, metavar="X,Y,Z,X,Y,Z", help="two corners that the hand stays between")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    controller = Controller(SimulatedArm(chosen.speed), SimulatedCameras(chosen.camera), chosen.workspace)
+    return asyncio.run(_run(chosen.host, chosen.port, controller))
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"`{text}` is no port from 0 to 65535")
+    return port
+
+
+def _box(text: str) -> Box:
+    try:
+        numbers = [float(each) for each in text.split(",")]
+        found = workspace_of({"workspace": [numbers[:3], numbers[3:]]})
+    except (ValueError, ProtocolError):
+        found = None
+    if found is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first")
+    return found
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed <= 1e6:
+        raise argparse.ArgumentTypeError(f"`{text}` is no factor above 0, up to 1e6")
+    return speed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

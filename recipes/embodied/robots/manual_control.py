@@ -1,0 +1,257 @@
+"""Work with an arm by hand: list, check, reset, move, stop. `rlinf robot` calls these functions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.interventions.intervention import EnvProgress, HandMotion
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.robots.claim import claimed_by
+from recipes.embodied.robots.controller_client import FrankaClient
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotUnreachableError
+from recipes.embodied.robots.robot_session import ArmCheck, check_arm, refuse_faults, watch_cameras
+from recipes.embodied.robots.steering import steered
+from rlinf_core import ConfigError, RLinfError, RobotUnit
+from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.placement.environment import process_environment
+
+if TYPE_CHECKING:
+    from rlinf_core import ClusterConfig
+
+# Within which a controller must answer a person; a run is more patient.
+SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A robot of a file.
+
+    Attributes:
+        group: label of its node group.
+        type: of hardware.
+        node: rank of its node.
+        address: of its controller, as `HOST:PORT`; None: it has none that is known.
+        robot: as its node knows it; as it is written where a variable of the node is missing here.
+        problem: why the address is not known; None: it is.
+    """
+
+    group: str
+    type: str
+    node: int
+    address: str | None
+    robot: RobotUnit
+    problem: ConfigError | None = None
+
+    @property
+    def arm(self) -> Franka | None:
+        """The arm; None: its driver is a package of the user's."""
+        return self.robot if isinstance(self.robot, Franka) else None
+
+
+def robots_of(cluster: ClusterConfig) -> list[Listed]:
+    """Return the robots that a file declares, in its order; variables are those of this node."""
+    found: list[Listed] = []
+    for group in cluster.node_groups:
+        for written in group.hardware.configs if group.hardware else ():
+            given = process_environment(cluster, written.node_rank, group.label).variables
+            unit, problem = written, None
+            try:
+                unit = written.on_node({**os.environ, **{each.name: each.value for each in given}})
+            except ConfigError as error:
+                problem = error
+            kind = group.hardware.type if group.hardware else ""
+            found.append(Listed(group.label, kind, unit.node_rank, _address_of(unit), unit, problem))
+    return found
+
+
+def _address_of(unit: RobotUnit) -> str | None:
+    if isinstance(unit, Franka):
+        return f"{unit.robot_ip}:{unit.robot_port}"
+    if isinstance(unit, PluginDrivenRobot):
+        return unit.place
+    return ", ".join(f"{host}:{port}" for host, port in unit.addresses()) or None
+
+
+def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
+    """Return the arm that is meant by the rank of its node or by its address; the only one without either.
+
+    Raises:
+        RLinfError: there is none, or there are several.
+    """
+    arms = [each.arm for each in robots if each.arm is not None and each.problem is None]
+    unknown = [each.problem for each in robots if each.problem and name in (None, str(each.node), each.address)]
+    if unknown and (name is not None or not arms):
+        raise unknown[0]
+    if name is not None:
+        arms = [
+            each for each in arms if name in (str(each.node_rank), each.robot_ip, f"{each.robot_ip}:{each.robot_port}")
+        ]
+    if len(arms) == 1:
+        return arms[0]
+    known = ", ".join(f"{each.address} of node {each.node}" for each in robots if each.arm is not None)
+    if not arms:
+        others = sorted({each.type for each in robots if each.arm is None})
+        raise RLinfError(
+            "the file has no such arm" if name else "the file has no arm that rlinf has a driver for",
+            why=f"arms: {known}" if known else f"robots: {', '.join(others)}" if others else "it declares no hardware",
+            help="name a Franka by its address or the rank of its node, as `rlinf robot list` shows them",
+        )
+    raise RLinfError("several arms are meant", why=f"arms: {known}", help="name one by its address, `HOST:PORT`")
+
+
+def look(robots: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return each robot with what its controller says."""
+    return [{**_described(each), **_answer(each)} for each in robots]
+
+
+def _described(robot: Listed) -> dict[str, Any]:
+    return {"group": robot.group, "type": robot.type, "node": robot.node, "address": robot.address}
+
+
+def _answer(robot: Listed) -> dict[str, Any]:
+    nothing = {"controller": None, "state": "its driver is a package of yours", "holder": None}
+    if robot.problem is not None:
+        return {**nothing, "state": robot.problem.message}
+    if isinstance(robot.robot, PluginDrivenRobot) and robot.robot.driver is not None:
+        return {**nothing, "controller": robot.robot.driver, "holder": claimed_by(robot.robot.place)}
+    if robot.arm is None:
+        return nothing
+    try:
+        with FrankaClient(robot.arm, seconds=SECONDS) as client:
+            facts, state = client.facts(), client.state()
+    except RobotError as error:
+        return {**nothing, "state": error.why or error.message}
+    stands = f"stopped: {state.stopped}" if state.stopped else "stands" if state.still_tick is not None else "moves"
+    return {"controller": f"{facts.controller} {facts.version}", "state": stands, "holder": state.holder}
+
+
+def check(arm: Franka) -> list[ArmCheck]:
+    """Return all checks of an arm. Nothing is moved, and the lease is not taken."""
+    try:
+        with FrankaClient(arm, seconds=SECONDS) as client:
+            return check_arm(client, arm)
+    except RobotUnreachableError as error:
+        return [ArmCheck("controller", "fault", f"{error.message}: {error.why}", error.help)]
+
+
+def reset(arm: Franka) -> ArmState:
+    """Lead an arm to its home with an open gripper; it may be moved again afterwards.
+
+    Raises:
+        RobotLeaseError: a job holds it.
+        RobotCheckError: it is not fit to move.
+        RobotError: anything else of `FrankaClient`.
+    """
+    with _held(arm) as client:
+        return client.reset(HOME)
+
+
+def stop(arm: Franka) -> ArmState:
+    """Stop an arm at once, whoever holds it.
+
+    Raises:
+        RobotUnreachableError: the controller does not answer.
+    """
+    with FrankaClient(arm, seconds=SECONDS) as client:
+        return client.stop()
+
+
+def teleop(arm: Franka, source: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> int:
+    """Let a person move an arm, from where it stands, until they press the key for success or failure, or Ctrl-C.
+
+    Args:
+        arm: which one.
+        source: an intervention source.
+        options: of it.
+        tell: is told how it begins and ends.
+
+    Returns:
+        How many control periods the person moved it.
+
+    Raises:
+        RobotLeaseError: a job holds it.
+        InterventionError: the device cannot be opened or was lost; the arm stops.
+        RobotError: anything else of `FrankaClient`.
+    """
+    with _held(arm) as client:
+        steered_arm = _SteeredArm(client.state().joints)
+        person = open_source(source, steered_arm, options)
+        moved = 0
+        try:
+            # Ends a stop; the arm stays where it is, and its gripper opens.
+            steered_arm.joints = client.reset(steered_arm.joints).joints
+            tell(f"{client.where}: it follows the {source}; Ctrl-C ends")
+            while True:
+                found = person.read()
+                if found is not None and found.verdicts:
+                    return moved
+                if found is None:
+                    time.sleep(CONTROL_SECONDS)
+                    watch_cameras(client, arm, client.state())
+                    continue
+                action = found.actions[0]
+                try:
+                    state = client.move(action[:7] * steered_arm.scale, bool(action[7] > 0))
+                    moved += 1
+                except RobotLateError as error:
+                    tell(str(error))
+                    state = client.state()
+                watch_cameras(client, arm, state)
+                steered_arm.joints = state.joints
+        except KeyboardInterrupt:
+            return moved
+        finally:
+            person.close()
+
+
+def _held(arm: Franka) -> FrankaClient:
+    """Return a client that holds an arm which is fit to move."""
+    client = FrankaClient(arm, seconds=SECONDS)
+    try:
+        checks = [] if arm.disable_validate else check_arm(client, arm)
+        # Who holds it is said by `acquire`; a hand outside of its workspace may be led back in.
+        refuse_faults(client, [each for each in checks if each.name not in ("lease", "workspace")])
+        client.acquire()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class _SteeredArm:
+    """An arm as intervention sources see it: one environment whose actions are joints and gripper."""
+
+    num_envs = 1
+    action_size = 8
+    control_hz = 1 / CONTROL_SECONDS
+    paces_itself = True
+    intervention = None
+
+    def __init__(self, joints: NDArray[np.float64]) -> None:
+        from recipes.embodied.robots.franka_arm import ACTION_STEP
+
+        self.joints = joints
+        self.scale = ACTION_STEP[:, 0]
+        self.progress = EnvProgress(np.zeros(1, np.int64), 0, np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+    def expert(self) -> None:
+        return None
+
+    def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
+        return steered(self.joints, motion, grips=True)
+
+
+def as_record(checks: Sequence[ArmCheck]) -> list[dict[str, Any]]:
+    """Return checks as they are printed as JSON."""
+    return [asdict(each) for each in checks]

@@ -1,0 +1,274 @@
+"""Rules of `env.train` and `env.eval`: tasks, packages, classes and robots that an environment needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from pydantic import BaseModel, ValidationError
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_types import (
+    DRIVEN,
+    ENV_TYPES,
+    EnvType,
+    has_ids,
+    how_to_install,
+    is_robot,
+    is_simulator,
+)
+from recipes.embodied.envs.observation_keys import STATES, camera_of
+from recipes.embodied.envs.simulators.options import SimulatorOptions
+from recipes.embodied.rules.env_probe import EnvFacts, env_facts
+from recipes.embodied.rules.intervention_rules import check_judge
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core.config.cluster import NodeGroup
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.registry import import_target
+
+
+def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> int | None:
+    """Return the steps after which an episode is truncated; None where that is not known here."""
+    if environments.max_episode_steps is not None:
+        return environments.max_episode_steps
+    return facts_of(config, environments).max_episode_steps
+
+
+def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+    """Return what can be known here of environments; nothing where their package or their interpreter is elsewhere."""
+    kind, task = environments.env_type, environments.task
+    known = ENV_TYPES.get(kind)
+    if known is not None and known.observes is not None:
+        has_images = any(camera_of(name) for name in known.observes)
+        return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
+    if is_simulator(kind):
+        options = _options(environments)
+        return EnvFacts() if isinstance(options, ValidationError) else EnvFacts(True, bool(options.cameras))
+    here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
+    return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
+
+
+def sizes_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+    """Return what data and weights have to fit, `spec` and `control_hz`, as far as it can be known here.
+
+    An environment that takes no package of its own is made.
+    """
+    kind = environments.env_type
+    known = ENV_TYPES.get(kind)
+    if known is None:
+        return EnvFacts()
+    if is_simulator(kind) or known.robot is not None:
+        options = _options(environments) if is_simulator(kind) else None
+        return EnvFacts() if isinstance(options, ValidationError) else _sizes_unmade(known, options)
+    task = environments.task or next(iter(known.tasks), None)
+    if task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
+        return EnvFacts()
+    return env_facts(kind, task, environments.options)
+
+
+def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+    size, seen = (options.image_size, options.cameras) if options is not None else (0, ())
+    cameras = {str(camera): (size, size, 3) for camera in seen}
+    rate: float | None = getattr(options, "control_freq", known.control_hz)
+    return EnvFacts(spec=EnvSpec(0, known.action_size, cameras=cameras), control_hz=rate)
+
+
+def check_environments(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+) -> None:
+    """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
+    at: Path = ("env", section, "env_type")
+    kind = environments.env_type
+    _check_video(config, section, environments, report)
+    _check_task(config, section, environments, report)
+    check_judge(config, section, environments, report)
+    here = runs_in_this_interpreter(config, "env")
+    missing = _missing_package(kind)
+    if missing and here:
+        report(
+            at,
+            "missing-extra",
+            f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
+            how_to_install(kind)
+            or f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
+        )
+    elif has_ids(kind) and environments.task is not None:
+        _check_made(config, section, environments, report, here=here)
+    elif ":" in kind:
+        check_import(config, at, kind, "env", report)
+    if is_simulator(kind):
+        _check_options(config, section, environments, report)
+    if is_robot(kind):
+        _check_robots(config, section, environments, workers, report)
+
+
+def _check_video(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report videos that cannot be written: without the package, without evaluations, of a robot."""
+    video: Path = ("env", section, "video_cfg", "save_video")
+    if not environments.video_cfg.save_video:
+        return
+    missing = missing_modules(["av"])
+    if missing:
+        message = f"videos need the package `{missing[0]}`, which this Python does not have"
+        report(video, "missing-extra", message, f"run `{install_command(missing[0])}`")
+    if not config.runner.only_eval and config.runner.val_check_interval == -1:
+        report(
+            video,
+            "conflicting-settings",
+            "`save_video` films evaluations, and this run has none: `val_check_interval` is -1",
+            "write `runner.val_check_interval: 10`, or remove `save_video`",
+            about=[("runner", "val_check_interval")],
+        )
+
+
+def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
+    """Return the options of a simulator.
+
+    Raises:
+        ValidationError: they are wrong.
+    """
+    target = ENV_TYPES[environments.env_type].options or ""
+    return cast("type[SimulatorOptions]", import_target(target, "options")).model_validate(environments.options)
+
+
+def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
+    """Return the options of a simulator, or what is wrong with them."""
+    try:
+        return options_of_simulator(environments)
+    except ValidationError as error:
+        return error
+
+
+def _check_options(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report options that a simulator does not take."""
+    kind = environments.env_type
+    found = _options(environments)
+    if not isinstance(found, ValidationError):
+        return
+    from rlinf_core.suggest import did_you_mean
+
+    known = list(cast("type[BaseModel]", import_target(ENV_TYPES[kind].options or "", "options")).model_fields)
+    for each in found.errors():
+        name = str(each["loc"][0])
+        at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
+        if name not in known:
+            listed = "known: " + ", ".join(f"`{option}`" for option in known)
+            message = f"`env_type: {kind}` has no option `{name}`"
+            report(at, "unknown-choice", message, did_you_mean(name, known) or listed)
+        else:
+            where = ".".join(str(part) for part in each["loc"])
+            report(at, "bad-value", f"option `{where}`: {each['msg'][0].lower()}{each['msg'][1:]}")
+
+
+def _check_made(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
+) -> None:
+    """Report a task that the simulator does not know, or options that it does not take."""
+    at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
+    if not here:
+        message = f"`{environments.task}` cannot be checked here: `env` runs in another interpreter"
+        report(at, "missing-extra", message, "the env workers make it when the run starts", severity=Severity.NOTE)
+        return
+    facts = env_facts(environments.env_type, environments.task or "", environments.options)
+    if facts.problem is not None:
+        report(at, "unknown-choice", facts.problem, facts.help)
+
+
+def _missing_package(kind: str) -> str | None:
+    """Return the module that a kind needs and this Python lacks."""
+    known = ENV_TYPES.get(kind)
+    return known.module if known and known.module and missing_modules([known.module]) else None
+
+
+def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    at: Path = ("env", section, "env_type")
+    kind, task = environments.env_type, environments.task
+    known = ENV_TYPES[kind].tasks if kind in ENV_TYPES else ()
+    if known and task is not None and task not in known:
+        from rlinf_core.suggest import did_you_mean
+
+        report(
+            blame(config, ("env", section, "task"), at),
+            "unknown-choice",
+            f"`env_type: {kind}` has no task `{task}`",
+            did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
+        )
+    if has_ids(kind) and task is None:
+        example = "CartPole-v1" if kind == "gymnasium" else "ID"
+        report(
+            at,
+            "missing-task",
+            f"`env_type: {kind}` needs a task",
+            f"add `task: {example}` to `env.{section}`",
+            about=[("env", section, "task")],
+        )
+
+
+def declares(group: NodeGroup, robot: str | None) -> bool:
+    """Return whether a group has robots that a kind of environment can move: of that type, or with a `driver`."""
+    if group.hardware is None:
+        return False
+    if robot != DRIVEN:
+        return group.hardware.type == robot
+    return any(getattr(unit, "driver", None) is not None for unit in group.hardware.configs)
+
+
+def _check_drivers(config: EmbodiedConfig, labels: Sequence[str], report: Report) -> None:
+    """Report drivers that cannot be imported, and robots without one."""
+    for index, group in enumerate(config.cluster.node_groups):
+        units = group.hardware.configs if group.hardware and group.label in labels else ()
+        for number, unit in enumerate(units):
+            at: Path = ("cluster", "node_groups", index, "hardware", "configs", number)
+            driver: str | None = getattr(unit, "driver", None)
+            if driver is not None:
+                check_import(config, (*at, "driver"), driver, "env", report)
+            else:
+                message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, and this robot has none"
+                report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
+
+
+def _check_robots(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+) -> None:
+    """Every env worker owns one robot, and has one environment on it."""
+    kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot
+    place = config.cluster.component_placement.get("env")
+    if place is None:
+        return  # reported as a missing component
+    at: Path = ("env", section, "env_type")
+    groups = {group.label: group for group in config.cluster.node_groups}
+    labels = place.node_group or ("cluster",)
+    without = [label for label in labels if label not in groups or not declares(groups[label], robot)]
+    if without:
+        named = "a robot with a `driver`" if robot == DRIVEN else f"a {robot}"
+        report(
+            at,
+            "conflicting-settings",
+            f"`env_type: {kind}` needs {named}, and `env` is placed on `{without[0]}`, which declares none",
+            f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
+        )
+        return
+    if robot == DRIVEN:
+        _check_drivers(config, labels, report)
+    stages = config.rollout.pipeline_stage_num
+    if stages != 1:
+        report(
+            blame(config, ("rollout", "pipeline_stage_num"), at),
+            "conflicting-settings",
+            f"`env_type: {kind}` has one environment on each {robot}, and `rollout.pipeline_stage_num` is {stages}",
+            "write `pipeline_stage_num: 1`",
+        )
+    elif workers is not None and environments.total_num_envs != workers:
+        report(
+            blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), at),
+            "conflicting-settings",
+            f"`env_type: {kind}` has one environment on each {robot}: `env.{section}.total_num_envs` is"
+            f" {environments.total_num_envs}, and `env` has {workers} worker{'s' if workers > 1 else ''}",
+            f"write `total_num_envs: {workers}`",
+        )

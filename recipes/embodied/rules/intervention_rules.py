@@ -1,0 +1,111 @@
+"""The rules of `env.train.intervention`: who can take over where, and the options of sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES, drives_one
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.rules.option_rules import check_values
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core import ConfigError
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import missing_modules
+from rlinf_core.registry import import_target
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.config.env_config import EnvironmentConfig
+
+_AT: Final[Path] = ("env", "train", "intervention")
+_SOURCE: Final[Path] = (*_AT, "source")
+
+
+def check_intervention(config: EmbodiedConfig, workers: int | None, report: Report) -> None:
+    """Report a source that cannot take over in this job, and options that it does not take."""
+    intervention, loss = config.env.train.intervention, config.algorithm.loss_type
+    source = intervention.source
+    if source == NONE:
+        return
+    if not is_off_policy(loss):
+        report(
+            _SOURCE,
+            "conflicting-settings",
+            f"`loss_type: {loss}` learns only from actions that its own policy chose",
+            "write `algorithm.loss_type: sac`; or record corrections of a trained policy by `rlinf record RUN --device"
+            f" {source}`, and learn from them by recipe `sft`",
+            about=[("algorithm", "loss_type")],
+        )
+    if ":" in source:
+        check_import(config, _SOURCE, source, "env", report)
+        return
+    total, stages = config.env.train.total_num_envs, config.rollout.pipeline_stage_num
+    if drives_one(source) and workers is not None and (total != workers or stages != 1):
+        report(
+            blame(config, ("env", "train", "total_num_envs"), _SOURCE),
+            "conflicting-settings",
+            f"a person drives one environment: `env` has {workers} worker{'s' if workers > 1 else ''} with"
+            f" {total} environments in {stages} pipeline stage{'s' if stages > 1 else ''}",
+            f"write `total_num_envs: {workers}` and `pipeline_stage_num: 1`",
+            about=[_SOURCE],
+        )
+    _check_package(config, report)
+    _check_options(config, report)
+
+
+def _check_package(config: EmbodiedConfig, report: Report) -> None:
+    source = config.env.train.intervention.source
+    known = SOURCES[source]
+    if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
+        report(
+            _SOURCE,
+            "missing-extra",
+            f"`source: {source}` needs the package `{known.install}`, which this Python does not have",
+            f"run `pip install {known.install}`, or give the nodes of `env` an interpreter that has it",
+        )
+
+
+def _check_options(config: EmbodiedConfig, report: Report) -> None:
+    intervention = config.env.train.intervention
+    try:
+        owner = import_target(SOURCES[intervention.source].options, "options")
+    except ConfigError:
+        return
+    check_values((*_AT, "options"), intervention.options, [_Source(intervention.source, owner)], report)
+
+
+def check_judge(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report a judge that cannot judge these environments, and options that it does not take."""
+    judge, at = environments.judge, ("env", section, "judge")
+    if judge.source == ENVIRONMENT:
+        return
+    if ":" in judge.source:
+        check_import(config, (*at, "source"), judge.source, "env", report)
+        return
+    known = JUDGES[judge.source]
+    if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
+        message = f"`judge: {judge.source}` needs the package `{known.module}`, which this Python does not have"
+        report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
+    check_values(
+        (*at, "options"),
+        judge.options,
+        [_Source(judge.source, import_target(known.options, "options"))],
+        report,
+    )
+    if judge.source == "keys" and environments.total_num_envs != 1 and not is_robot(environments.env_type):
+        report(
+            blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), (*at, "source")),
+            "conflicting-settings",
+            f"a person judges one environment of each worker, and `total_num_envs` is {environments.total_num_envs}",
+            "write `total_num_envs: 1`",
+            about=[(*at, "source")],
+        )
+
+
+class _Source:
+    """A source or judge as the check of options takes it: its name, and the model of its options."""
+
+    def __init__(self, name: str, model: object) -> None:
+        self.__name__, self.options_model = f"source: {name}", model

@@ -1,0 +1,342 @@
+"""The rules between the values of a file of the embodied recipe."""
+
+from __future__ import annotations
+
+from recipes.embodied.config import (
+    COMPONENTS,
+    EmbodiedConfig,
+    comparing_setting,
+    group_size,
+    resets_each_pass,
+    uses_values,
+)
+from recipes.embodied.config.batch_sizes import check_batches
+from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_types import ENV_TYPES, is_robot
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.models.folder_facts import check_model_folder
+from recipes.embodied.rules.checkpoint_rules import check_load_path
+from recipes.embodied.rules.data_rules import check_data
+from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of
+from recipes.embodied.rules.intervention_rules import check_intervention
+from recipes.embodied.rules.off_policy_rules import check_off_policy
+from recipes.embodied.rules.option_rules import check_options
+from recipes.sections.algorithm import ADVANTAGES
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    blame,
+    check_components,
+    check_folders,
+    check_fsdp,
+    check_group_names,
+    check_half_precision,
+    check_loggers,
+    is_given,
+    near_multiples,
+)
+from recipes.sections.imports import check_import
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+
+
+def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what does not fit together in a file of this recipe."""
+    check_components(config.cluster, config.recipe, COMPONENTS, report)
+    names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
+    check_group_names(config, names, report)
+    check_fsdp(config.actor.fsdp_config, report)
+    check_half_precision(config, ("actor",), report)
+    check_loggers(config.runner, report)
+    _check_robots_used(config, report)
+    check_options(config, report)
+    check_folders(config.runner, report)
+    check_load_path(config, config.env.train, report)
+    check_model_folder(config, report)
+    _check_demonstrations(config, report)
+    _check_offload(config, world_sizes, report)
+    if is_off_policy(config.algorithm.loss_type):
+        check_off_policy(config, world_sizes, report)
+    else:
+        check_batches(config, world_sizes.get("actor") or 1, report)
+        _check_algorithm(config, report)
+    check_intervention(config, world_sizes.get("env"), report)
+    _check_staleness(config, report)
+    _check_schedule(config, report)
+    _check_passes(config, report)
+    _check_imports(config, report)
+    for section in ("train", "eval") if _evaluates(config) else ("train",):
+        # What an evaluation takes from training is checked there.
+        own = section == "train" or is_given(config, ("env", section))
+        environments: EnvironmentConfig = getattr(config.env, section)
+        _check_shares(config, section, environments, world_sizes.get("env"), report)
+        if own:
+            _check_steps(config, section, environments, report)
+            check_environments(config, section, environments, world_sizes.get("env"), report)
+            _check_observations(config, section, environments, report)
+
+
+def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
+    """Require demonstrations where their loss has a weight."""
+    if config.algorithm.bc_weight and not config.data.train_data_paths:
+        report(
+            ("algorithm", "bc_weight"),
+            "conflicting-settings",
+            "`bc_weight` is the weight of demonstrations, and there are none",
+            "write `data.train_data_paths`; `rlinf record` makes some",
+            about=[("data", "train_data_paths")],
+        )
+    check_data(config, config.env.train, report)
+
+
+def _evaluates(config: EmbodiedConfig) -> bool:
+    """Return whether the run evaluates at all."""
+    return config.runner.only_eval or config.runner.val_check_interval != -1
+
+
+def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
+    algorithm, has_values = config.algorithm, config.actor.model.add_value_head
+    both = blame(config, ("algorithm", "loss_type"), ("algorithm", "adv_type"))
+    if algorithm.adv_type == "gae" and algorithm.loss_type == "actor":
+        report(
+            both,
+            "conflicting-settings",
+            "`adv_type: gae` needs values, and `loss_type: actor` trains none",
+            "write `loss_type: actor_critic`, or `adv_type: grpo`",
+        )
+    if algorithm.adv_type in ADVANTAGES and algorithm.adv_type != "gae" and algorithm.loss_type == "actor_critic":
+        report(
+            both,
+            "conflicting-settings",
+            f"`loss_type: actor_critic` trains values, and `adv_type: {algorithm.adv_type}` gives no returns to learn"
+            " them from",
+            "write `loss_type: actor`, or `adv_type: gae`",
+        )
+    for name, needs in (("adv_type", "gae"), ("loss_type", "actor_critic")):
+        if getattr(algorithm, name) == needs and not has_values:
+            report(
+                ("actor", "model", "add_value_head"),
+                "conflicting-settings",
+                f"`{name}: {needs}` needs values, and the model has no value head",
+                "write `add_value_head: true`, or `adv_type: grpo` and `loss_type: actor`",
+                about=[("algorithm", name)],
+            )
+            break
+    if algorithm.critic_warmup_steps and algorithm.loss_type == "actor":
+        report(
+            ("algorithm", "critic_warmup_steps"),
+            "conflicting-settings",
+            "`critic_warmup_steps` trains values, and `loss_type: actor` has none",
+            "remove it",
+            about=[("algorithm", "loss_type")],
+        )
+    _check_groups(config, report)
+
+
+def _check_groups(config: EmbodiedConfig, report: Report) -> None:
+    """Check that a method which compares the members of a group has several to compare."""
+    algorithm, size = config.algorithm, group_size(config, config.env.train)
+    size_at: Path = ("algorithm", "group_size")
+    own_at: Path = ("env", "train", "group_size")
+    compares = comparing_setting(config)
+    if compares is not None and size < 2:
+        report(
+            blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0])),
+            "conflicting-settings",
+            f"`{compares}` compares the members of a group, and each group has one",
+            "write `algorithm.group_size: 8`",
+        )
+    if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
+        report(
+            own_at,
+            "conflicting-settings",
+            f"`env.train.group_size` is {size} and `algorithm.group_size` {algorithm.group_size}",
+            "remove one of the two",
+            about=[size_at],
+        )
+
+
+def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Require shards where they are to be kept in the host's memory."""
+    fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
+    if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
+        why = "a single actor" if alone else "`sharding_strategy: no_shard`"
+        report(
+            ("actor", "fsdp_config", "cpu_offload"),
+            "conflicting-settings",
+            f"`cpu_offload` keeps shards in the host's memory, and {why} has none",
+            "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
+            about=[("actor", "fsdp_config", "sharding_strategy")],
+        )
+
+
+def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
+    """Check that a falling learning rate has an end to fall to, after its warmup."""
+    optim, at = config.actor.optim, ("actor", "optim")
+    total = optim.total_training_steps or config.runner.last_step
+    if optim.lr_scheduler != "constant" and total is None:
+        report(
+            (*at, "lr_scheduler"),
+            "conflicting-settings",
+            f"`lr_scheduler: {optim.lr_scheduler}` falls until the last step, and this run has none",
+            "write `runner.max_steps` or `actor.optim.total_training_steps`",
+            about=[(*at, "total_training_steps"), ("runner", "max_steps"), ("runner", "max_epochs")],
+        )
+    if total is not None and optim.lr_warmup_steps >= total:
+        report(
+            blame(config, (*at, "lr_warmup_steps"), (*at, "total_training_steps")),
+            "conflicting-settings",
+            f"`lr_warmup_steps: {optim.lr_warmup_steps}` is not over before the last of {total} steps",
+            f"write less than {total}",
+            about=[("runner", "max_steps"), ("runner", "max_epochs")],
+        )
+
+
+def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
+    """Warn of robots that `env` is placed on and that no environment uses."""
+    kinds = {config.env.train.env_type, config.env.eval.env_type}
+    place = config.cluster.component_placement.get("env")
+    own = any(":" in kind for kind in kinds)
+    if place is None or own:
+        return  # an environment of the user's own may do with robots what it likes
+    for index, group in enumerate(config.cluster.node_groups):
+        if group.hardware is None or group.label not in (place.node_group or ()):
+            continue
+        moved_by = [name for name, known in ENV_TYPES.items() if known.robot and declares(group, known.robot)]
+        if kinds & set(moved_by):
+            continue
+        robot = next(iter(moved_by), None)
+        kind = config.env.train.env_type
+        report(
+            ("cluster", "node_groups", index, "hardware"),
+            "unused-robots",
+            f"`env` is placed on the robots of `{group.label}`, and `env_type: {kind}` uses none",
+            f"write `env.train.env_type: {robot}`, or place `env` on other nodes"
+            if robot
+            else "name an environment of your own by `env_type: package.module:Class`, or place `env` on other nodes",
+            about=[("env", "train", "env_type"), ("env", "eval", "env_type")],
+            severity=Severity.WARNING,
+        )
+
+
+def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
+    """Check that the age of weights is limited in one place only."""
+    runner = config.runner
+    if runner.max_staleness and runner.weight_sync_interval > 1:
+        report(
+            blame(config, ("runner", "weight_sync_interval"), ("runner", "max_staleness")),
+            "conflicting-settings",
+            f"`max_staleness: {runner.max_staleness}` bounds how old weights get, and `weight_sync_interval:"
+            f" {runner.weight_sync_interval}` would make them older",
+            "remove `weight_sync_interval`; rollouts that run ahead get the weights of every step",
+        )
+
+
+def _check_shares(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, world_size: int | None, report: Report
+) -> None:
+    """Require environments to divide by workers and pipeline stages, in whole groups."""
+    total, stages, workers = environments.total_num_envs, config.rollout.pipeline_stage_num, world_size or 1
+    size, shares = group_size(config, environments), workers * stages
+    name = f"env.{section}.total_num_envs"
+    where = f"{workers} worker{'s' if workers > 1 else ''} x pipeline_stage_num {stages} = {shares}"
+    sizes: tuple[Path, ...] = (
+        ("env", section, "total_num_envs"),
+        ("env", "train", "total_num_envs"),
+        ("rollout", "pipeline_stage_num"),
+        ("env",),
+    )
+    if total % shares:
+        report(
+            blame(config, *sizes),
+            "envs-not-divisible",
+            f"`{name}` does not divide: {total} / ({where}) = {total / shares:g}",
+            f"`{name}` could be {near_multiples(total, shares * size)}",
+        )
+    elif (total // shares) % size:
+        report(
+            blame(config, ("env", section, "group_size"), ("algorithm", "group_size"), *sizes),
+            "groups-not-divisible",
+            f"`{name}` gives no whole groups: {total} / ({where}) = {total // shares} environments, / group_size"
+            f" {size} = {total / shares / size:g}",
+            f"`{name}` could be {near_multiples(total, shares * size)}",
+        )
+
+
+def _check_imports(config: EmbodiedConfig, report: Report) -> None:
+    """Check that the user's classes in the file can be imported; environments are judged with their sections."""
+    algorithm, model = config.algorithm, config.actor.model
+    named: tuple[tuple[Path, str], ...] = (
+        (("actor", "model", "model_type"), model.model_type),
+        (("algorithm", "adv_type"), algorithm.adv_type),
+        (("algorithm", "loss_type"), algorithm.loss_type),
+    )
+    for at, name in named:
+        if ":" in name:
+            check_import(config, at, name, "actor", report)
+
+
+def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Check that the policy is one for the environment's observations."""
+    kind, facts = config.actor.model.model_type, facts_of(config, environments)
+    needs = {"cnn_policy": ("images", facts.has_images), "mlp_policy": ("states", facts.has_states)}
+    what, has = needs.get(kind, ("", None))
+    if has is False:
+        other = "mlp_policy" if kind == "cnn_policy" else "cnn_policy"
+        where = environments.task if environments.task and ":" not in environments.env_type else environments.env_type
+        report(
+            blame(config, ("actor", "model", "model_type"), ("env", section, "task"), ("env", section, "env_type")),
+            "conflicting-settings",
+            f"`{kind}` needs {what}, and `{where}` observes none",
+            f"write `model_type: {other}`",
+        )
+
+
+def _check_passes(config: EmbodiedConfig, report: Report) -> None:
+    """Check that episodes fit into a pass where every pass resets, and can be continued where it does not."""
+    train = config.env.train
+    own_at: Path = ("env", "train", "reset_each_pass")
+    if not resets_each_pass(config):
+        compares = comparing_setting(config)
+        reasons = (
+            (is_robot(train.env_type), ("env", "train", "env_type"), f"`env_type: {train.env_type}` is a robot"),
+            (
+                not train.auto_reset,
+                ("env", "train", "auto_reset"),
+                "`auto_reset: false` leaves an episode that ended to the next reset",
+            ),
+            (compares is not None, ("algorithm", "adv_type"), f"`{compares}` compares episodes from equal starts"),
+            (
+                not uses_values(config),
+                ("algorithm", "adv_type"),
+                f"`adv_type: {config.algorithm.adv_type}` has no values to stand in for what comes after a pass",
+            ),
+        )
+        why = next((text for holds, _, text in reasons if holds), None)
+        if why is not None:
+            report(own_at, "conflicting-settings", f"`reset_each_pass: false`, and {why}", "remove `reset_each_pass`")
+        return
+    limit, steps = episode_limit(config, train), train.max_steps_per_rollout_epoch
+    if limit is None or limit <= steps:
+        return
+    longer = f"write `max_steps_per_rollout_epoch: {limit}` or more"
+    report(
+        blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch"), own_at),
+        "conflicting-settings",
+        f"an episode has up to {limit} steps, a pass {steps}, and every pass begins with new episodes: none that is"
+        " longer would be seen to its end",
+        longer if train.max_episode_steps is None else f"{longer}, or `max_episode_steps: {steps}`",
+    )
+
+
+def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Require whole chunks of actions in a pass."""
+    chunks, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
+    if steps % chunks:
+        name = f"env.{section}.max_steps_per_rollout_epoch"
+        report(
+            blame(config, ("env", section, "max_steps_per_rollout_epoch"), ("actor", "model", "num_action_chunks")),
+            "envs-not-divisible",
+            f"`{name}` does not divide: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
+            f"`{name}` could be {near_multiples(steps, chunks)}",
+        )

@@ -1,0 +1,1 @@
+"""Trained policies in use: evaluated, played, exported, recorded, loaded."""

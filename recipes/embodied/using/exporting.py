@@ -1,0 +1,190 @@
+"""Exports of trained policies: `rlinf export` calls `export`.
+
+    safetensors   the folder that `load_policy` and `actor.model.model_path` read
+    torchscript   `policy.pt` for `torch.jit.load`, in Python and C++
+    onnx          `policy.onnx` for ONNX runtimes
+
+The last two are one graph from observations to actions as the environment takes them, normalization included.
+"""
+
+# Exporters of torch have few types.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.policy_folder import save_policy, write_description
+from recipes.embodied.using.trained_policy import TrainedPolicy, load
+from rlinf_core import ConfigError, RLinfError
+from rlinf_core.process.requirements import install_command, missing_modules
+
+FORMATS: Final = ("safetensors", "torchscript", "onnx")
+_ACTIONS: Final = "actions"
+# How far actions of an export may be from those of the policy.
+_TOLERANCE: Final = 1e-4
+_EXAMPLES: Final = 3
+
+
+def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) -> dict[str, Any]:
+    """Write the policy of a checkpoint into a new folder.
+
+    Args:
+        config: of the run.
+        checkpoint: a folder `global_step_N`.
+        folder: must not exist.
+        kind: one of `FORMATS`.
+
+    Returns:
+        `folder`, `format`, `files`, `inputs` and `outputs` (name, type and shape), and `difference`, the largest
+        between actions of the policy and of the export; None where that was not tried.
+
+    Raises:
+        ConfigError: the format is unknown, or the policy cannot be expressed in it.
+        RLinfError: the folder exists, a package is missing, or the export acts otherwise.
+    """
+    if kind not in FORMATS:
+        raise ConfigError(f"unknown format `{kind}`", help=f"known: {', '.join(FORMATS)}")
+    if folder.exists():
+        raise RLinfError("the folder of the export exists", where=str(folder), help="name another by `--out`")
+    trained = load(checkpoint, config)
+    spec, policy = trained.spec, trained.module
+    names = [name for name in spec.observations if kind == "safetensors" or name != INSTRUCTIONS]
+    if kind == "safetensors":
+        save_policy(policy, config.actor.model, spec, folder)
+        difference = _difference(trained, lambda given: load(folder, None).act(given), list(spec.observations))
+    else:
+        graph = _Graph(policy, names).requires_grad_(False)
+        example = tuple(torch.from_numpy(each) for each in _observations(spec, names).values())
+        graph(*example)  # refuses a policy that is none of tensors alone, before anything is written
+        difference = _write_graph(trained, graph, names, example, folder, kind)
+        write_description(folder, config.actor.model, spec, policy.normalization)
+    observed = {name: (shape, dtype) for name, (shape, dtype) in spec.observations.items() if name in names}
+    return {
+        "folder": str(folder),
+        "format": kind,
+        "files": sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()),
+        "inputs": {
+            name: {"dtype": "text" if dtype == "U" else dtype, "shape": ["n", *shape]}
+            for name, (shape, dtype) in observed.items()
+        },
+        "outputs": {
+            _ACTIONS: {
+                "dtype": "float32" if spec.num_choices is None else "int64",
+                "shape": ["n", config.actor.model.num_action_chunks, spec.action_size],
+            }
+        },
+        "difference": difference,
+    }
+
+
+class _Graph(nn.Module):
+    """A policy as a function from its observations, in order, to actions."""
+
+    def __init__(self, policy: BasePolicy, names: Sequence[str]) -> None:
+        super().__init__()
+        self.policy, self.names = policy, list(names)
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return the likeliest actions, [n, C, A]."""
+        return self.policy.greedy(dict(zip(self.names, observations, strict=True)))
+
+
+def _write_graph(
+    trained: TrainedPolicy,
+    graph: _Graph,
+    names: list[str],
+    example: tuple[Tensor, ...],
+    folder: Path,
+    kind: str,
+) -> float | None:
+    """Write a graph, and return how far its actions are from those of the policy; None where no runtime is there."""
+    with torch.no_grad(), warnings.catch_warnings():
+        # Exporters warn of what they will become, and of packages that they could use.
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        if kind == "torchscript":
+            traced: Any = torch.jit.trace(graph, example, check_trace=False)
+            folder.mkdir(parents=True)
+            traced.save(str(folder / "policy.pt"))
+            loaded = cast("Any", torch.jit.load(str(folder / "policy.pt")))
+            return _difference(
+                trained, lambda given: loaded(*(torch.from_numpy(given[name]) for name in names)).numpy(), names
+            )
+        missing = missing_modules(["onnx", "onnxscript"])
+        if missing:
+            raise RLinfError(
+                f"`--format onnx` needs the package `{missing[0]}`, which this Python does not have",
+                help=f"run `{install_command('onnx')} onnxscript onnxruntime`",
+            )
+        folder.mkdir(parents=True)
+        _write_onnx(graph, names, example, folder / "policy.onnx")
+    if missing_modules(["onnxruntime"]):
+        return None
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
+    return _difference(trained, lambda given: session.run([_ACTIONS], {name: given[name] for name in names})[0], names)
+
+
+def _write_onnx(graph: _Graph, names: list[str], example: tuple[Tensor, ...], file: Path) -> None:
+    from torch.export import Dim
+
+    count = Dim("n", min=1)
+    torch.onnx.export(
+        graph,
+        example,
+        str(file),
+        input_names=names,
+        output_names=[_ACTIONS],
+        dynamic_shapes=(tuple({0: count} for _ in names),),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _observations(spec: EnvSpec, names: Sequence[str], count: int = _EXAMPLES) -> dict[str, Any]:
+    """Return random observations of `count` environments."""
+    random = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for name, (shape, dtype) in spec.observations.items():
+        if name not in names:
+            continue
+        if dtype == "U":
+            found[name] = np.array(["pick up the block"] * count)
+        elif dtype == "uint8":
+            found[name] = random.integers(0, 256, (count, *shape), np.uint8)
+        else:
+            found[name] = random.normal(size=(count, *shape)).astype(np.float32)
+    return found
+
+
+def _difference(trained: TrainedPolicy, act: Callable[[dict[str, Any]], Any], names: Sequence[str]) -> float:
+    """Return the largest difference between actions of a policy and of its export, for a batch of another size.
+
+    Raises:
+        RLinfError: it is too large.
+    """
+    given = _observations(trained.spec, list(trained.spec.observations), 2 * _EXAMPLES + 1)
+    away = np.abs(np.asarray(act({name: given[name] for name in names})) - trained.act(given)).max()
+    if not away <= _TOLERANCE:
+        raise RLinfError(
+            f"actions of the export differ by {away:.3g} from those of the policy",
+            why="the format does not express what the policy does",
+            help="use `--format safetensors`",
+        )
+    return float(away)

@@ -1,0 +1,177 @@
+"""Recordings: episodes of an expert or a policy, written as demonstrations. `rlinf record` calls `record`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from recipes.demonstrations.set_info import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS, Feature
+from recipes.demonstrations.writer import DatasetWriter, check_new
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.config.intervention_types import SOURCES
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.episodes.collection_job import collecting
+from recipes.embodied.episodes.collector import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
+from rlinf_core import ConfigError, Job, RLinfError
+from rlinf_core.registry import import_target
+from rlinf_core.runners.storage.checkpoint import versions
+from rlinf_core.suggest import did_you_mean
+
+# Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
+_TRIES: Final = 20
+_DONE = "next.done"
+
+
+def record(
+    job: Job,
+    folder: Path,
+    *,
+    episodes: int,
+    checkpoint: Path | None = None,
+    device: str | None = None,
+    device_options: Mapping[str, Any] | None = None,
+    successes_only: bool = False,
+    video: bool = False,
+    fps: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Record episodes of the environments of `env.train` into a new data set.
+
+    An interrupted recording keeps the episodes that are whole.
+
+    Args:
+        job: the checked file.
+        folder: of the data set; must not exist.
+        episodes: how many are kept.
+        checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
+        device: an intervention source that takes over from the policy; without a checkpoint a person who does
+            everything. None: nobody.
+        device_options: of it, besides those of `env.train.intervention` where that names the same source.
+        successes_only: keep only episodes that are solved at their end.
+        video: write pictures as mp4, instead of PNG within the Parquet files.
+        fps: rows in a second; None: the actions in a second of the environment, where these are known, else
+            `env.train.video_cfg.fps`.
+        tell: is told how it goes.
+
+    Returns:
+        `folder`, `episodes`, `frames`, `tried`, `successes` (None where success is not known).
+
+    Raises:
+        DatasetError: the folder exists, or cannot be written.
+        ConfigError: there is no expert, or the environment cannot be made.
+        RLinfError: too few episodes succeed.
+    """
+    check_new(folder)
+    config = cast("EmbodiedConfig", job.config)
+    environments = config.env.train
+    tried = kept = frames = successes = 0
+    knows_success = False
+    starts: list[dict[str, int]] = []
+    origin = {**_origin(environments, checkpoint, device), "starts": starts}
+    intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
+    with collecting(config, environments, episodes, checkpoint, intervention) as collection:
+        features = features_of(collection.spec, video=video, interventions=device is not None)
+        rate = fps or round(collection.facts["control_hz"] or environments.video_cfg.fps)
+        with DatasetWriter(folder, rate, features, origin=origin) as writer:
+            for batch in collection.episodes("everything"):
+                for episode in batch:
+                    tried += 1
+                    knows_success |= episode.success_at_end is not None
+                    solved = bool(episode.success_at_end)
+                    if kept == episodes or (successes_only and not solved) or not episode.length:
+                        continue
+                    writer.add(columns_of(episode), episode.task)
+                    starts.append({"env": episode.env, "reset": episode.reset})
+                    kept, frames, successes = kept + 1, frames + episode.length, successes + solved
+                tell(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
+                if kept == episodes:
+                    break
+                if tried >= _TRIES * episodes:
+                    raise RLinfError(
+                        f"only {kept} of {tried} episodes were solved at their end, and {episodes} are wanted",
+                        where=str(folder) if kept else None,
+                        help="those are kept; ask for fewer, or leave `--successes-only` out",
+                    )
+    return {
+        "folder": str(folder),
+        "episodes": kept,
+        "frames": frames,
+        "tried": tried,
+        "successes": successes if knows_success else None,
+    }
+
+
+def _origin(environments: EnvironmentConfig, checkpoint: Path | None, device: str | None) -> dict[str, Any]:
+    """Return what a data set says of how it came about, but for the starts of its episodes."""
+    return {
+        "recorded_by": device or "expert" if checkpoint is None else str(checkpoint),
+        **({} if device is None else {"interventions_by": device}),
+        "env": {
+            "env_type": environments.env_type,
+            "task": environments.task,
+            "options": dict(environments.options),
+            "seed": environments.seed,
+        },
+        "versions": dict(versions()),
+    }
+
+
+def _intervention(written: InterventionConfig, device: str, given: Mapping[str, Any]) -> InterventionConfig:
+    """Return the settings of a device.
+
+    Raises:
+        ConfigError: there is no such source, or an option is wrong or missing.
+    """
+    if device not in SOURCES and ":" not in device:
+        known = list(SOURCES)
+        listed = "known: " + ", ".join(f"`{name}`" for name in known)
+        raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, known) or listed)
+    options = {**(written.options if written.source == device else {}), **given}
+    if device in SOURCES:
+        owner = import_target(SOURCES[device].options, "options")
+        try:
+            cast("type[BaseModel]", owner).model_validate(options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(
+                f"`--device {device}`: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                help="give it by `--option KEY=VALUE`",
+            ) from error
+    return InterventionConfig(source=device, options=options)
+
+
+def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = False) -> dict[str, Feature]:
+    """Return the features of a data set of an environment."""
+    found: dict[str, Feature] = {}
+    if spec.state_size:
+        found[STATE] = Feature("float32", (spec.state_size,))
+    for camera, shape in spec.cameras.items():
+        found[f"{IMAGES}{camera}"] = Feature("video" if video else "image", shape, ["height", "width", "channels"])
+    found[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
+    return {
+        **found,
+        REWARD: Feature("float32", (1,)),
+        _DONE: Feature("bool", (1,)),
+        SUCCESS: Feature("bool", (1,)),
+        **({INTERVENTION: Feature("bool", (1,))} if interventions else {}),
+    }
+
+
+def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
+    """Return the columns of an episode by the names of its features."""
+    columns = dict(episode.columns)
+    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
+    found = {renamed.get(name, name): array for name, array in columns.items()}
+    prefix = image_key("")
+    found = {
+        f"{IMAGES}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
+        for name, array in found.items()
+    }
+    return {**found, _DONE: np.arange(episode.length) == episode.length - 1}

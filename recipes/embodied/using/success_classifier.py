@@ -1,0 +1,60 @@
+"""A judge that looks: a classifier of pictures, trained by `recipe=sft` with `data.target: success`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.interventions.intervention import Steerable, SuccessJudge, Verdict
+from recipes.embodied.interventions.source_options import ClassifierOptions
+from recipes.embodied.using.trained_policy import TrainedPolicy
+from rlinf_core import ConfigError, load_policy
+
+
+class ClassifierJudge(SuccessJudge):
+    """Counts an episode as solved when enough pictures in a row look like success. It never tells a failure."""
+
+    options_model = ClassifierOptions
+
+    def __init__(self, env: Steerable, options: ClassifierOptions) -> None:
+        super().__init__(env, options)
+        torch.set_num_threads(1)
+        self._classifier = cast("TrainedPolicy", load_policy(options.path))
+        wanted, seen = self._classifier.spec, cast("VectorEnv", env).spec
+        if wanted.num_choices != 2 or wanted.state_size or wanted.action_size != 1:
+            raise ConfigError(
+                "this is no classifier of success",
+                where=options.path,
+                help="train one: `rlinf train recipe=sft data.target=success`",
+            )
+        strange = [name for name, shape in wanted.cameras.items() if seen.cameras.get(name) != shape]
+        if strange:
+            raise ConfigError(
+                f"the classifier looks at the camera `{strange[0]}` with {wanted.cameras[strange[0]]}, and the"
+                f" environment has {dict(seen.cameras) or 'no cameras'}",
+                where=options.path,
+                help="give the environment that camera in that size, or train on pictures of this environment",
+            )
+        self._in_a_row = np.zeros(env.num_envs, np.int64)
+
+    def probabilities(self, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """Return how likely each environment is solved, [B]."""
+        module = self._classifier.module
+        seen = {name: observations[name] for name in self._classifier.spec.observations}
+        with torch.inference_mode():
+            output = module.act(module.prepare(seen), greedy=True)
+        likely = output.logprobs.exp().reshape(-1).double().numpy()
+        return np.where(module.to_env(output.actions).reshape(-1) == 1, likely, 1 - likely)
+
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+        """See `SuccessJudge`."""
+        solved = self.probabilities(observations) >= self.options.threshold
+        self._in_a_row = np.where(solved, self._in_a_row + 1, 0)
+        ended = np.flatnonzero(self._in_a_row >= self.options.in_a_row)
+        self._in_a_row[ended] = 0
+        return {int(row): "success" for row in ended}

@@ -1,0 +1,103 @@
+"""Trained policies apart from runs: `load_policy` returns one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.checkpoint_weights import load_trained
+from recipes.embodied.models.policy_folder import is_policy_folder, read_description
+from recipes.embodied.models.registry import make_model
+from recipes.training.seeding import Purpose, seed_of
+from rlinf_core import ConfigError
+
+
+class TrainedPolicy:
+    """A policy with its weights, ready to act.
+
+    Args:
+        module: the policy.
+        spec: of the observations and actions that it was trained with.
+
+    Attributes:
+        module: the torch module, for more than acting.
+        spec: see above.
+    """
+
+    def __init__(self, module: BasePolicy, spec: EnvSpec) -> None:
+        self.module = module.eval()
+        self.spec = spec
+
+    def act(
+        self, observations: Mapping[str, Any], *, greedy: bool = True, generator: torch.Generator | None = None
+    ) -> NDArray[Any]:
+        """Return chunks of actions for n observations, [n, C, A], as the environment takes them.
+
+        Args:
+            observations: `states` [n, S], `images.CAMERA` uint8 [n, H, W, 3], `instructions` n texts: those that
+                `spec.observations` lists.
+            greedy: the likeliest actions; else they are drawn.
+            generator: source of randomness; None: torch's own.
+
+        Raises:
+            ConfigError: an observation is missing, or has another shape or type.
+        """
+        inputs = self.module.prepare(self._checked(observations))
+        with torch.inference_mode():
+            output = self.module.act(inputs, greedy=greedy, generator=generator)
+        return self.module.to_env(output.actions)
+
+    def _checked(self, observations: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {}
+        for name, (shape, kind) in self.spec.observations.items():
+            if name not in observations and kind == "U" and not hasattr(self.module, "tokenizer"):
+                continue  # a policy that reads no words
+            if name not in observations:
+                listed = ", ".join(f"`{each}`" for each in self.spec.observations)
+                raise ConfigError(f"the observation `{name}` is missing", help=f"the policy was trained with {listed}")
+            array = np.asarray(observations[name])
+            if kind == "float32":
+                array = array.astype(np.float32)
+            if array.shape[1:] != shape or array.dtype.kind != np.dtype(kind).kind:
+                raise ConfigError(
+                    f"the observation `{name}` is {array.dtype} {list(array.shape)}",
+                    help=f"the policy was trained with {kind} [n, {', '.join(map(str, shape))}]".replace(", ]", "]"),
+                )
+            found[name] = array
+        if len({len(array) for array in found.values()}) > 1:
+            raise ConfigError("the observations are of different numbers of environments")
+        return found
+
+
+def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> TrainedPolicy:
+    """Return the policy of a checkpoint, or of a folder that `rlinf export --format safetensors` wrote.
+
+    Args:
+        folder: a checkpoint `global_step_N`, or such a folder.
+        config: of the run that the checkpoint is of; None: what the folder says.
+        device: where it acts, as torch names it.
+
+    Raises:
+        CheckpointError: the weights cannot be read.
+        ConfigError: the folder holds no policy, or lacks statistics.
+    """
+    data, spec = read_description(folder)
+    if is_policy_folder(str(folder)):
+        model = EmbodiedModelConfig.model_validate({**data, "model_path": str(folder)})
+        return TrainedPolicy(make_model(model, spec).to(device), spec)
+    model = EmbodiedModelConfig.model_validate(data) if config is None else config.actor.model
+    with torch.random.fork_rng(devices=[]):
+        if config is not None:
+            # What neither a folder nor the checkpoint has is made as the actor made it.
+            torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+        policy = make_model(model, spec)
+    load_trained(policy, model, spec, str(folder))
+    return TrainedPolicy(policy.to(device), spec)

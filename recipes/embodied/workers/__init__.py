@@ -1,0 +1,1 @@
+"""The workers: actors that train, rollout workers that act, env workers that step environments."""

@@ -1,0 +1,101 @@
+"""The common part of actors: the policy, the weights that are sent, the rollouts that are received."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.compiling import compile_training
+from recipes.embodied.learning.policy_precision import acting_types
+from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.worker_layout import routes_of, trajectory_key
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.training.memory.host_memory import release_host_memory
+from recipes.training.state.state_checkpoint import ACTOR
+from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.weight_sync import WeightSender, receivers_of
+from rlinf_core import Worker
+
+
+class BaseActor(Worker):
+    """A worker that holds a policy, sends its weights to rollout workers and receives their rollouts."""
+
+    config_section = "actor"
+
+    def __init__(self, config: EmbodiedConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def _prepare(self, layout: Layout, spec: EnvSpec, policy: BasePolicy, *, methods: Sequence[str] = ()) -> None:
+        """Take the policy with its first weights, and connect with the rollout workers."""
+        self._layout, self._step, self._spec = layout, layout.step, spec
+        self._policy = policy
+        self._state = self._training_state(policy, methods=methods)
+        self._sender = WeightSender(
+            self,
+            (self._config.actor.group_name, self._rank),
+            self._config.rollout.group_name,
+            receivers_of(self._rank, layout.actors, layout.rollouts),
+            in_background=self._config.runner.max_staleness > 0,
+        )
+        self._routes = routes_of(layout, self._config, training=True)
+        self._channel = self.connect_channel(layout.trajectories)
+        release_host_memory()
+
+    def _training_state(
+        self, module: torch.nn.Module, component: str = ACTOR, *, methods: Sequence[str] = ()
+    ) -> TrainingState:
+        config = self._config.actor
+        state = TrainingState(
+            module,
+            config.optim,
+            config.fsdp_config,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=self.torch_device,
+            methods=methods,
+            component=component,
+            sent_types=acting_types(module, config) if component == ACTOR else None,
+            # Those of a folder are read from there again.
+            saves_frozen=config.model.model_path is None or config.checkpoint_load_path is not None,
+        )
+        if config.model.compile:
+            compile_training(module, methods, self.torch_device)
+        return state
+
+    def sync_model_to_rollout(self) -> int:
+        """Send the weights to the rollout workers; each actor serves its share of them.
+
+        Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
+        the weights on its way.
+
+        Returns:
+            Their version.
+        """
+        state = self._state
+        self._sender.send(
+            state.whole_weights(), lambda weights: (state.version, weights.buffers, self._policy.normalization)
+        )
+        return state.version
+
+    def _receive(self, step: int | None) -> list[RolloutChunks]:
+        """Return this actor's share of the rollout of a step: all passes of all its environments."""
+        config = self._config
+        self._step = step = self._step + 1 if step is None else step
+        expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
+        return self._channel.get_batch(expected, key=trajectory_key(self._rank, step, config.runner.max_staleness))
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Return the most memory that this process has used so far, in GiB: the host's, and that of its accelerator."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    used = {"memory/actor_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    if device.type == "cuda":
+        used["memory/actor_accelerator_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return used

@@ -1,0 +1,156 @@
+"""The actor: the workers that train the policy."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from recipes.embodied.config import group_size
+from recipes.embodied.config.batch_sizes import batch_sizes
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.batch import samples_of
+from recipes.embodied.learning.imitation import ImitationData
+from recipes.embodied.learning.learner import Learner
+from recipes.embodied.learning.trajectory import joined
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.models.checkpoint_weights import load_trained
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import load_normalization, write_description
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.actor_base import BaseActor, memory
+from recipes.training.memory.host_memory import keep_freed_memory
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.updater import SKIPPED
+
+
+class EmbodiedFSDPActor(BaseActor):
+    """Trains on trajectories. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
+
+    def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
+        """Create the policy and the optimizer; every rank begins with the same weights."""
+        torch.set_num_threads(1)
+        if self.torch_device.type == "cpu":
+            keep_freed_memory()
+        config = self._config.actor
+        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
+        policy = make_model(config.model, spec).to(self.torch_device, torch.float32)
+        if config.fsdp_config.gradient_checkpointing:
+            policy.checkpoint_activations()
+        self._prepare(layout, spec, policy, methods=("imitation_losses",))
+        self._data = self._demonstrations(spec)
+        if config.checkpoint_load_path is not None:
+            load_trained(policy, config.model, spec, config.checkpoint_load_path)
+        elif self._data is not None and policy.normalization == Normalization():
+            # Statistics that came with the weights of `model_path` are those that these were trained with.
+            policy.normalization = self._data.normalization()
+        state = self._state
+        self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
+
+    def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
+        """Return what is learned from besides trajectories; None where the recipe wants nothing else."""
+        if not self._config.algorithm.bc_weight:
+            return None
+        return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
+
+    # A training step
+
+    def recv_rollout_batch(self, step: int | None = None) -> int:
+        """Receive this actor's share of a rollout: all passes of all its environments.
+
+        Args:
+            step: the training step; by default the one after the last.
+
+        Returns:
+            The staleness of the samples: versions between the acting weights and those here.
+        """
+        self._trajectories = joined(self._receive(step))
+        return self._state.version - self._trajectories.version
+
+    def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
+        """Turn the trajectories into training samples.
+
+        Returns:
+            Metrics of them, by their full names.
+        """
+        strategy = self._state.strategy
+        # Every actor of a team has the same trajectories.
+        teams = self._routes.actors
+        members = self._world_size // teams
+        # The mean over ranks, as it is reported, is then the number over all teams.
+        steps = float(self._trajectories.steps["valid"].sum()) * teams
+        samples, metrics = samples_of(
+            self._trajectories,
+            self._config.algorithm,
+            group_size(self._config, self._config.env.train),
+            (lambda value: strategy.reduce_sum(value) / members) if self._world_size > 1 else None,
+        )
+        del self._trajectories
+        samples = samples.part(self._rank // self._routes.actors, members)
+        if self._world_size > 1 and strategy.reduce_sum(torch.tensor(float("mask" in samples.tensors))):
+            # All ranks compute alike.
+            samples = samples.masked()
+        self._learner.check_samples(samples, self._step if step is None else step)
+        self._samples = samples.to(self.torch_device)
+        return {**metrics, "env/steps": steps}
+
+    def run_training(self, step: int | None = None) -> dict[str, float]:
+        """Learn from the samples in random batches, several times over.
+
+        Args:
+            step: the training step, which the random numbers depend on; by default that of the last batch received.
+
+        Returns:
+            Metrics, means over all micro batches, by their full names.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
+        """
+        config, samples = self._config.actor, self._samples
+        step = self._step if step is None else step
+        torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
+        self._state.wake()
+        share, micro = batch_sizes(self._config, self._world_size)
+        rate = self._state.apply_settings(step, self._config.runner.last_step)
+        began = time.perf_counter()
+        found = self._learner.learn(samples, share, micro, step)
+        learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
+        figures = {
+            **found.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            "speed/samples_per_second": learned / (time.perf_counter() - began),
+            "train/actor/lr": rate,
+            **memory(self.torch_device),
+        }
+        self._state.version += 1
+        del self._samples
+        if config.enable_offload:
+            self._state.rest()
+        if found.skipped:
+            self.log_warning(SKIPPED, step, found.skipped)
+        return figures
+
+    # Checkpoints
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; env workers keep their episodes."""
+        self._state.save(folder)
+        if self._rank == 0:
+            write_description(Path(folder), self._config.actor.model, self._spec, self._policy.normalization)
+            if self._policy.normalization != Normalization():
+                self._policy.normalization.save(Path(folder))
+
+    def load_checkpoint(self, folder: str) -> int:
+        """Read what `save_checkpoint` wrote, by any number of ranks.
+
+        Returns:
+            The version of the weights.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+            NonFiniteError: a weight in it is NaN or infinite.
+        """
+        self._state.load(folder)
+        self._policy.normalization = load_normalization(folder, self._spec)
+        self._learner.check_weights(folder)
+        return self._state.version

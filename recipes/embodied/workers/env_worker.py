@@ -1,0 +1,312 @@
+"""The workers that step environments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
+from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
+from recipes.embodied.envs.env_state import State, pack, unpack
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.interventions.judges import open_judge
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, sliced, stacked
+from recipes.embodied.loop.frames import EpisodeFilm, Footage
+from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.routing import Routes
+from recipes.embodied.loop.worker_layout import routes_of
+from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
+from recipes.training.finite import NonFiniteError
+from recipes.training.memory.host_memory import keep_freed_memory
+from rlinf_core import ConfigError, Worker
+
+# What a saved state belongs to: another value of one of these makes other episodes.
+_SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
+
+
+class StagedEnvironments:
+    """The environments of one worker, a batch for each pipeline stage, and where their observations go.
+
+    Args:
+        config: the whole file.
+        environments: `env.train` or `env.eval`.
+        worker: whose they are.
+        layout: of the job.
+        training: whether they are those of `env.train`.
+
+    Attributes:
+        resets: every pass begins with new episodes, instead of continuing those of the pass before.
+
+    Raises:
+        ConfigError: the environments cannot be made, or every pass resets and an episode is longer than a pass.
+    """
+
+    def __init__(
+        self, config: EmbodiedConfig, environments: EnvironmentConfig, worker: Worker, layout: Layout, *, training: bool
+    ) -> None:
+        info = worker.worker_info
+        self.routes: Routes = routes_of(layout, config, training=training)
+        self.passes = environments.rollout_epoch
+        self.resets = not training or resets_each_pass(config)
+        # Values are asked for where episodes are cut off, or wherever they end.
+        self._values = training and (config.actor.model.add_value_head or is_off_policy(config.algorithm.loss_type))
+        self._always = config.algorithm.bootstrap_type == "always"
+        self._environments = environments
+        self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]
+        self.batches: list[VectorEnv] = [
+            make_env(
+                environments.env_type,
+                EnvSettings.of(
+                    environments,
+                    num_envs=self.routes.batch,
+                    first_env=self.routes.first_env(info.rank, stage),
+                    group_size=group_size(config, environments),
+                    hardware=info.hardware,
+                    resumable=not self.resets,
+                    on_nonfinite=config.runner.on_nonfinite,
+                    owner=str(info.address),
+                ),
+            )
+            for stage in range(self.routes.stages)
+        ]
+        if training and environments.intervention.source != NONE:
+            for batch in self.batches:
+                attach(batch, environments.intervention)
+        if environments.judge.source != ENVIRONMENT:
+            for batch in self.batches:
+                batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
+        # Whether the episodes that are under way are to be continued by the next pass.
+        self._continues = False
+        steps = self._pass_steps(training=training)
+        self.chunks = -(-steps // config.actor.model.num_action_chunks)
+
+    def _pass_steps(self, *, training: bool) -> int:
+        """Return the steps of one pass; an evaluation counts whole episodes, and so lasts as long as the longest."""
+        steps, limit = self._environments.max_steps_per_rollout_epoch, self.batches[0].max_episode_steps
+        if not self.resets:
+            return steps
+        if limit is None or (training and limit > steps):
+            kind = self._environments.task or self._environments.env_type
+            long = "have no limit" if limit is None else f"last up to {limit} steps, and a pass {steps}"
+            raise ConfigError(
+                f"episodes of `{kind}` {long}: no {'pass' if training else 'evaluation'} could end them",
+                where="env.train" if training else "env.eval",
+                help="give `max_episode_steps` a value"
+                + (f" of at most {steps}, or raise `max_steps_per_rollout_epoch`" if training else ""),
+            )
+        return steps if training else max(steps, limit)
+
+    def begin(self, reset: int) -> list[Observation]:
+        """Return the first observations of a pass, by stage; `reset` is the number of a reset, where there is one."""
+        if self._continues:
+            return [batch.observe() for batch in self.batches]
+        self._continues = not self.resets
+        return [batch.reset(reset) for batch in self.batches]
+
+    def first_message(self, observations: Observation) -> dict[str, Any]:
+        """Return what rollout workers are sent at the beginning of a pass."""
+        return {"observations": observations, CHUNKS: np.full(self.routes.batch, self.chunks)}
+
+    def message(self, result: StepResult) -> dict[str, Any]:
+        """Return what rollout workers are sent after a step; final observations only where their value is needed."""
+        message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
+        message["observations"] = result.observations
+        if result.executed is not None and result.interventions is not None:
+            message[EXECUTED], message[INTERVENTIONS] = result.executed, result.interventions
+        if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
+            message["final_observations"] = result.final_observations
+        return message
+
+    def save(self) -> bytes | None:
+        """Return the state of all episodes; empty where none is continued, None where the environment has none."""
+        if not self._continues:
+            return b""
+        states = [state for batch in self.batches if (state := batch.save()) is not None]
+        return pack(states, self._setup) if len(states) == len(self.batches) else None
+
+    def load(self, packs: Sequence[bytes]) -> str | None:
+        """Continue the episodes of which the env workers saved `packs`.
+
+        Returns:
+            Why that is not possible, if it is not: then the next pass begins with new episodes.
+        """
+        if self.resets:
+            return None
+        if not packs:
+            return "the checkpoint holds no state of the environments"
+        states: list[State] = []
+        try:
+            for batch in self.batches:
+                found = unpack(packs, self._setup, batch.numbers)
+                if found is None:
+                    return "the checkpoint holds the state of other environments (`env.train` was changed)"
+                states.append(found)
+            loaded = all(batch.load(state) for batch, state in zip(self.batches, states, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever an environment or damaged bytes raise, the run can go on
+            return f"their state cannot be loaded: {type(error).__name__}: {error}"
+        if not loaded:
+            return "the environments do not observe what they did when their state was saved"
+        self._continues = True
+        return None
+
+    @property
+    def _setup(self) -> str:
+        values = {name: getattr(self._environments, name) for name in _SETUP}
+        return json.dumps({**values, "group_size": self.batches[0].settings.group_size}, sort_keys=True, default=str)
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+        for batch in self.batches:
+            for each in (batch.intervention, batch.judge):
+                if each is not None:
+                    each.close()
+            batch.close()
+
+
+def attach(batch: VectorEnv, intervention: InterventionConfig) -> None:
+    """Let a source intervene in environments.
+
+    Raises:
+        ConfigError: there is no such source, or the environments are none for it.
+        InterventionError: its device cannot be opened.
+    """
+    batch.intervention = open_source(intervention.source, batch, intervention.options)
+
+
+class EnvWorker(Worker):
+    """Steps batches of environments with the actions that rollout workers send.
+
+    For every stage and chunk one message goes to each rollout worker that acts for some of the stage's environments,
+    and one comes back. With two stages the one steps while the actions of the other are on their way.
+    """
+
+    config_section = "env"
+
+    def __init__(self, config: EmbodiedConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._train: StagedEnvironments | None = None
+        self._eval: StagedEnvironments | None = None
+        self._films: list[EpisodeFilm] = []
+
+    def init_worker(self, layout: Layout) -> EnvSpec:
+        """Make the environments.
+
+        Returns:
+            What a policy must know of them.
+        """
+        self._layout = layout
+        self._step = layout.step
+        self._rollout = self._config.rollout.group_name
+        self._train = StagedEnvironments(self._config, self._config.env.train, self, layout, training=True)
+        spec = self._train.batches[0].spec
+        if spec.cameras:
+            keep_freed_memory()
+        return spec
+
+    def interact(self, step: int | None = None) -> Sums:
+        """Step all environments for one rollout, `rollout_epoch` passes.
+
+        Args:
+            step: the training step, which the starts depend on; by default the one after the last.
+
+        Returns:
+            Sums over the episodes that ended.
+
+        Raises:
+            NonFiniteError: a reward, an observation or an action holds a NaN or an infinity.
+        """
+        stages = self._training
+        self._step = step = self._step + 1 if step is None else step
+        try:
+            with self.worker_timer("env/rollout"):
+                return self._passes(stages, step * stages.passes)
+        except NonFiniteError as error:
+            error.where = f"step {step}, {error.where}"
+            raise
+
+    def evaluate(self) -> Sums:
+        """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
+        if self._eval is None:
+            self._eval = StagedEnvironments(self._config, self._config.env.eval, self, self._layout, training=False)
+        return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
+
+    def footage(self) -> list[Footage] | None:
+        """Return episodes of the last evaluation as videos show them, some of each outcome.
+
+        Returns:
+            None where the environments have nothing to show.
+        """
+        films, self._films = self._films, []
+        most = self._config.env.eval.video_cfg.episodes
+        found = [each for film in films for each in film.finish(most)]
+        return found if any(film.sees for film in films) else None
+
+    def save_state(self) -> bytes | None:
+        """Return the state of the episodes that training is in the middle of.
+
+        Returns:
+            Bytes for `load_state`; none where every pass begins with new episodes; None where the environment cannot
+            give its state.
+        """
+        return self._training.save()
+
+    def load_state(self, packs: Sequence[bytes]) -> str | None:
+        """Continue the episodes of a checkpoint.
+
+        Args:
+            packs: what `save_state` of every env worker returned; there may have been another number of them.
+
+        Returns:
+            Why that is not possible, if it is not: then the next pass begins with new episodes.
+        """
+        return self._training.load(packs)
+
+    @property
+    def _training(self) -> StagedEnvironments:
+        if self._train is None:
+            raise RuntimeError("called before init_worker()")
+        return self._train
+
+    def _passes(self, stages: StagedEnvironments, first_reset: int, *, films: bool = False) -> Sums:
+        sums = EpisodeSums(first_only=stages.resets)
+        for number in range(stages.passes):
+            begun = stages.begin(first_reset + number)
+            if films and number == 0:
+                self._films = [EpisodeFilm(batch, first_reset) for batch in stages.batches]
+            for stage, observations in enumerate(begun):
+                self._send(stages, stage, stages.first_message(observations))
+            for _ in range(stages.chunks):
+                for stage, batch in enumerate(stages.batches):
+                    with self.worker_timer("env/wait"):
+                        actions = self._recv_actions(stages, stage)
+                    with self.worker_timer("env/step"):
+                        result = batch.step(actions)
+                    self._send(stages, stage, stages.message(result))
+                    if result.episodes is not None:
+                        sums.add(result.episodes)
+        return sums.sums
+
+    def _send(self, stages: StagedEnvironments, stage: int, message: dict[str, Any]) -> None:
+        shares = stages.shares[stage]
+        parts = {share.peer: sliced(message, share.start, share.stop, stages.routes.batch) for share in shares}
+        self.send_to(parts, self._rollout)
+
+    def _recv_actions(self, stages: StagedEnvironments, stage: int) -> Any:
+        parts = self.recv_from(self._rollout, (share.peer for share in stages.shares[stage]))
+        return stacked([{"actions": part} for part in parts.values()])["actions"]
+
+    def _close(self) -> None:
+        """Release what the environments hold: a robot must not be left without its driver in motion."""
+        for stages in (self._train, self._eval):
+            if stages is not None:
+                stages.close()
+        super()._close()

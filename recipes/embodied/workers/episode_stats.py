@@ -1,0 +1,40 @@
+"""Sums and counts over the episodes that ended, so that those of all workers can be added up."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from recipes.embodied.envs.env_spec import FinishedEpisodes
+
+# Name -> the sum over episodes, and how many there were.
+Sums: TypeAlias = dict[str, tuple[float, int]]
+
+
+class EpisodeSums:
+    """Adds up episodes as they end.
+
+    Args:
+        first_only: count the first episode of every environment since its reset only, as is fair where every pass
+            resets: of the later episodes the short ones end within the pass and the long ones do not.
+    """
+
+    def __init__(self, *, first_only: bool) -> None:
+        self.sums: Sums = {}
+        self._first_only = first_only
+
+    def add(self, episodes: FinishedEpisodes) -> None:
+        """Add those that ended in one step of one batch."""
+        counted = episodes.number == 0 if self._first_only else episodes.number >= 0
+        count = int(counted.sum())
+        if not count:
+            return
+        self._add("return", float(episodes.returns[counted].sum()), count)
+        self._add("episode_len", float(episodes.lengths[counted].sum()), count)
+        for name in ("success_once", "success_at_end"):
+            solved = getattr(episodes, name)
+            if solved is not None:
+                self._add(name, float(solved[counted].sum()), count)
+
+    def _add(self, name: str, total: float, count: int) -> None:
+        before = self.sums.get(name, (0.0, 0))
+        self.sums[name] = (before[0] + total, before[1] + count)

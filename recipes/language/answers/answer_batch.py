@@ -1,0 +1,216 @@
+"""Answers as flat arrays: what travels between workers and what is trained on."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.training.typed_tensors import integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """n answers with their prompts, without padding.
+
+    An answer of several turns holds what was said between them, too. Where a trajectory branched, it is several
+    answers, its segments, which are neighbours.
+
+    Attributes:
+        tokens: int64 [T], prompt and answer of each sequence, one after the other.
+        lengths: int64 [n], tokens of each sequence.
+        prompt_lengths: int64 [n], how many of them are the prompt.
+        trained: bool [A], which answer tokens are learned from; A is the sum of the answers' lengths.
+        logprobs: float32 [A], of the policy that drew each answer token.
+        versions: int64 [A], of the weights that drew it.
+        groups: int64 [n], number of the prompt; equal for answers to one prompt.
+        samples: int64 [n], number of the trajectory within its group; equal for its segments.
+        rewards: float32 [n], of the trajectory.
+        step_rewards: float32 [A], the part of it that came with a token before the end.
+        finished: bool [n], whether the answer ended by itself and not at its limit.
+        minibatches: int64 [n], number of the optimizer step of a pass that learns from the answer; equal within a
+            group, and chosen for the batches of all ranks together.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    prompt_lengths: Tensor
+    trained: Tensor
+    logprobs: Tensor
+    versions: Tensor
+    groups: Tensor
+    samples: Tensor
+    rewards: Tensor
+    step_rewards: Tensor
+    finished: Tensor
+    minibatches: Tensor
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
+        """Return the answers to one prompt.
+
+        Args:
+            answers: the segments of each trajectory next to each other.
+            group: number of the prompt.
+            rewards: of the trajectory of each answer.
+        """
+        drawn = [len(each.tokens) for each in answers]
+        return cls(
+            tokens=torch.tensor([token for each in answers for token in (*each.prompt, *each.tokens)]),
+            lengths=torch.tensor([len(each.prompt) + count for each, count in zip(answers, drawn, strict=True)]),
+            prompt_lengths=torch.tensor([len(each.prompt) for each in answers]),
+            trained=torch.tensor(
+                [each for answer in answers for each in answer.trained or (True,) * len(answer.tokens)],
+                dtype=torch.bool,
+            ),
+            logprobs=torch.tensor([value for each in answers for value in each.logprobs], dtype=torch.float32),
+            versions=torch.tensor([value for each in answers for value in each.versions], dtype=torch.int64),
+            groups=torch.full((len(answers),), group),
+            samples=torch.tensor([each.sample for each in answers]),
+            rewards=torch.tensor(list(rewards), dtype=torch.float32),
+            step_rewards=torch.tensor(
+                [each for answer in answers for each in answer.rewards or (0.0,) * len(answer.tokens)],
+                dtype=torch.float32,
+            ),
+            finished=torch.tensor([each.finish_reason == "stop" for each in answers]),
+            minibatches=torch.zeros(len(answers), dtype=torch.int64),
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence[RolloutBatch]) -> RolloutBatch:
+        """Return all answers of several batches, in their order."""
+        if not batches:
+            return cls.empty()
+        return cls(**{each.name: torch.cat([getattr(b, each.name) for b in batches]) for each in fields(cls)})
+
+    @classmethod
+    def empty(cls) -> RolloutBatch:
+        """Return a batch of no answers."""
+        whole, number, flag = torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, dtype=torch.bool)
+        return cls(
+            tokens=whole,
+            lengths=whole,
+            prompt_lengths=whole,
+            trained=flag,
+            logprobs=number,
+            versions=whole,
+            groups=whole,
+            samples=whole,
+            rewards=number,
+            step_rewards=number,
+            finished=flag,
+            minibatches=whole,
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def answer_lengths(self) -> Tensor:
+        """Tokens of each answer, int64 [n]."""
+        return self.lengths - self.prompt_lengths
+
+    @property
+    def trajectories(self) -> tuple[Tensor, Tensor]:
+        """The first answer of each trajectory, and how many answers it is; both int64 [trajectories]."""
+        begins = torch.ones(len(self), dtype=torch.bool)
+        begins[1:] = (self.groups[1:] != self.groups[:-1]) | (self.samples[1:] != self.samples[:-1])
+        first = begins.nonzero()[:, 0]
+        return first, first.diff(append=torch.tensor([len(self)]))
+
+    def drawn_by(self, version: int) -> Tensor:
+        """Return which answer tokens are part of answers that weights of this version drew whole, bool [A].
+
+        Tokens that were drawn under new weights after older ones have attended to keys and values of the older.
+        """
+        others = answer_sums((self.trained & (self.versions != version)).float(), self.answer_lengths)
+        return self.trained & per_token(others == 0, self.answer_lengths)
+
+    def select(self, rows: Tensor) -> RolloutBatch:
+        """Return some of the answers, by their numbers, int64 [m]."""
+        return RolloutBatch(
+            tokens=_ragged(self.tokens, self.lengths, rows),
+            lengths=self.lengths[rows],
+            prompt_lengths=self.prompt_lengths[rows],
+            trained=_ragged(self.trained, self.answer_lengths, rows),
+            logprobs=_ragged(self.logprobs, self.answer_lengths, rows),
+            versions=_ragged(self.versions, self.answer_lengths, rows),
+            groups=self.groups[rows],
+            samples=self.samples[rows],
+            rewards=self.rewards[rows],
+            step_rewards=_ragged(self.step_rewards, self.answer_lengths, rows),
+            finished=self.finished[rows],
+            minibatches=self.minibatches[rows],
+        )
+
+
+def per_token(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return a value of each answer, [n], for each of its tokens, [A]."""
+    return values.repeat_interleave(lengths)
+
+
+def answer_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sum over each answer, [n], of values of its tokens, [A]; differentiable."""
+    index = torch.arange(len(lengths), device=values.device).repeat_interleave(lengths)
+    return values.new_zeros(len(lengths)).index_add(0, index, values)
+
+
+def _ragged(values: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+    """Return the pieces of `rows` out of pieces of these lengths that lie one after the other."""
+    starts = lengths.cumsum(0) - lengths
+    chosen = lengths[rows]
+    within = torch.arange(int(chosen.sum())) - (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
+    return values[starts[rows].repeat_interleave(chosen) + within]
+
+
+def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
+    """Return items dealt to parts so that the sums of their weights are alike, each part in ascending order.
+
+    Largest first, to the part with the least so far (Graham's LPT rule: at most 4/3 of the best); of equal ones the
+    lower number, so that the result depends on the weights alone.
+    """
+    heap = [(0, part) for part in range(parts)]
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    for item in sorted(range(len(weights)), key=lambda index: (-weights[index], index)):
+        total, part = heapq.heappop(heap)
+        dealt[part].append(item)
+        heapq.heappush(heap, (total + weights[item], part))
+    return [sorted(each) for each in dealt]
+
+
+def token_budget_parts(
+    costs: Sequence[int], budget: int, counts: Sequence[int] = (), most: int | None = None
+) -> list[list[int]]:
+    """Return items in parts whose costs are at most `budget` together, similar ones next to each other.
+
+    Sorted by cost, longest first, and filled in turn; an item above the budget is a part of its own.
+
+    Args:
+        costs: of the items.
+        budget: largest sum of the costs of a part.
+        counts: a second cost of each item.
+        most: largest sum of the counts of a part; None: any.
+    """
+    parts: list[list[int]] = []
+    room = left = -1
+    for item in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        count = 0 if most is None else counts[item]
+        if costs[item] > room or count > left:
+            parts.append([])
+            room, left = budget, most or 0
+        parts[-1].append(item)
+        room -= costs[item]
+        left -= count
+    return parts
+
+
+def whole_groups(batch: RolloutBatch) -> list[list[int]]:
+    """Return the numbers of the answers of each group, in the order in which groups first occur."""
+    found: dict[int, list[int]] = {}
+    for row, group in enumerate(integers(batch.groups)):
+        found.setdefault(group, []).append(row)
+    return list(found.values())

@@ -1,0 +1,99 @@
+"""Answers to one prompt on their way from who answers to who scores; without torch, for processes that need none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.data.problems import Problem
+from recipes.language.loop.generation import ANSWERS
+from recipes.language.loop.prompts import Prompt
+from rlinf_core import Channel
+
+
+class TurnRecord(NamedTuple):
+    """A turn of a conversation, as a person reads it.
+
+    Attributes:
+        who: the task, the model, or a tool; or that a turn of the model was given a reward.
+        text: what was said, or the reward.
+        tool: name of the tool.
+        seconds: that the turn took.
+        failure: `error` or `timeout` of a tool; "" else.
+        segment: number of the segment of the trajectory.
+    """
+
+    who: Literal["task", "model", "tool", "reward"]
+    text: str
+    tool: str = ""
+    seconds: float = 0.0
+    failure: str = ""
+    segment: int = 0
+
+
+class Course(NamedTuple):
+    """The course of an answer of several turns.
+
+    Attributes:
+        reward: what whoever answered gives it; None: the text is scored like any other.
+        reason: of that reward.
+        parts: named parts of it.
+        failure: why it could not be ended; "" else.
+        turns: what was said.
+        figures: metrics by their full names, whose means are told.
+    """
+
+    reward: float | None = None
+    reason: str = ""
+    parts: Mapping[str, float] = {}
+    failure: str = ""
+    turns: tuple[TurnRecord, ...] = ()
+    figures: Mapping[str, float] = {}
+
+
+class AnswerGroup(NamedTuple):
+    """The answers to one prompt, on their way to be scored.
+
+    Attributes:
+        prompt: that was answered.
+        problem: number of the problem in its set.
+        question: the problem.
+        texts: the answers without the tokens that end them; empty for a prompt that was skipped.
+        answers: the sequences; where a trajectory branched its segments, next to each other, with its number.
+        pieces: text of each token, by answer; empty where nobody is to read them.
+        courses: of each trajectory; empty where answers are of one turn.
+    """
+
+    prompt: Prompt
+    problem: int
+    question: Problem
+    texts: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    pieces: tuple[tuple[str, ...], ...] = ()
+    courses: tuple[Course, ...] = ()
+
+    @property
+    def trajectories(self) -> list[list[Answer]]:
+        """The sequences of each trajectory, by number."""
+        found: dict[int, list[Answer]] = {}
+        for each in self.answers:
+            found.setdefault(each.sample, []).append(each)
+        return list(found.values())
+
+
+def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *, streams: bool) -> None:
+    """Hand groups to the reward workers, in one message to each: a message costs more than most scores.
+
+    Args:
+        channel: to them.
+        groups: that are whole.
+        rewards: how many reward workers there are.
+        streams: whether the group never stops, so that any reward worker may take any group.
+    """
+    shares: list[list[AnswerGroup]] = [[] for _ in range(rewards)]
+    for number, group in enumerate(groups):
+        shares[(number if streams else group.prompt.slot) % rewards].append(group)
+    for rank, share in enumerate(shares):
+        if share:
+            channel.put(share, key=ANSWERS if streams else str(rank))

@@ -1,0 +1,141 @@
+"""Answers in a checkpoint: groups that wait to be learned from, and answers that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
+from dataclasses import fields
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import FinishReason, Sequence
+from recipes.training.typed_tensors import floats, integers, pieces
+from rlinf_core import Channel, CheckpointError
+
+_FILE: Final = "buffered.pt"
+_UNFINISHED_FILE: Final = "unfinished.pt"
+_REASONS: Final[tuple[FinishReason, ...]] = ("aborted", "stop", "length")
+
+
+class UnfinishedGroup(NamedTuple):
+    """The answers to a training problem, as far as they are drawn.
+
+    Attributes:
+        position: place in the endless order of training problems.
+        answers: those of which tokens are drawn; the ones that have not ended are `aborted`.
+    """
+
+    position: int
+    answers: tuple[Sequence, ...]
+
+    @property
+    def oldest(self) -> int:
+        """Version of the oldest weights that drew a token."""
+        return min(version for each in self.answers for version in each.versions)
+
+
+class UnfinishedReport(NamedTuple):
+    """The prompts that a rollout worker is answering.
+
+    Attributes:
+        positions: of all their problems.
+        groups: of those of which something is drawn.
+    """
+
+    positions: tuple[int, ...]
+    groups: tuple[UnfinishedGroup, ...]
+
+    @property
+    def oldest(self) -> dict[int, int | None]:
+        """Version of the oldest weights that drew a token, by position; None where none is drawn."""
+        return {**dict.fromkeys(self.positions), **{each.position: each.oldest for each in self.groups}}
+
+
+def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
+    """Write the groups that a channel holds under the keys `slots`, and leave them there."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for slot in slots:
+        (batch,) = channel.peek_all(key=str(slot))
+        groups[str(slot)] = {each.name: getattr(batch, each.name) for each in fields(RolloutBatch)}
+    torch.save(groups, folder / _FILE)
+
+
+def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
+    """Put groups that `save_buffered` wrote into a channel, under the keys `slots`.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or lacks a group.
+    """
+    file = folder / _FILE
+    try:
+        groups: dict[str, dict[str, Tensor]] = torch.load(file, weights_only=True)
+        batches = {slot: RolloutBatch(**groups[str(slot)]) for slot in slots}
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "the checkpoint lacks groups of answers that wait to be learned from",
+            where=str(file),
+            why=str(error) or type(error).__name__,
+            help="continue from another checkpoint",
+        ) from None
+    for slot, batch in batches.items():
+        channel.put(batch, weight=int(batch.lengths.sum()), key=str(slot))
+
+
+def save_unfinished(groups: Iterable[UnfinishedGroup], folder: Path) -> None:
+    """Write answers that are under way."""
+    torch.save({str(each.position): _tensors(each.answers) for each in groups}, folder / _UNFINISHED_FILE)
+
+
+def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[UnfinishedGroup]:
+    """Return what `save_unfinished` wrote of the answers to problems.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or lacks a problem.
+    """
+    file = folder / _UNFINISHED_FILE
+    try:
+        stored: dict[str, dict[str, Tensor]] = torch.load(file, weights_only=True)
+        return [UnfinishedGroup(each, _answers(stored[str(each)])) for each in positions]
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "the checkpoint lacks answers that were under way",
+            where=str(file),
+            why=str(error) or type(error).__name__,
+            help="continue from another checkpoint",
+        ) from None
+
+
+def _tensors(answers: SequenceABC[Sequence]) -> dict[str, Tensor]:
+    """Return the answers to one prompt as tensors."""
+    return {
+        "prompt": torch.tensor(answers[0].prompt, dtype=torch.int64),
+        "samples": torch.tensor([each.sample for each in answers]),
+        "lengths": torch.tensor([len(each.tokens) for each in answers]),
+        "reasons": torch.tensor([_REASONS.index(each.finish_reason) for each in answers]),
+        "tokens": torch.tensor([token for each in answers for token in each.tokens], dtype=torch.int64),
+        "logprobs": torch.tensor([number for each in answers for number in each.logprobs], dtype=torch.float64),
+        "versions": torch.tensor([version for each in answers for version in each.versions], dtype=torch.int64),
+    }
+
+
+def _answers(stored: dict[str, Tensor]) -> tuple[Sequence, ...]:
+    lengths = integers(stored["lengths"])
+    tokens, logprobs, versions = (pieces(stored[name], lengths) for name in ("tokens", "logprobs", "versions"))
+    return tuple(
+        Sequence(
+            request_id="",
+            sample=sample,
+            prompt=tuple(integers(stored["prompt"])),
+            tokens=tuple(integers(tokens[number])),
+            logprobs=tuple(floats(logprobs[number])),
+            versions=tuple(integers(versions[number])),
+            finish_reason=_REASONS[reason],
+        )
+        for number, (sample, reason) in enumerate(
+            zip(integers(stored["samples"]), integers(stored["reasons"]), strict=True)
+        )
+    )

@@ -1,0 +1,59 @@
+"""The facts about engines that can be known without importing them: names, packages, and what they cannot do."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_core import ConfigError
+from rlinf_core.process.requirements import install_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """An engine by the name that `rollout.backend` gives it.
+
+    Attributes:
+        name: as written in files.
+        modules: what the interpreter of the rollout workers must have besides torch and transformers.
+        keys: of `rollout` that it reads and others do not.
+        keeps_partial: whether unfinished answers can go on under new weights, and aborted ones keep their tokens.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+    keeps_partial: bool = True
+
+
+# Arguments of other engines that this project gives by itself: with other values tokens or log-probabilities are wrong.
+RESERVED_OPTIONS: Final = {
+    "vllm": frozenset(
+        ("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode", "tensor_parallel_size")
+    ),
+    "sglang": frozenset(("model_path", "dtype", "skip_tokenizer_init", "tp_size")),
+}
+_GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
+BACKENDS: Final = {
+    "torch": Backend(name="torch"),
+    "huggingface": Backend(name="torch"),
+    "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
+    "sglang": Backend(name="sglang", modules=("sglang",), keys=_GPU_KEYS, keeps_partial=False),
+    "server": Backend(name="server", keys=frozenset(("server",)), keeps_partial=False),
+}
+
+
+def missing_package(module: str, why: str) -> ConfigError:
+    """Return the error of an interpreter that lacks the package of an engine."""
+    return ConfigError(
+        f"`rollout.backend: {module}` needs the package {module} in the interpreter of every rollout worker",
+        why=f"{sys.executable}: {why}",
+        help=f"{install_command(module)}, or give the node group of `rollout` an interpreter that has it:"
+        " `env_configs: [{node_ranks: ..., python_interpreter_path: ...}]`",
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of what an exception says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

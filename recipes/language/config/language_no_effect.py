@@ -1,0 +1,189 @@
+"""Keys of language models' recipes that change nothing beside others: the table of `LanguageConfig`.
+
+Keys that a section alone decides about have their rules there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from recipes.language.config.engine_facts import BACKENDS
+from recipes.sections.no_effect import (
+    NOT_TRAINED,
+    WITHIN_GROUPS,
+    adv_type,
+    checkpoints_of,
+    discount_of_total_rewards,
+    lambda_without_values,
+    of_one_rank,
+)
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import NoEffect, WorldSizes
+
+
+def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
+    return "critic" not in config.cluster.component_placement or not config.algorithm.wants_values
+
+
+def _why_no_critic(config: Any) -> str:
+    if not config.algorithm.wants_values:
+        return f"{adv_type(config)} asks for no values"
+    return "the group `critic`, which estimates values, has no place"
+
+
+def _has_no_reference(config: Any, sizes: WorldSizes) -> bool:
+    return "reference" not in config.cluster.component_placement or not config.algorithm.kl_beta
+
+
+def _why_no_reference(config: Any) -> str:
+    return "the group `reference` has no place" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
+
+
+def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
+    models = [config.actor.model, *([config.critic.model] if config.critic.model is not None else [])]
+    return all(each.model_path is not None for each in models)
+
+
+def _has_no_end(component: str) -> NoEffect:
+    def when(config: Any, sizes: WorldSizes) -> bool:
+        optim = getattr(config, component).optim
+        return optim.lr_scheduler != "constant" and (optim.total_training_steps or config.runner.last_step) is None
+
+    return NoEffect(
+        (f"{component}.optim.lr_scheduler", f"{component}.optim.min_lr_ratio"),
+        when,
+        "a learning rate falls until the last step, and this run has none",
+        f"write `runner.max_steps`, `runner.max_epochs` or `{component}.optim.total_training_steps`",
+        because=("runner.max_steps", "runner.max_epochs"),
+    )
+
+
+def _keeps_masters(model: Any) -> bool:
+    """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
+    return model.precision != "fp32"
+
+
+def _offload_of_no_shards(component: str) -> NoEffect:
+    def when(config: Any, sizes: WorldSizes) -> bool:
+        section = getattr(config, component)
+        whole = section.fsdp_config.sharding_strategy == "no_shard"
+        return whole and not _keeps_masters(section.model or config.actor.model)
+
+    return NoEffect(
+        (f"{component}.fsdp_config.cpu_offload",),
+        when,
+        "it keeps shards in the host's memory, and `sharding_strategy: no_shard` makes none",
+        because=(f"{component}.fsdp_config.sharding_strategy",),
+    )
+
+
+def _keys_of_engines() -> tuple[NoEffect, ...]:
+    """Return a rule for each key of `rollout` that not every engine reads."""
+    readers: dict[str, list[str]] = {}
+    for backend in dict.fromkeys(BACKENDS.values()):
+        for key in sorted(backend.keys):
+            readers.setdefault(key, []).append(backend.name)
+
+    def unread(key: str) -> NoEffect:
+        return NoEffect(
+            (f"rollout.{key}",),
+            lambda config, sizes: key not in BACKENDS[config.rollout.backend].keys,
+            lambda config: f"engine `{BACKENDS[config.rollout.backend].name}` does not read it",
+            "remove it, or write " + " or ".join(f"`backend: {name}`" for name in readers[key]),
+            because=("rollout.backend",),
+        )
+
+    return tuple(map(unread, readers))
+
+
+def _refused(key: str, instead: str = "") -> NoEffect:
+    """Return the rule of a key that other recipes have."""
+    return NoEffect(
+        (key,),
+        lambda config, sizes: True,
+        "recipes of language models do not read it yet",
+        f"use `{instead}`" if instead else "remove it",
+        severity=Severity.ERROR,
+    )
+
+
+LANGUAGE: Final = (
+    NOT_TRAINED,
+    NoEffect(
+        ("critic",),
+        _has_no_critic,
+        _why_no_critic,
+        "remove it, or write `algorithm.adv_type: gae` and `critic: 0` in `cluster.component_placement`",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("algorithm.value_clip", "algorithm.huber_delta"),
+        _has_no_critic,
+        _why_no_critic,
+        "remove it, or write `adv_type: gae` and `critic: 0` in `cluster.component_placement`",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("reference",),
+        _has_no_reference,
+        _why_no_reference,
+        "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
+        because=("algorithm.kl_beta",),
+    ),
+    _refused("rollout.model_dir", "actor.model.model_path"),
+    _refused("actor.checkpoint_load_path", "runner.resume_dir"),
+    _refused("algorithm.filter_rewards", "filter_groups"),
+    _refused("runner.weight_sync_interval"),
+    NoEffect(
+        ("actor.fsdp_config.mixed_precision.param_dtype",),
+        lambda config, sizes: (
+            config.actor.fsdp_config.mixed_precision.param_dtype not in (None, config.actor.model.precision)
+        ),
+        "recipes of language models compute in the type of the weights",
+        "use `actor.model.precision`",
+        because=("actor.model.precision",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.optim.value_lr",),
+        lambda config, sizes: True,
+        "the actor has no values: the group `critic` learns them",
+        "remove it, or write it as `critic.optim.value_lr`",
+    ),
+    _has_no_end("actor"),
+    _has_no_end("critic"),
+    NoEffect(
+        ("actor.warm_start",),
+        _builds_no_model,
+        "only a model that is built on the spot is shown right answers first, and `model_path` names one",
+        because=("actor.model.model_path",),
+    ),
+    discount_of_total_rewards(),
+    lambda_without_values("`adv_type: gae` and `critic: 0` in `cluster.component_placement`"),
+    WITHIN_GROUPS,
+    NoEffect(
+        ("runner.partial_rollout",),
+        lambda config, sizes: not config.runner.max_staleness,
+        "`max_staleness` is 0: no answer is under way when weights change",
+        "remove it, or write `runner.max_staleness: 1`",
+        because=("runner.max_staleness",),
+    ),
+    *_keys_of_engines(),
+    NoEffect(
+        ("rollout.sampling_params.top_k", "rollout.sampling_params.top_p"),
+        lambda config, sizes: config.rollout.sampling_params.temperature == 0,
+        "`temperature: 0` takes the likeliest token",
+        because=("rollout.sampling_params.temperature",),
+    ),
+    NoEffect(
+        ("data.val_samples", "data.val_rollout_batch_size"),
+        lambda config, sizes: config.runner.val_check_interval == -1 and not config.runner.only_eval,
+        "the run has no evaluations: `val_check_interval` is -1",
+        "remove it, or write `runner.val_check_interval: 10`",
+        because=("runner.val_check_interval",),
+    ),
+    of_one_rank("actor", "reference", reads=lambda config: _keeps_masters(config.actor.model)),
+    of_one_rank("critic", reads=lambda config: _keeps_masters(config.critic.model or config.actor.model)),
+    *(_offload_of_no_shards(component) for component in ("actor", "critic")),
+    checkpoints_of("actor"),
+)

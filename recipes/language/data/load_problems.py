@@ -1,0 +1,77 @@
+"""The problems that section `data` names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.language.config.problem_config import MOST_GENERATED, LanguageDataConfig
+from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, read_file
+from recipes.language.data.problems import Problem, ProblemSet
+from rlinf_core import ConfigError
+
+# Problem i of a data set of reasoning-gym is made from its seed + i: training and evaluation begin this far apart, and
+# `train_size` and `val_size` are at most that.
+_SEED_DISTANCE = MOST_GENERATED
+
+
+def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet:
+    """Return the problems of training or of evaluation.
+
+    Files without a part for evaluation give it every tenth of their problems, which training does not take.
+
+    Raises:
+        ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
+    """
+    if config.source == "sums":
+        return Sums(
+            config.generated_digits,
+            held_out=evaluation,
+            size=config.val_size,
+            seed=config.seed,
+            spaced=bool(config.task_config.get("spaced", False)),
+        )
+    if config.source == "reasoning_gym":
+        size = config.val_size if evaluation else config.train_size
+        seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
+        return ReasoningGym(config.task or "", size, seed, config.task_config)
+    paths = config.val_data_paths if evaluation and config.val_data_paths else config.train_data_paths
+    whole = Joined(
+        [
+            read_file(path, config.prompt_key, config.answer_key, name)
+            for path, name in zip(paths, data_set_names(paths), strict=True)
+        ]
+    )
+    if config.val_data_paths:
+        return whole
+    numbers = [n for n in range(len(whole)) if (n % 10 == 9) == evaluation]
+    if not numbers:
+        raise ConfigError(
+            f"{len(whole)} problems are too few to hold some back for evaluation",
+            help="give `data.val_data_paths`, or ten problems",
+        )
+    return Chosen(whole, numbers)
+
+
+def data_set_names(paths: Sequence[str]) -> list[str]:
+    """Return names of files without folder and ending, with as many folders as tell them from each other."""
+    parts = [Path(path).with_suffix("").parts for path in paths]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        names = ["_".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{each[-1]}_{number}" for number, each in enumerate(parts)]
+
+
+class Chosen:
+    """Some of the problems of a set."""
+
+    def __init__(self, whole: ProblemSet, numbers: list[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Problem:
+        return self._whole[self._numbers[index]]

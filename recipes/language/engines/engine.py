@@ -1,0 +1,147 @@
+"""The interface of generation engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from recipes.language.answers.sequences import Request, Sequence
+
+PauseMode = Literal["drain", "freeze", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Figures of an engine.
+
+    Attributes:
+        running: answers that are being generated.
+        waiting: answers that wait for room.
+        reserved_tokens: cache tokens that running answers may come to need.
+        max_running_tokens: limit of `reserved_tokens`; 0: none.
+        generated_tokens: tokens drawn since the start.
+        prefilled_tokens: prompt tokens computed since the start; shared ones count once.
+        prompt_tokens: prompt tokens of all answers since the start.
+        cache_bytes: memory of keys and values.
+        version: of the weights.
+    """
+
+    running: int
+    waiting: int
+    reserved_tokens: int
+    max_running_tokens: int
+    generated_tokens: int
+    prefilled_tokens: int
+    prompt_tokens: int
+    cache_bytes: int
+    version: int
+
+
+class ArrivingTensors(Iterable[tuple[str, Tensor]]):
+    """Named tensors that arrive one by one, and whose shapes are known before.
+
+    Args:
+        shapes: of all tensors, by name.
+        tensors: names and values, once.
+        may_keep: whether their memory is the engine's from now on: nobody else changes it.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        tensors: Iterator[tuple[str, Tensor]],
+        *,
+        may_keep: bool = False,
+    ) -> None:
+        self.shapes = shapes
+        self.may_keep = may_keep
+        self._tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._tensors
+
+
+class Engine(ABC):
+    """A generator of answers to prompts, driven by its caller in small steps.
+
+    Every answer that `submit` asked for comes back exactly once: from `step`, or from `pause`. Not safe for use by
+    several threads.
+
+    Attributes:
+        continues: whether `unfinished_answers` tells what there is of an answer, and `Request.begun` is gone on from.
+    """
+
+    continues: ClassVar[bool] = False
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Take a request; its answers come from later steps.
+
+        Raises:
+            ValueError: the prompt is empty or does not fit, or a sampling parameter cannot be obeyed.
+        """
+
+    @abstractmethod
+    def step(self) -> list[Sequence]:
+        """Go on for a moment and return the answers that ended; nothing happens where nothing is to be done."""
+
+    @property
+    @abstractmethod
+    def unfinished(self) -> int:
+        """Answers that have not come back yet."""
+
+    def unfinished_answers(self) -> list[Sequence]:
+        """Return all answers that have not come back, as they are, and go on; nothing where this cannot be told."""
+        return []
+
+    @abstractmethod
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """Stop generating between two steps, and return the answers that came of it.
+
+        Args:
+            mode: `drain` finishes what is running and takes nothing that waits; `freeze` keeps unfinished answers,
+                which go on under the weights of the time of `resume`; `abort` returns everything, what waits as well,
+                unfinished.
+        """
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on after `pause`."""
+
+    @abstractmethod
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        """Replace weights between two steps and return a fingerprint of what was loaded.
+
+        Args:
+            tensors: names and values, as the trainer's `state_dict` has them; they may still be arriving.
+            version: of these weights; tokens drawn from now on carry it.
+            adapter_only: whether the tensors are those of a LoRA adapter alone.
+
+        Raises:
+            ValueError: a name or a shape is not the model's.
+        """
+
+    @abstractmethod
+    def sleep(self, level: int = 1) -> None:
+        """Give up memory: 1, of keys and values; 2, of weights as well. Nothing may be running."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Take back what `sleep` gave up; weights of level 2 are to be loaded anew."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Return figures of this moment."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End, and give everything back. May be called twice."""
+
+    def results(self) -> Iterator[Sequence]:
+        """Yield answers as they end, until none is left."""
+        while self.unfinished:
+            yield from self.step()

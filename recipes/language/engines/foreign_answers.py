@@ -1,0 +1,72 @@
+"""Answers of engines that run elsewhere, checked before they are learned from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, cast
+
+from recipes.language.answers.sequences import FinishReason, Sequence
+from recipes.language.engines.request_queue import Answer
+from recipes.language.engines.stop_texts import StopTexts
+from rlinf_core import RLinfError
+
+# A probability a little above 1 is rounding.
+_ROUNDING: Final = 1e-3
+_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "aborted"}
+
+
+class EngineAnswerError(RLinfError):
+    """An engine gave an answer that cannot be learned from."""
+
+
+def checked_sequence(
+    answer: Answer, tokens: Any, logprobs: Any, reason: Any, version: int, stop_texts: StopTexts | None, engine: str
+) -> Sequence:
+    """Return an answer as it comes back; what follows an ending text is left out.
+
+    Args:
+        answer: what was asked for.
+        tokens, logprobs: of the answer, as the engine gave them.
+        reason: `stop`, `length` or `abort`, by the engine.
+        version: of the engine's weights.
+        stop_texts: finds ending texts.
+        engine: names the engine in errors.
+
+    Raises:
+        EngineAnswerError: there are too few tokens, or too many, or values are no tokens and no log-probabilities.
+    """
+    request, params = answer.request, answer.request.params
+
+    def wrong(why: str, help: str = "") -> EngineAnswerError:
+        return EngineAnswerError(
+            f"{engine} gave an answer to request `{request.request_id}` that cannot be learned from",
+            why=why,
+            help=help,
+        )
+
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in cast("list[Any]", tokens)):
+        raise wrong("its tokens are not a list of numbers", "the engine must return token ids")
+    tokens = cast("list[int]", tokens)
+    if not isinstance(logprobs, list) or len(cast("list[Any]", logprobs)) != len(tokens):
+        count = len(cast("list[Any]", logprobs)) if isinstance(logprobs, list) else "no"
+        raise wrong(f"{len(tokens)} tokens have {count} log-probabilities")
+    logprobs = cast("list[Any]", logprobs)
+    if not all(isinstance(each, int | float) and -math.inf < each <= _ROUNDING for each in logprobs):
+        raise wrong("a log-probability is missing, above 0, or not a finite number")
+    if reason not in _REASONS:
+        raise wrong(f"it ended for the reason {reason!r}, not stop or length")
+    if len(tokens) > params.max_new_tokens:
+        raise wrong(f"it has {len(tokens)} tokens, and at most {params.max_new_tokens} were asked for")
+    found = _REASONS[reason]
+    if params.stop and stop_texts is not None:
+        for count in range(max(1, params.min_new_tokens), len(tokens) + 1):
+            if stop_texts.ended(tokens[:count], params.stop):
+                tokens, logprobs, found = tokens[:count], logprobs[:count], "stop"
+                break
+    least = {"stop": max(1, params.min_new_tokens), "length": params.max_new_tokens, "aborted": 0}[found]
+    if len(tokens) < least:
+        raise wrong(
+            f"it ended ({found}) after {len(tokens)} tokens, and {least} were asked for",
+            "the engine's own limit of a sequence may be shorter than `runner.seq_length`" if found == "length" else "",
+        )
+    return answer.sequence(tuple(tokens), tuple(map(float, logprobs)), (version,) * len(tokens), found)

@@ -1,0 +1,364 @@
+"""The engine of this project: a HuggingFace model in this process, its rows decoded together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.own.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
+from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.engines.own.rows import Rows
+from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.sampling import draw
+from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment, use_plans
+from recipes.language.models.fingerprint import Fingerprint
+from recipes.language.models.packing import MIN_SHARED, common_prefix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PREFILL_TOKENS = 8192
+# Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
+_ENDED_SHARE = 8
+
+
+class TorchEngine(Engine):
+    """Decodes all running answers together; rows leave when they end, and prompts that share tokens compute them once.
+
+    Args:
+        model: a causal language model in evaluation mode; its attention is replaced.
+        stop_token_ids: tokens that end every answer, such as the tokenizer's end of sequence.
+        decode: text of token ids, needed for `SamplingParams.stop`.
+        max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: none.
+        max_sequence_tokens: longest prompt and answer together; at most, and with 0, what the model has positions for.
+        share_prefixes: whether tokens that all prompts begin with are computed once.
+        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+        seed: added to that of every request.
+    """
+
+    continues: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_token_ids: Iterable[int] = (),
+        decode: Callable[[SequenceABC[int]], str] | None = None,
+        max_running_tokens: int = 0,
+        max_sequence_tokens: int = 0,
+        share_prefixes: bool = True,
+        adapter_scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        use_plans(model)
+        self._model = model.eval()
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._decode = decode
+        self._limit = max_running_tokens
+        self._share = share_prefixes
+        self._seed = seed
+        self._cache = KvCache(cache_shape(model))
+        self._prefix = SharedPrefix()
+        self._rows = Rows(model.device, self._stop_token_ids, decode)
+        self._adapter = MergedAdapter(model, adapter_scale)
+        positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0))
+        self._queue = RequestQueue(
+            max_sequence_tokens=min(max_sequence_tokens or positions, positions or max_sequence_tokens),
+            max_running_tokens=max_running_tokens,
+            stops_at_texts=decode is not None,
+        )
+        self._paused = False
+        # Of weights whose memory was given up.
+        self._shapes: dict[str, torch.Size] = {}
+        self._version = 0
+        self._generated = self._prefilled = self._prompted = 0
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """See `Engine`."""
+        self._queue.add(request)
+
+    @property
+    def unfinished(self) -> int:
+        """See `Engine`."""
+        return len(self._queue) + self._rows.running
+
+    def unfinished_answers(self) -> list[Sequence]:
+        """See `Engine`."""
+        return self._rows.unfinished() + self._queue.waiting()
+
+    # Steps
+
+    @torch.inference_mode()
+    def step(self) -> list[Sequence]:
+        """See `Engine`: begin what there is room for, then draw one token for every running answer."""
+        if self._paused:
+            return []
+        self._check_awake()
+        ended = self._begin()
+        return ended + self._go_on()
+
+    def _begin(self) -> list[Sequence]:
+        """Prefill prompts that there is room for, and draw their first tokens."""
+        taken = self._admitted()
+        if not taken:
+            return []
+        self._leave_out_ended()
+        ended: list[Sequence] = []
+        for wave in self._waves(taken):
+            ended += self._prefill(wave)
+        return ended
+
+    def _admitted(self) -> list[Answer]:
+        """Return answers that may begin now. Begun in bunches: each time all running ones are copied."""
+        rows, longest = self._rows.running, self._rows.longest
+        taken: list[Answer] = []
+        while self._queue:
+            width = max(longest, self._queue.first().most_tokens)
+            if self._limit and (rows + len(taken) + 1) * width > self._limit and (rows or taken):
+                break
+            longest = width
+            taken.append(self._queue.pop())
+        if self._queue and len(taken) * _ENDED_SHARE < rows:
+            for answer in taken:
+                self._queue.put_back(answer)
+            return []
+        return taken
+
+    def _waves(self, taken: list[Answer]) -> Iterable[list[Answer]]:
+        """Yield answers in parts whose unlike prompts are few enough tokens for one forward pass."""
+        wave: list[Answer] = []
+        seen: set[tuple[int, ...]] = set()
+        tokens = 0
+        for each in taken:
+            prompt = each.request.context
+            if prompt not in seen:
+                if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
+                    yield wave
+                    wave, seen, tokens = [], set[tuple[int, ...]](), 0
+                seen.add(prompt)
+                tokens += len(prompt)
+            wave.append(each)
+        yield wave
+
+    def _prefill(self, wave: list[Answer]) -> list[Sequence]:
+        device = self._model.device
+        prompts = list(dict.fromkeys(each.request.context for each in wave))
+        common = self._common(prompts)
+        shared, is_known = len(common), bool(common) and common == self._prefix.tokens
+        known = shared if is_known else 0
+        segments, tokens = _packed(prompts, shared)
+        plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers, self._prefix if is_known else None)
+        own = segments[1:] if shared else segments
+        last = torch.tensor([each.start + each.length - 1 - known for each in own], device=device)
+        logits = self._model(
+            input_ids=torch.tensor([tokens[known:]], device=device),
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=last,
+            attention_plan=plan,
+        ).logits[0]
+        if shared and not is_known:
+            self._prefix = plan.prefix(common)
+        number = {prompt: index for index, prompt in enumerate(prompts)}
+        which = torch.tensor([number[each.request.context] for each in wave], device=device)
+        width = max(len(prompt) for prompt in prompts)
+        sources = torch.zeros(len(prompts), width, dtype=torch.int64)
+        for index, (prompt, segment) in enumerate(zip(prompts, own, strict=True)):
+            begin = width - len(prompt)
+            sources[index, begin : begin + shared] = torch.arange(shared)
+            sources[index, begin + shared :] = torch.arange(segment.start, segment.start + segment.length)
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        self._rows.add(wave, self._seed)
+        rows = sources.to(device)[which], lengths.to(device)[which]
+        self._cache.add(plan.keys, plan.values, *rows, self._rows.longest)
+        self._prefilled += len(tokens) - known
+        self._prompted += sum(len(each.request.context) for each in wave)
+        return self._draw(logits[which], first=self._rows.count - len(wave))
+
+    def _common(self, prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the tokens that these prompts share with those that wait, or with earlier ones, and go on after."""
+        if not self._share:
+            return ()
+        waiting = {each.request.context for each in self._queue}
+        longest = common_prefix([*prompts, *waiting])
+        known = self._prefix
+        if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, prompts)):
+            return known.tokens
+        return prompts[0][:longest]
+
+    def _go_on(self) -> list[Sequence]:
+        """Draw one token for every running answer."""
+        if not self._rows.running:
+            self._leave_out_ended()
+            return []
+        if self._rows.ended * _ENDED_SHARE >= self._rows.count:
+            self._leave_out_ended()
+        plan = self._cache.decode_plan(self._rows.longest)
+        logits = self._model(
+            input_ids=self._rows.newest[:, None],
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=1,
+            attention_plan=plan,
+        ).logits[:, -1]
+        plan.finish()
+        return self._draw(logits, first=0)
+
+    def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
+        """Draw a token for each row from `first` on, and return the answers that it ends."""
+        rows = self._rows
+        settings = rows.settings(first)
+        banned = rows.too_early(logits, first)
+        tokens, logprobs = draw(logits, settings.temperature, settings.uniform, settings.top_k, settings.top_p, banned)
+        before = rows.running
+        ended = rows.put(tokens, logprobs, self._version, first)
+        self._generated += before if not first else len(tokens)
+        return ended
+
+    def _leave_out_ended(self) -> None:
+        if self._rows.ended:
+            kept = self._rows.leave_out_ended()
+            self._cache.keep(kept, self._rows.longest)
+
+    # Control
+
+    @torch.inference_mode()
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """See `Engine`."""
+        done: list[Sequence] = []
+        if mode == "drain":
+            while self._rows.running:
+                done += self._go_on()
+        elif mode == "abort":
+            done = self._rows.abort()
+            self._leave_out_ended()
+            done += self._queue.abort()
+        self._paused = True
+        return done
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
+        self._check_awake()
+        self._prefix = SharedPrefix()
+        if adapter_only:
+            digest = self._adapter.load(tensors)
+        else:
+            digest = self._load_whole(tensors)
+        self._version = version
+        return digest
+
+    def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
+        own: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        if not isinstance(tensors, ArrivingTensors):
+            given = dict(tensors)
+            tensors = ArrivingTensors({name: tuple(each.shape) for name, each in given.items()}, iter(given.items()))
+        # All is looked at before anything is changed.
+        self._check_shapes(tensors.shapes, own)
+        found = Fingerprint()
+        places = Counter(weight.data_ptr() for weight in {id(each): each for each in own.values()}.values())
+        for name, value in tensors:
+            weight = own[name]
+            # Weights that share memory without being one parameter would part.
+            alone = places[weight.data_ptr()] < 2
+            if tensors.may_keep and alone and (weight.dtype, weight.device) == (value.dtype, value.device):
+                weight.data = value
+            else:
+                weight.copy_(value)
+            # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
+            found.add(name, weight.to(value.dtype))
+        self._adapter.forget()
+        return found.text()
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless these are the weights of the model."""
+        for name, shape in shapes.items():
+            target = own.get(name)
+            if target is None:
+                raise ValueError(f"the engine's model has no weight `{name}`")
+            if tuple(target.shape) != shape:
+                raise ValueError(f"weight `{name}` is {list(shape)}, the engine's model has {list(target.shape)}")
+        there = {own[name].data_ptr() for name in shapes}
+        missing = [name for name, weight in self._model.named_parameters() if weight.data_ptr() not in there]
+        if missing:
+            raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
+
+    @torch.inference_mode()
+    def sleep(self, level: int = 1) -> None:
+        """See `Engine`."""
+        if self._rows.running:
+            raise ValueError(f"{self._rows.running} answers are running: pause the engine first")
+        if level > 1 and self._adapter.is_merged:
+            raise ValueError("with a LoRA adapter only the adapter comes anew: the engine can sleep at level 1")
+        self._leave_out_ended()
+        self._cache = KvCache(self._cache.shape)
+        self._prefix = SharedPrefix()
+        if level > 1:
+            # Buffers, which no trainer sends, stay.
+            self._shapes = {name: weight.shape for name, weight in self._model.named_parameters()}
+            for weight in self._model.parameters():
+                weight.data = weight.new_empty(0)
+
+    def wake(self) -> None:
+        """See `Engine`."""
+        for name, shape in self._shapes.items():
+            weight = self._model.get_parameter(name)
+            weight.data = weight.new_empty(shape)
+        self._shapes = {}
+
+    def _check_awake(self) -> None:
+        if self._shapes:
+            raise ValueError("the engine has given up its weights: wake it first")
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return EngineStats(
+            running=self._rows.running,
+            waiting=len(self._queue),
+            reserved_tokens=self._rows.running * self._rows.longest,
+            max_running_tokens=self._limit,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            prompt_tokens=self._prompted,
+            cache_bytes=self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token,
+            version=self._version,
+        )
+
+    def stop(self) -> None:
+        """See `Engine`."""
+        self._queue.abort()
+        self._rows = Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
+        self._cache = KvCache(self._cache.shape)
+        self._prefix = SharedPrefix()
+
+
+def cache_shape(model: PreTrainedModel) -> CacheShape:
+    """Return the sizes of the keys and values of a model."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return CacheShape(config.num_hidden_layers, heads, dim, model.dtype, model.device)
+
+
+def _packed(prompts: SequenceABC[tuple[int, ...]], shared: int) -> tuple[list[Segment], list[int]]:
+    """Return prompts as one row, their common tokens first and once."""
+    tokens = list(prompts[0][:shared])
+    segments = [Segment(0, shared)] if shared else []
+    parent = 0 if shared else NO_PARENT
+    for prompt in prompts:
+        segments.append(Segment(len(tokens), len(prompt) - shared, parent))
+        tokens += prompt[shared:]
+    return segments, tokens

@@ -1,0 +1,1 @@
+"""Learning from answers: advantages, micro-batches and updates."""

@@ -1,0 +1,71 @@
+"""Advantages of answer tokens, by the functions that `algorithm.adv_type` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.answer_batch import RolloutBatch
+from rlinf_core import Advantages, AdvantageSettings, Trajectories
+
+AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
+
+
+def token_advantages(
+    batch: RolloutBatch,
+    function: AdvantageFunction,
+    settings: AdvantageSettings,
+    *,
+    values: Tensor | None = None,
+    kl: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the advantage of each answer token, and what values learn.
+
+    An answer is a trajectory whose steps are its tokens, and the segments of one that branched follow each other. Its
+    reward, less what came before, comes with the last token that is learned from; those that are not, which the policy
+    did not draw, do not count.
+
+    Args:
+        batch: whole groups, their members next to each other.
+        function: of the registry of advantages.
+        settings: of the function.
+        values: float [A], of the state before each token; None without a critic.
+        kl: float [A], divergence from the reference, to be taken off the rewards; None: none.
+
+    Returns:
+        float32 [A], and the same or None.
+    """
+    if not len(batch):
+        return torch.empty(0), None
+    first, segments = batch.trajectories
+    of_segment = torch.arange(len(first)).repeat_interleave(segments)
+    lengths = torch.zeros_like(first).index_add(0, of_segment, batch.answer_lengths)
+    steps = torch.arange(int(lengths.max()))[:, None]
+    inside = steps < lengths[None]
+
+    def by_time(tokens: Tensor) -> Tensor:
+        """Lay values of tokens, [A], as [T, n]."""
+        laid = torch.zeros(inside.T.shape, dtype=tokens.dtype).masked_scatter(inside.T, tokens)
+        return laid.T.contiguous()
+
+    counts = by_time(batch.trained)
+    last = steps == torch.where(counts, steps, -1).amax(dim=0)
+    steps_rewards = by_time(batch.step_rewards)
+    rewards = steps_rewards + torch.where(last, batch.rewards[first] - steps_rewards.sum(dim=0), 0.0)
+    laid_values = None
+    if values is not None:
+        laid_values = torch.cat((by_time(values), torch.zeros(1, len(first))))
+    found = function(
+        Trajectories(
+            rewards=rewards,
+            dones=last | ~inside,
+            values=laid_values,
+            mask=counts,
+            kl=None if kl is None else by_time(kl),
+        ),
+        settings,
+    )
+    returns = None if found.returns is None else found.returns.T[inside.T]
+    return found.advantages.T[inside.T], returns

@@ -1,0 +1,314 @@
+"""Updates of policies and values from answers, in packed micro-batches; the same on every rank, whatever its share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.answer_batch import RolloutBatch, answer_sums
+from recipes.language.learning.micro_batches import STAND_IN, MicroBatches
+from recipes.language.models.packing import PackedRow
+from recipes.language.models.policy import AnswerEval, LanguagePolicy
+from recipes.training.sharding import ParallelStrategy
+from recipes.training.typed_tensors import floats, integers
+from recipes.training.updater import Figures, Updater
+from rlinf_core import Loss, LossInputs, LossSettings
+from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.losses.value_loss import value_loss
+from rlinf_core.config.sections.values import LossAggregation
+
+LossFunction = Callable[[LossInputs, LossSettings], Loss]
+# A value of each answer token, float32 [A], by name.
+Targets = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """The settings by which a learner goes over a batch.
+
+    Attributes:
+        minibatches: optimizer steps of one pass.
+        epochs: passes over the answers of a training step.
+        max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
+        max_answers: answers of one forward and backward pass at most; None: any number.
+        longest: most tokens that an answer may have; None: as many as the longest of a batch.
+        share_prompts: whether the prompt of a group stands once in a packed row.
+        temperature: that answers were sampled at.
+        clip_grad: largest norm of a gradient; 0: any.
+        skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
+        leave_out: whether the loss has no gradient where advantages are 0, so that such answers need no pass.
+    """
+
+    minibatches: int = 1
+    epochs: int = 1
+    max_tokens: int = 4096
+    max_answers: int | None = None
+    longest: int | None = None
+    share_prompts: bool = True
+    temperature: float = 1.0
+    clip_grad: float = 1.0
+    skip_nonfinite: bool = False
+    leave_out: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTargets:
+    """The targets of the answer tokens of a batch; all float32 [A].
+
+    Attributes:
+        advantages: of each token.
+        old_logprobs: of the policy that ratios are taken against.
+        ref_logprobs: of the reference model; None: no divergence in the loss.
+        behaviour_logprobs: of the policy that drew the tokens, where that is another one; None else.
+        comparable: bool [A], which tokens were drawn by the weights that the policy has before the update; those get
+            into `LanguageLearner.differences`. None: not asked for.
+    """
+
+    advantages: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
+    comparable: Tensor | None = None
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """Return those that are there, by name."""
+        names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class AnswerLearner(ABC):
+    """Takes optimizer steps on answers.
+
+    Args:
+        strategy: the model, as it is spread over the ranks that share every batch.
+        optimizer: of its weights.
+        loss_settings: of the loss.
+        settings: how batches are gone over.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        strategy: ParallelStrategy,
+        optimizer: torch.optim.Optimizer,
+        loss_settings: LossSettings,
+        settings: LearnerSettings,
+        device: torch.device,
+    ) -> None:
+        self._strategy = strategy
+        self._updater = Updater(
+            strategy, optimizer, clip_grad=settings.clip_grad, skip_nonfinite=settings.skip_nonfinite
+        )
+        self._loss_settings = loss_settings
+        self._settings = settings
+        self._device = device
+        # Optimizer steps of the present training step.
+        self._updates = 0
+        self._micro = MicroBatches(
+            strategy,
+            device,
+            max_tokens=settings.max_tokens,
+            share_prompts=settings.share_prompts,
+            max_answers=settings.max_answers,
+        )
+
+    def _learn(self, batch: RolloutBatch, targets: Targets, seed: int, step: int) -> Figures:
+        """Take the optimizer steps of a training step, and return figures of all micro-batches.
+
+        Args:
+            batch: this rank's answers; whole groups.
+            targets: of their tokens.
+            seed: of the order of optimizer steps; the same on every rank.
+            step: the training step, for messages.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
+        """
+        figures = Figures()
+        self._updates = 0
+        for epoch in range(self._settings.epochs):
+            for rows in self._minibatches(batch, seed + epoch):
+                moved = self._with_gradient(batch, targets, rows)
+                parts = self._micro.divide(batch, moved)
+                totals = {name: total / len(parts) for name, total in self._totals(batch, rows, moved).items()}
+
+                def part_loss(part: list[int], totals: Mapping[str, Tensor] = totals) -> Loss:
+                    lengths = batch.answer_lengths[torch.tensor(part)] if part else STAND_IN.answer_lengths
+                    row = self._micro.pack(batch, part)
+                    return self._loss_of(row, lengths, self._padded_targets(batch, targets, part), totals)
+
+                self._updater.update(parts, part_loss, step, figures)
+                self._updates += 1
+        self._updater.check_weights(f"step {step}")
+        return figures
+
+    @abstractmethod
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """Return the loss of a micro-batch.
+
+        Args:
+            row: its answers.
+            lengths: int64 [n], tokens of each.
+            targets: [n, longest answer], zero behind the end of each answer, with a bool `mask` of what is trained.
+            totals: see `LossInputs`.
+        """
+
+    def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
+        """Yield this rank's answers of each optimizer step; none where all of them are other ranks'."""
+        rows: list[list[int]] = [[] for _ in range(self._settings.minibatches)]
+        for row, number in enumerate(integers(batch.minibatches)):
+            rows[number].append(row)
+        for number in integers(torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))):
+            yield rows[number]
+
+    def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
+        """Return the answers whose loss depends on the weights; the others need no pass."""
+        return rows
+
+    def _totals(self, batch: RolloutBatch, rows: list[int], moved: list[int]) -> dict[str, Tensor]:
+        """Return the denominators of losses, and of metrics of what is `moved`, over all ranks, by rank on average."""
+        how = self._loss_settings.loss_agg_func
+        mask = padded(batch.trained, batch.answer_lengths)
+        found: list[Tensor] = []
+        counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, moved), ("token-mean", moved))
+        for kind, counted in counts:
+            part = mask[torch.tensor(counted, dtype=torch.int64)]
+            found.append(
+                denominator(part, part.shape, kind, least=0, longest=self._settings.longest)
+                if counted
+                else torch.zeros(())
+            )
+        summed = self._strategy.reduce_sum(torch.stack(found).to(self._device)).clamp(min=1)
+        names = ("total", "entropy_total", "token_total")
+        return dict(zip(names, (summed / self._strategy.world_size).unbind(), strict=True))
+
+    def _padded_targets(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> dict[str, Tensor]:
+        named = {**targets, "mask": batch.trained}
+        if not rows:
+            return {name: torch.zeros(1, 1, dtype=value.dtype, device=self._device) for name, value in named.items()}
+        chosen, lengths = torch.tensor(rows), batch.answer_lengths
+        longest = int(lengths[chosen].max())
+        return {name: padded(value, lengths)[chosen][:, :longest].to(self._device) for name, value in named.items()}
+
+
+class LanguageLearner(AnswerLearner):
+    """Improves a policy.
+
+    Args:
+        policy: the model.
+        loss: by `algorithm.loss_type`.
+        strategy, optimizer, loss_settings, settings, device: see `AnswerLearner`.
+
+    Attributes:
+        differences: float32 [m], log-probabilities by the weights before the last `train` less `old_logprobs`, of
+            those tokens of the first optimizer step that are `comparable`.
+    """
+
+    def __init__(
+        self,
+        policy: LanguagePolicy,
+        strategy: ParallelStrategy,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        loss_settings: LossSettings,
+        settings: LearnerSettings,
+        device: torch.device,
+    ) -> None:
+        super().__init__(strategy, optimizer, loss_settings, settings, device)
+        self.policy = policy
+        self.differences = torch.empty(0)
+        self._loss = loss
+
+    def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
+        """Learn from a batch, and return figures of all micro-batches. All ranks call it together.
+
+        Args:
+            batch: this rank's answers; whole groups.
+            targets: of their tokens.
+            seed: of the order of optimizer steps; the same on every rank.
+            step: the training step, for messages.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
+        """
+        self.differences = torch.empty(0)
+        return self._learn(batch, targets.as_dict(), seed, step)
+
+    def evaluate(self, batch: RolloutBatch) -> Tensor:
+        """Return the log-probabilities of a batch's answer tokens, float32 [A], on the CPU. All ranks call it."""
+        temperature = self._settings.temperature
+
+        def logprobs(row: PackedRow) -> Tensor:
+            found: AnswerEval = self._strategy.module(row, temperature)
+            return found.logprobs
+
+        return self._micro.evaluate(batch, logprobs)
+
+    def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
+        """See `AnswerLearner`. Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a
+        group in which all or none are right.
+        """
+        if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
+            return rows
+        moved = floats(answer_sums(targets["advantages"].abs(), batch.answer_lengths))
+        return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
+
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """See `AnswerLearner`."""
+        evaluated: AnswerEval = self._strategy.module(row, self._settings.temperature, entropy=True)
+        entropy = evaluated.entropy
+        if entropy is not None and not self._loss_settings.entropy_bonus:
+            entropy = entropy.detach()  # a metric only
+        logprobs = padded(evaluated.logprobs, lengths)
+        given = dict(targets)
+        comparable = given.pop("comparable", None)
+        if comparable is not None and self._updates == 0:
+            found = (logprobs.detach() - given["old_logprobs"])[comparable].cpu()
+            self.differences = torch.cat((self.differences, found))
+        return self._loss(
+            LossInputs(
+                logprobs=logprobs,
+                entropy=None if entropy is None else padded(entropy, lengths),
+                **given,
+                **totals,
+            ),
+            self._loss_settings,
+        )
+
+
+class ValueLearner(AnswerLearner):
+    """Learns the values of the states before answer tokens."""
+
+    def evaluate(self, batch: RolloutBatch) -> Tensor:
+        """Return the value before each answer token of a batch, float32 [A], on the CPU. All ranks call it."""
+        return self._micro.evaluate(batch, self._strategy.module)
+
+    def train(self, batch: RolloutBatch, returns: Tensor, old_values: Tensor, seed: int, step: int = 0) -> Figures:
+        """Learn from a batch, as `LanguageLearner.train` does.
+
+        Args:
+            batch: this rank's answers; whole groups.
+            returns: float32 [A], what values learn.
+            old_values: float32 [A], the values before.
+            seed: of the order of optimizer steps; the same on every rank.
+            step: the training step, for messages.
+        """
+        return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)
+
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """See `AnswerLearner`."""
+        values = padded(self._strategy.module(row), lengths)
+        old, returns = targets["old_values"], targets["returns"]
+        return value_loss(values, old, returns, self._loss_settings, targets["mask"], totals["token_total"])
+
+
+def padded(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return values of tokens, [A], as [n, longest], zero behind the end of each answer; differentiable."""
+    device = values.device
+    longest = int(lengths.max()) if len(lengths) else 0
+    inside = (torch.arange(longest)[None] < lengths[:, None]).to(device)
+    return torch.zeros(inside.shape, dtype=values.dtype, device=device).masked_scatter(inside, values)

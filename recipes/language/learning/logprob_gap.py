@@ -1,0 +1,78 @@
+"""The difference of log-probabilities between the engine that drew tokens and the trainer that learns from them.
+
+Both hold the same weights. What rounding explains is small; more means that they are not the same model: another
+precision, another chat template, a temperature that one of them leaves out, weights that did not arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from recipes.training.sharding import ParallelStrategy
+from recipes.training.typed_tensors import floats
+from rlinf_core import RLinfError
+from rlinf_core.algorithms.kl import kl_estimate
+
+# Largest difference of one token that rounding explains, by the precision of the weights.
+GAP_LIMITS: Final[Mapping[str, float]] = {"fp32": 1e-2, "bf16": 1.0, "fp16": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobGap:
+    """Figures of the difference, over all ranks.
+
+    Attributes:
+        mean: of its absolute value.
+        largest: of its absolute value.
+        k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.kl`).
+        tokens: how many were compared.
+    """
+
+    mean: float
+    largest: float
+    k3: float
+    tokens: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures by their full names."""
+        return {
+            "train/logprob_gap/mean": self.mean,
+            "train/logprob_gap/max": self.largest,
+            "train/logprob_gap/k3": self.k3,
+        }
+
+    def error(self, limit: float, step: int) -> RLinfError:
+        """Return the error that says what is wrong."""
+        return RLinfError(
+            f"log-probabilities of engine and trainer differ by up to {self.largest:.3g}, more than {limit:g}",
+            where=f"step {step}, {self.tokens} tokens, {self.mean:.3g} on average",
+            why="they compute with equal weights, so that they are not the same model",
+            help="model, precision, chat template and sampling parameters of actor and rollout must be the same;"
+            " `rollout.check_logprobs: off` trains nevertheless",
+        )
+
+
+def logprob_gap(differences: Tensor, strategy: ParallelStrategy) -> LogprobGap | None:
+    """Return the difference between trainer and engine, over all ranks; None where nothing is compared.
+
+    Collective: all ranks call it together, and get the same.
+
+    Args:
+        differences: float [m], log-probabilities of the trainer less those of the engine, of this rank's tokens.
+        strategy: the ranks.
+    """
+    differences = differences.double().cpu()
+    size, nothing = differences.abs(), torch.zeros(len(differences)).double()
+    sums = torch.stack((nothing.new_tensor(len(size)), size.sum(), kl_estimate(nothing, differences, "k3").sum()))
+    # The largest one of each rank in a place of its own.
+    largest = torch.zeros(strategy.world_size, dtype=torch.float64)
+    largest[strategy.rank] = size.max() if len(size) else 0.0
+    count, total, k3, *maxima = floats(strategy.reduce_sum(torch.cat((sums, largest))))
+    if not count:
+        return None
+    return LogprobGap(mean=total / count, largest=max(maxima), k3=k3 / count, tokens=int(count))

@@ -1,0 +1,140 @@
+"""Models as training begins with them: loaded or built, with adapters, and shown right answers where built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.config import LanguageConfig, LanguageModelConfig
+from recipes.language.data.load_problems import load_problems
+from recipes.language.data.problems import training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.models.load_model import make_model
+from recipes.language.models.packing import pack
+from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
+from recipes.training.dtypes import DTYPES, cast_weights
+from recipes.training.huggingface import with_lora
+from recipes.training.optimizer import EagerAdamW
+from recipes.training.seeding import Purpose, seed_of
+from rlinf_core import ConfigError
+from rlinf_core.registry import import_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequence[Answer]]
+
+
+def initial_policy(
+    config: LanguageConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    model: LanguageModelConfig | None = None,
+    *,
+    trains: bool = True,
+    gradient_checkpointing: bool = False,
+) -> LanguagePolicy:
+    """Return the model that training begins with; every process that builds it gets equal weights.
+
+    It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
+
+    Args:
+        config: the whole file.
+        tokenizer: of the actor.
+        device: where the model is to be.
+        model: another section than `actor.model`; None: that.
+        trains: whether the weights are to be trained: those that are trained are in float32, whatever
+            `model.precision` says, and others in that type.
+        gradient_checkpointing: whether layers compute their activations again in the backward pass.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or does not fit.
+    """
+    torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    chosen = model or config.actor.model
+    actor = config.actor.model_copy(update={"model": chosen})
+    lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
+    built = chosen.model_path is None
+    # What is built is shown right answers in float32 everywhere: a reference begins where the policy does.
+    whole = lora is None and (trains or built)
+    plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
+    policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
+    policy.eval()
+    start = actor.warm_start
+    if start.steps and built:
+        shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)
+        warm_start(policy, shown, config.data.rollout_batch_size, start.lr)
+    if not trains:
+        cast_weights(policy.requires_grad_(False), dtype)
+    if gradient_checkpointing:
+        checkpoint_decoder(policy)
+    return policy
+
+
+def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """Return training problems with their right answers, `actor.warm_start.steps` batches of them.
+
+    Raises:
+        ConfigError: none of their prompts can be used.
+    """
+    data = config.data
+    problems = load_problems(data, evaluation=False)
+    encoder = PromptEncoder(tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
+    count = config.actor.warm_start.steps * data.rollout_batch_size
+    writer = cast("Any", tokenizer)
+    examples: list[Answer] = []
+    for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
+        problem = problems[index]
+        prompt = encoder.encode(problem)
+        # As in training, a prompt that is too long is left out; an empty one predicts nothing.
+        if prompt:
+            answer = writer.encode(problem.answer, add_special_tokens=False)
+            examples.append(example(prompt, (*answer, writer.eos_token_id)))
+    if not examples:
+        raise ConfigError(
+            f"each of the first {count} prompts is empty or longer than `data.max_prompt_length`"
+            f" ({data.max_prompt_length} tokens)",
+            help="raise it, and `runner.seq_length` with it",
+        )
+    return list(islice(cycle(examples), count))
+
+
+def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: int, lr: float) -> None:
+    """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples."""
+    optimizer = EagerAdamW(
+        [each for each in policy.parameters() if each.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
+    )
+    device = next(policy.parameters()).device
+    for start in range(0, len(examples) - batch_size + 1, batch_size):
+        pieces = [
+            RolloutBatch.of([each], number, [0.0]) for number, each in enumerate(examples[start : start + batch_size])
+        ]
+        batch = RolloutBatch.joined(pieces)
+        logprobs = policy(pack(batch, device=device)).logprobs
+        loss = -logprobs[batch.trained.to(device)].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    # A checkpoint is only read into the state of another optimizer while no weight has a gradient.
+    optimizer.zero_grad()
+
+
+def example(prompt: tuple[int, ...], tokens: tuple[int, ...], trained: tuple[bool, ...] = ()) -> Answer:
+    """Return what is shown of a prompt: the tokens after it, and which of them are learned from; empty: all."""
+    return Answer(
+        request_id="",
+        sample=0,
+        prompt=prompt,
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        versions=(0,) * len(tokens),
+        finish_reason="stop",
+        trained=trained,
+    )

@@ -1,0 +1,133 @@
+"""Samples of what a language model answers, kept for people to read: `samples/step_N.jsonl` in the run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from rlinf_core import RunError
+from rlinf_core.config.secrets import MASK, environment_secrets
+from rlinf_core.foreign.file_models import FileModel, Rank, first_fault
+from rlinf_core.foreign.files import make_folder, read_text
+from rlinf_core.runners.storage import durable
+
+FOLDER: Final = "samples"
+_TEXTS: Final = frozenset({"prompt", "text", "answer", "reason"})
+_TOKENS: Final = frozenset({"tokens", "pieces", "logprobs", "versions"})
+_FILE = re.compile(r"step_(\d+)\.jsonl")
+
+
+class _Turn(FileModel):
+    """A turn of a conversation, as a line of `samples/step_N.jsonl` has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    who: str = ""
+    segment: Rank = 0
+    tool: str | None = None
+    seconds: float | None = None
+    failure: str | None = None
+
+
+class _Sample(FileModel):
+    """A line of `samples/step_N.jsonl`: an answer, as `SampleRecord` is written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    reward: float
+    slot: int = 0
+    sample: int = 0
+    prompt: str = ""
+    text: str = ""
+    answer: str = ""
+    reason: str = ""
+    finish_reason: str = ""
+    parts: dict[str, float] = Field(default_factory=dict[str, float])
+    pieces: list[str] = Field(default_factory=list[str])
+    logprobs: list[float] = Field(default_factory=list[float])
+    turns: list[_Turn] = Field(default_factory=list[_Turn])
+
+
+def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write the samples of a step, aside and renamed; values of secret environment variables are masked.
+
+    Args:
+        run_folder: of the run.
+        step: they are of.
+        samples: with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and `versions`; and
+            `turns`, each with `text`.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    secrets = environment_secrets()
+    folder = run_folder / FOLDER
+    lines = [json.dumps(_masked(each, secrets), ensure_ascii=False) + "\n" for each in samples]
+    try:
+        make_folder(folder)
+        durable.write_whole(folder / f"step_{step}.jsonl", "".join(lines))
+    except OSError as error:
+        raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
+
+
+def _masked(sample: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
+    """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
+
+    def masked(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, MASK)
+        return text
+
+    found: dict[str, Any] = {name: masked(value) if name in _TEXTS else value for name, value in sample.items()}
+    if "turns" in found:
+        found["turns"] = [{**turn, "text": masked(turn["text"])} for turn in found["turns"]]
+    said = [(each.get("text"), [turn["text"] for turn in each.get("turns", ())]) for each in (found, sample)]
+    if said[0] != said[1]:
+        found |= dict.fromkeys(_TOKENS & found.keys(), ())
+    return found
+
+
+def sampled_steps(run_folder: Path) -> list[int]:
+    """Return the steps that have samples, ascending."""
+    names = (_FILE.fullmatch(file.name) for file in (run_folder / FOLDER).glob("step_*.jsonl"))
+    return sorted(int(match.group(1)) for match in names if match)
+
+
+def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """Return a step and its samples; of the last step that has some where none is named.
+
+    Raises:
+        RunError: there are none, or the file cannot be read.
+    """
+    steps = sampled_steps(run_folder)
+    if not steps:
+        raise RunError(
+            "the run has no samples",
+            where=str(run_folder),
+            help="recipes of language models write them every `runner.sample_interval` steps",
+        )
+    wanted = steps[-1] if step is None else step
+    if wanted not in steps:
+        listed = ", ".join(map(str, steps[:12])) + (", ..." if len(steps) > 12 else "")
+        raise RunError(f"step {wanted} has no samples", where=str(run_folder), help=f"steps with samples: {listed}")
+    file = run_folder / FOLDER / f"step_{wanted}.jsonl"
+    try:
+        lines = read_text(file).split("\n")
+    except OSError as error:
+        raise RunError("the samples cannot be read", where=str(file), why=error.strerror) from None
+    return wanted, [_read(line, number, file) for number, line in enumerate(lines, start=1) if line]
+
+
+def _read(line: str, number: int, file: Path) -> dict[str, Any]:
+    try:
+        sample = _Sample.model_validate_json(line)
+    except ValidationError as error:
+        raise RunError("the samples cannot be read", where=f"{file}:{number}", why=first_fault(error)) from None
+    left_out = {"parts", "turns", *(() if sample.pieces else ("pieces", "logprobs"))} - sample.model_fields_set
+    return sample.model_dump(exclude=left_out)

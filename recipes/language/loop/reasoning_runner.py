@@ -1,0 +1,416 @@
+"""The training loop of language models on problems with verifiable answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast
+
+from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.generation import PromptService, Stream, Turns, wait_for
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
+from recipes.language.loop.protocols import (
+    AnsweringGroup,
+    CriticGroup,
+    EngineGroup,
+    GenerationGroup,
+    LanguageActorGroup,
+    ReasoningActor,
+    ReasoningCritic,
+    ReasoningReference,
+    ReasoningReward,
+    ReferenceGroup,
+    RewardGroup,
+)
+from recipes.training.statistics import mean
+from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners import events
+from rlinf_core.runners.record import RunConfig
+from rlinf_core.runners.runner import NEVER, RolloutRunner
+from rlinf_core.worker.handle import wait_together
+
+_DATA_FILE: Final = "data.json"
+LOGGER = logging.getLogger("rlinf")
+_numbers = itertools.count()
+
+
+class ReasoningRunner(RolloutRunner):
+    """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
+
+    Every step learns from a batch of prompts, each answered several times. The runner knows numbers of problems and
+    figures of groups (`PromptPlan` decides, a `PromptService` acts); tokens go from worker to worker.
+
+    With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
+    prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between
+    two tokens, and no token is learned from by weights more than k versions newer than those that drew it.
+
+    Args:
+        cfg: the configuration of the job.
+        actor: the workers that train.
+        rollout: the workers that hold engines, and answer where no others do.
+        reward: the workers that score.
+        layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
+            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
+            reference workers.
+        record: see `Runner`.
+        critic: the workers that estimate values; None: nobody does.
+        reference: the workers that hold the reference model; None: there is none.
+        others: further groups, by component.
+    """
+
+    # The component whose workers answer prompts.
+    answering: ClassVar[str] = "rollout"
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        actor: WorkerGroup[ReasoningActor],
+        rollout: WorkerGroup[Any],
+        reward: WorkerGroup[ReasoningReward],
+        layout: Callable[[int, int, int, str, str, int, int], Any],
+        record: RunRecord | None = None,
+        *,
+        critic: WorkerGroup[ReasoningCritic] | None = None,
+        reference: WorkerGroup[ReasoningReference] | None = None,
+        others: Mapping[str, WorkerGroup[Any]] | None = None,
+    ) -> None:
+        groups: dict[str, WorkerGroup[Any] | None]
+        groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
+        groups |= others or {}
+        super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
+        self.actor = cast("LanguageActorGroup", actor)
+        self.rollout = cast("EngineGroup", rollout)
+        self.answers = cast("AnsweringGroup", groups[self.answering])
+        self.reward = cast("RewardGroup", reward)
+        self._critics = [] if critic is None else [cast("CriticGroup", critic)]
+        self._references = [] if reference is None else [cast("ReferenceGroup", reference)]
+        self._cfg: Any = cfg
+        self._settings: Any = cfg.runner
+        self._layout = layout
+        self._problems = self._val_problems = 0
+        algorithm = self._cfg.algorithm
+        self._plan = PromptPlan(
+            batch_size=self._cfg.data.rollout_batch_size,
+            max_staleness=self.config.max_staleness,
+            max_refills=algorithm.max_refills if algorithm.filter_groups else 0,
+            workers=self.world_sizes[self.answering],
+            answers=algorithm.group_size,
+            temperature=self._cfg.rollout.sampling_params.temperature,
+            shown=self._groups_shown,
+        )
+        # Records of answers that people may read, by step.
+        self._samples: dict[int, list[Any]] = {}
+        # Prompts that a checkpoint had under way, which the next step reports: answered anew, and gone on with.
+        self._prompted_again = self._continued = 0
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends; None: it has no end. An epoch is a pass over the problems."""
+        limits: list[int] = [] if self._settings.max_steps == NEVER else [self._settings.max_steps]
+        if self._settings.max_epochs != NEVER and self._problems:
+            whole = self._settings.max_epochs * self._problems
+            limits.append(max(1, whole // self._cfg.data.rollout_batch_size))
+        return min(limits, default=None)
+
+    def start_workers(self) -> None:
+        """Load models and data."""
+        number = next(_numbers)
+        name = self.groups["actor"].worker_group_name
+        answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
+        sizes = self.world_sizes
+        further = (sizes.get("critic", 0), sizes.get("reference", 0))
+        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
+        # The channels' processes start while the workers load models and data.
+        with ThreadPoolExecutor(2, "rlinf-channel") as pool:
+            channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
+            wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
+            self._channels = [channel.result() for channel in channels]
+        self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
+        self._service = self._turns()
+        if self.config.max_staleness and not self.config.only_eval:
+            self._service = self._stream()
+
+    def _turns(self) -> PromptService:
+        """Return the service that answers what it is asked, and then stops."""
+        return Turns(cast("GenerationGroup", self.rollout), self.reward)
+
+    def _stream(self) -> Stream:
+        """Return the service that answers without an end."""
+        rollout = cast("GenerationGroup", self.rollout)
+        return Stream.of_engines(rollout, self.reward, self.world_sizes, *self._channels)
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except BaseException:
+            self._service.abandon()
+            raise
+
+    # A step
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Carry out the four phases of a step."""
+        self.update_rollout_weights(step)
+        metrics = self.generate_rollouts(step)
+        with self.phase(step, events.ADVANTAGES):
+            computed, *_ = self._while_generating(
+                step,
+                self.actor.compute_advantages_and_returns(step),
+                *(group.evaluate(step) for group in (*self._critics, *self._references)),
+            )
+            metrics |= _means(computed)
+        began = time.perf_counter()
+        with self.phase(step, events.ACTOR_TRAINING):
+            learning, last = (self.actor, *self._critics), self.last_step
+            for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
+                metrics |= _means(figures)
+        metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
+        self.weight_version += 1
+        if step == self.last_step:
+            self._end_stream()
+        return metrics
+
+    def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """See `RolloutRunner`."""
+        return *self._service.load_weights(self.weight_version), self.actor.sync_model_to_rollout()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """See `RolloutRunner`."""
+        return isinstance(self._service, Stream)
+
+    def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
+        """Have the batch of a step answered and scored, and hand it to the actors so that tokens are shared out evenly.
+
+        Groups that are dropped (`algorithm.filter_groups`) are replaced by those of further prompts, up to
+        `max_refills` times.
+
+        Returns:
+            Metrics of all answers, by their full names.
+        """
+        step = self.next_step if step is None else step
+        with self.phase(step, events.GENERATE_ROLLOUTS):
+            self._ask_due(step)
+            while not self._plan.is_whole(step):
+                self._arrived(self._service.wait())
+                self._ask_due(step)
+            groups = self._plan.take(step)
+            samples = self._samples.pop(step, [])
+            if samples:
+                shown = samples[: self._settings.max_samples]
+                write_samples(self.record.folder.path, step, [each._asdict() for each in shown])
+            kept = [each for each in groups if each.kept]
+            if not kept:
+                raise RunError(
+                    f"step {step} has nothing to learn from",
+                    why=_why_nothing(groups),
+                    help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
+                )
+            assignment = assign(kept, self.world_sizes["actor"], self._cfg.minibatches)
+            # Where generation never stops the reward workers have put the answers into a channel.
+            sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)
+            wait_together(*sends, self.actor.recv_rollout_batch(step, assignment))
+            self._rest(weights_follow=True)
+        self._tokens = sum(each.tokens for each in kept)
+        metrics = group_metrics(groups)
+        metrics["rollout/groups_kept"] = len(kept) / len(groups)
+        metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
+        metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"] = staleness(kept, self.weight_version)
+        if self.runs_ahead:
+            metrics["rollout/buffered"] = len(self._plan.buffered)
+            metrics["rollout/in_flight"] = self._plan.in_flight
+            metrics["rollout/prompted_again"], self._prompted_again = self._prompted_again, 0
+            metrics["rollout/continued"], self._continued = self._continued, 0
+        return metrics
+
+    def _rest(self, *, weights_follow: bool) -> None:
+        if self._cfg.rollout.enable_offload:
+            self._service.rest(weights_follow=weights_follow)
+
+    def _ask_due(self, step: int) -> None:
+        self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
+
+    def _arrived(self, groups: Sequence[ScoredGroup]) -> None:
+        for report, samples in groups:
+            self._plan.arrived(report)
+            if samples:
+                self._samples.setdefault(report.step, []).extend(samples)
+
+    def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
+        """Return what calls return; meanwhile prompts of later steps are answered, where that is on."""
+        if not self.runs_ahead:
+            return wait_together(*handles)
+        later = self.steps_ahead(step)[1:]
+
+        def serve() -> None:
+            self._arrived(self._service.poll())
+            self._service.ask(self._plan.due(later, self.weight_version + 1))
+
+        return wait_for(handles, serve)
+
+    def _groups_shown(self, step: int) -> int:
+        """Return how many groups of a step are kept for people to read."""
+        interval = self._settings.sample_interval
+        due = interval != NEVER and (step == 1 or self._is_due(interval, step))
+        return -(-self._settings.max_samples // self._cfg.algorithm.group_size) if due else 0
+
+    def _end_stream(self) -> None:
+        """Let the workers return: what follows is asked for in turns."""
+        self._service.end()
+        if self.runs_ahead:
+            self._service = self._turns()
+
+    # Evaluation
+
+    def evaluate_policy(self, step: int) -> dict[str, float]:
+        """Answer the problems of evaluation, and return how many were right."""
+        self.update_rollout_weights(step)
+        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        data = self._cfg.data
+        samples, groups = data.val_samples, list[GroupReport]()
+        temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
+        for first in range(0, self._val_problems, data.val_rollout_batch_size):
+            count = min(data.val_rollout_batch_size, self._val_problems - first)
+            workers, version = self.world_sizes[self.answering], self.weight_version
+            prompts = [
+                Prompt(index, first + index, 0, index % workers, samples, temperature, version)
+                for index in range(count)
+            ]
+            groups += self._answered(prompts)
+        self._rest(weights_follow=False)
+        return evaluation_metrics(groups, samples, self._cfg.reward.correct_reward)
+
+    def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
+        """Return reports of the answers to prompts that are not learned from, by slot."""
+        self._service.ask(prompts)
+        found: list[GroupReport] = []
+        while len(found) < len(prompts):
+            groups = self._service.wait()
+            found += [each.report for each in groups if not each.report.step]
+            self._arrived([each for each in groups if each.report.step])
+        return sorted(found, key=lambda each: each.slot)
+
+    # Checkpoints
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write weights, optimizer, which problems were taken, the groups that wait to be learned from, and what there
+        is of answers that are under way.
+        """
+        unfinished = self._save_unfinished(folder)
+        wait_together(*(group.save_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
+        slots = self._plan.buffered
+        if slots:
+            self.actor.save_buffered(str(folder), slots).wait()
+        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state(unfinished)))
+
+    def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
+        """Write what there is of the answers that are under way, which go on meanwhile.
+
+        Returns:
+            The positions of their problems, with the version of the oldest weights that drew a token; None where none
+            is drawn.
+        """
+        if not (self._plan.in_flight and self._service.keep_unfinished(self.record.step)):
+            return {}
+        saved = self.actor.save_unfinished(str(folder))
+        ((found, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
+        # What the rollout workers were done with is being scored.
+        while not self._plan.under_way <= set(found):
+            self._arrived(self._service.wait())
+        return found
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Read what `write_checkpoint` wrote. Answers that were under way go on; those of which nothing was kept are
+        answered from the beginning, and counted.
+        """
+        versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
+        self.weight_version = versions[0]
+        try:
+            restored = self._plan.restore(
+                json.loads((folder / _DATA_FILE).read_text()), self.record.step, self.weight_version
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "the checkpoint does not say which problems were taken",
+                where=str(folder / _DATA_FILE),
+                why=str(error),
+                help="continue from another checkpoint",
+            ) from None
+        if restored.slots:
+            self.actor.load_buffered(str(folder), restored.slots).wait()
+        if restored.continued:
+            self.actor.load_unfinished(str(folder), restored.continued).wait()
+        self._prompted_again, self._continued = restored.again, len(restored.continued)
+        if restored.slots or restored.continued or restored.again:
+            LOGGER.warning(
+                "%d groups of answers that wait to be learned from were restored; of the prompts that were being"
+                " answered %d go on where they were and %d from the beginning",
+                len(restored.slots),
+                len(restored.continued),
+                restored.again,
+            )
+
+    def finish(self) -> None:
+        """Write the trained model as a folder that other programs load: `model` in the run folder."""
+        self._end_stream()
+        if self._plan.buffered:
+            LOGGER.warning("%d groups of answers for later steps were not learned from", len(self._plan.buffered))
+        if self._settings.save_format != "dcp" and not self._settings.only_eval:
+            self.actor.save_model(str(self.record.folder.path / "model")).wait()
+
+    def shutdown(self) -> None:
+        """End the workers. Leaving the cluster does the same."""
+        with ExitStack() as ends:
+            for channel in self._channels:
+                ends.callback(channel.close)
+            ends.callback(super().shutdown)
+
+
+def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
+    """Return figures of all answers of a step."""
+    rewards = [reward for each in groups for reward in each.rewards]
+    lengths = [length for each in groups for length in each.lengths]
+    count = max(1, len(rewards))
+    average = mean(rewards)
+    metrics = {
+        "rollout/reward": average,
+        "rollout/reward_std": mean([(reward - average) ** 2 for reward in rewards]) ** 0.5,
+        "rollout/response_length": mean(lengths),
+        "rollout/truncated": sum(each.truncated for each in groups) / count,
+        "rollout/prompts_skipped": float(sum(each.skipped for each in groups)),
+    }
+    whole = sum(each.tokens for each in groups)
+    if rewards:
+        metrics["rollout/prompt_length"] = (whole - sum(lengths)) / count
+    for each in groups:
+        for kind, number in each.failures.items():
+            key = f"reward/failed_{kind}"
+            metrics[key] = metrics.get(key, 0.0) + number
+        for name, total in each.parts.items():
+            key = f"reward/{name}"
+            metrics[key] = metrics.get(key, 0.0) + total / count
+        for key, total in each.figures.items():
+            metrics[key] = metrics.get(key, 0.0) + total / count
+    return metrics
+
+
+def _why_nothing(groups: Sequence[GroupReport]) -> str:
+    skipped = sum(each.skipped for each in groups)
+    if skipped == len(groups):
+        return f"all {skipped} prompts are longer than `data.max_prompt_length`"
+    return f"the answers to each of {len(groups) - skipped} prompts have equal rewards"
+
+
+def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
+    names = dict.fromkeys(name for each in by_rank for name in each)
+    found = {name: [each[name] for each in by_rank if name in each] for name in names}
+    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in found.items()}

@@ -1,0 +1,1 @@
+"""Forecasts of the memory of a language model's job."""

@@ -1,0 +1,137 @@
+"""Language models and tokenizers: loaded from a folder, or built on the spot."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from recipes.language.config import SYMBOLS
+from recipes.training.dtypes import cast_weights
+from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from recipes.language.config import LanguageActorConfig
+
+PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+
+
+def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the causal language model in a folder, on the CPU. No code of the folder is run.
+
+    Raises:
+        ConfigError: there is none, or its weights are missing.
+    """
+    require_transformers()
+    from transformers import AutoModelForCausalLM
+
+    return load_pretrained(AutoModelForCausalLM, folder, dtype)
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the model knows all tokens of the tokenizer.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
+    needed = len(cast("Any", tokenizer))
+    if needed > known:
+        raise ConfigError(
+            f"the tokenizer has {needed} tokens and the model {known}",
+            help="use the tokenizer that the model was trained with",
+        )
+
+
+def built_tokenizer(symbols: str = SYMBOLS, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of single characters, and of some words that are one token each."""
+    require_transformers()
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *dict.fromkeys((*symbols, *words))))}
+    core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    pattern = "|".join([*map(re.escape, words), "."])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
+
+
+def built_model(
+    tokenizer: PreTrainedTokenizerBase, *, hidden_dim: int = 128, layers: int = 2, positions: int = 32768, seed: int = 0
+) -> PreTrainedModel:
+    """Return a Qwen2 with fresh weights that fits a tokenizer, in float32 on the CPU.
+
+    Args:
+        tokenizer: decides the vocabulary.
+        hidden_dim: width; a multiple of 32, which is the width of a head.
+        layers: how many.
+        positions: longest sequence.
+        seed: of the weights.
+    """
+    require_transformers()
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    made: Any = tokenizer
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=len(made),
+            hidden_size=hidden_dim,
+            intermediate_size=2 * hidden_dim,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, hidden_dim // 32),
+            num_key_value_heads=max(1, hidden_dim // 32),
+            max_position_embeddings=positions,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=made.eos_token_id,
+            pad_token_id=made.pad_token_id,
+        )
+        return Qwen2ForCausalLM(config)
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tuple[int, ...]:
+    """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names."""
+    made: Any = tokenizer
+    found: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
+    settings = Path(folder or "") / "generation_config.json"
+    if folder and settings.is_file():
+        named = json.loads(settings.read_text()).get("eos_token_id")
+        found += named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(dict.fromkeys(found))
+
+
+def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `actor` names: of its own folder, of the model's, or built on the spot.
+
+    Raises:
+        ConfigError: there is none in the folder.
+    """
+    folder = config.tokenizer.tokenizer_model or config.model.model_path
+    return load_tokenizer(folder) if folder else built_tokenizer(config.built_symbols, config.built_words)
+
+
+def make_model(
+    config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Return the model that `actor.model` names: of a folder, or built on the spot.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+    """
+    model = config.model
+    if model.model_path is None:
+        built = built_model(tokenizer, hidden_dim=model.hidden_dim, layers=model.num_layers, seed=config.seed)
+        cast_weights(built, dtype)
+        return built
+    loaded = load_model(model.model_path, dtype)
+    check_vocabulary(loaded, tokenizer)
+    return loaded

@@ -1,0 +1,173 @@
+"""Causal language models as policies and as values, without a tensor of tokens x vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] - a part has no type
+
+from recipes.language.models.attention import use_plans
+from recipes.language.models.packing import PackedRow
+from recipes.training.huggingface import checkpoint_layers
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Keys of a model's configuration by which its logits are more than a product with the output matrix.
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_CHUNK_NUMBERS = 1 << 25
+
+
+class AnswerEval(NamedTuple):
+    """The log-probabilities that a policy gives to answer tokens; both float32 [A].
+
+    Attributes:
+        logprobs: log-probability of each token.
+        entropy: of the distribution that each was drawn from; None when not asked for.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+
+
+class AnswerModel(nn.Module):
+    """A causal language model whose last hidden states before answer tokens are used.
+
+    Args:
+        model: of transformers, possibly within a LoRA wrapper of peft.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
+        use_plans(causal)
+        self._causal = [causal]  # in a list: it is part of `model` already
+
+    @property
+    def causal(self) -> PreTrainedModel:
+        """The model of transformers, without a LoRA wrapper around it."""
+        return self._causal[0]
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Parts whose shards are gathered one at a time, and that compute with weights of one type: the layers."""
+        return list(cast("Any", self.causal.get_decoder()).layers)
+
+    def states(self, row: PackedRow) -> Tensor:
+        """Return the hidden state from which each answer token is predicted, [A, W]."""
+        decoder = cast("Any", self.causal.get_decoder())
+        hidden: Tensor = decoder(
+            input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
+        ).last_hidden_state[0]
+        return hidden.index_select(0, row.predictors)
+
+
+class LanguagePolicy(AnswerModel):
+    """A causal language model as a policy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        config: Any = self.causal.config
+        changed = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
+        if changed:
+            raise ConfigError(
+                f"`{type(self.causal).__name__}` changes its logits by `{changed[0]}`, which training does not know",
+                help="use a model without it, such as one of the Llama or Qwen families",
+            )
+
+    def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+        """Return the log-probabilities of a packed row's answers.
+
+        Args:
+            row: the sequences.
+            temperature: that they were sampled at; logits are divided by it.
+            entropy: whether entropies are computed, with gradients.
+        """
+        head = cast("nn.Linear", self.causal.get_output_embeddings())
+        logprobs, entropies = chunked_logprobs(self.states(row), head, row.targets, temperature, entropy=entropy)
+        return AnswerEval(logprobs, entropies)
+
+
+class ValueModel(AnswerModel):
+    """A causal language model with a linear value of the last hidden state in the place of its logits. It begins as 0.
+
+    The value has float32 weights, and a learning rate of its own where `optim.value_lr` gives one.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        head = cast("nn.Module", cast("Any", self.causal).get_output_embeddings())
+        config = cast("Any", self.causal.config)
+        if not getattr(config.get_text_config(), "tie_word_embeddings", False):
+            head.requires_grad_(False)
+        self.value_head = nn.Linear(config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """See `AnswerModel`; and the value."""
+        return [*super().blocks, self.value_head]
+
+    def forward(self, row: PackedRow) -> Tensor:
+        """Return the value before each answer token of a packed row, float32 [A]."""
+        # A copy: FSDP2 wants no view of what its parts return.
+        return self.value_head(self.states(row).float())[:, 0].clone()
+
+
+def checkpoint_decoder(model: AnswerModel) -> None:
+    """Let a model's layers compute their activations again in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the model's layers cannot.
+    """
+    checkpoint_layers(cast("Any", model.causal.get_decoder()).layers, type(model.causal).__name__)
+
+
+def chunked_logprobs(
+    hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 128 MB of float32.
+
+    Logits are computed again in the backward pass.
+
+    Args:
+        hidden: float [A, W].
+        head: maps hidden states to logits [A, V].
+        targets: int64 [A].
+        temperature: divides the logits; 0 counts as 1.
+        entropy: whether entropies are computed.
+
+    Returns:
+        float32 [A], and the same or None.
+    """
+    weight = cast("Tensor", head.weight)
+    size = max(1, _CHUNK_NUMBERS // weight.shape[0])
+    scale = temperature or 1.0
+
+    def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = cast("Tensor", head(states)).float() / scale
+        normalizer = logits.logsumexp(dim=-1)
+        found = logits.gather(1, wanted[:, None])[:, 0] - normalizer
+        if not entropy:
+            return found, found
+        return found, normalizer - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+
+    pieces: list[tuple[Tensor, Tensor]] = []
+    grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    for start in range(0, len(targets), size):
+        states, wanted = hidden[start : start + size], targets[start : start + size]
+        if grad and len(targets) > size:
+            pieces.append(cast("tuple[Tensor, Tensor]", checkpoint(part, states, wanted, use_reentrant=False)))
+        else:
+            pieces.append(part(states, wanted))
+    if not pieces:
+        nothing = hidden.sum(dim=-1).float()
+        return nothing, nothing if entropy else None
+    logprobs = torch.cat([piece[0] for piece in pieces])
+    return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None

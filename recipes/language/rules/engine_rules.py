@@ -1,0 +1,181 @@
+"""The rules between `rollout` and the rest of a file: what each engine cannot do."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from recipes.language.config import LanguageConfig
+from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
+from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.imports import runs_in_this_interpreter
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.process.requirements import install_command, missing_modules
+
+
+def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what the engine that `rollout.backend` names cannot do."""
+    rollout = config.rollout
+    backend = BACKENDS[rollout.backend]
+    lacking = missing_modules(backend.modules) if runs_in_this_interpreter(config, "rollout") else []
+    if lacking:
+        report(
+            ("rollout", "backend"),
+            "missing-extra",
+            f"`backend: {backend.name}` needs the package `{lacking[0]}`, which this Python does not have",
+            f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
+            " has it",
+        )
+    if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
+        report(
+            blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
+            "conflicting-settings",
+            f"engine `{backend.name}` cannot go on with unfinished answers under new weights",
+            "write `runner.partial_rollout: false`, which ends them under the old ones first",
+        )
+    if rollout.enable_offload and config.runner.max_staleness:
+        report(
+            ("rollout", "enable_offload"),
+            "conflicting-settings",
+            "with `runner.max_staleness` the engine never stops, and cannot give up its memory while the actor trains",
+            "write `enable_offload: false`, or `runner.max_staleness: 0`",
+            about=[("runner", "max_staleness")],
+        )
+    for key in rollout.engine_options:
+        if key in RESERVED_OPTIONS.get(backend.name, ()):
+            report(
+                ("rollout", "engine_options", key),
+                "conflicting-settings",
+                f"`{key}` is given to {backend.name} by the recipe",
+                "remove it; `actor.model.precision` and `rollout.tensor_parallel_size` are keys of their own",
+            )
+    _check_shared_accelerators(config, report)
+    _check_logprobs(config, report)
+    if backend.name == "server":
+        _check_server(config, world_sizes.get("rollout") or 1, report)
+
+
+def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
+    """Warn of actors and engines that would work on the same accelerators at the same time."""
+    placed = config.cluster.component_placement
+    if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
+        return
+    declared = {each.label: each for each in config.cluster.node_groups or () if each.accelerators is not None}
+    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
+    used: list[list[tuple[str, range | None]]] = []
+    for name in ("actor", "rollout"):
+        groups = [declared[label] for label in placed[name].node_group or () if label in declared]
+        parts = placed[name].placement.parts
+        used.append([(str(group.node_ranks), part.resources) for group in groups for part in parts])
+    if any(
+        nodes == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
+        for nodes, mine in used[0]
+        for others, theirs in used[1]
+    ):
+        at = ("cluster", "component_placement", "rollout")
+        report(
+            blame(config, at, ("runner", "max_staleness")),
+            "conflicting-settings",
+            "with `runner.max_staleness` actor and rollout work at the same time, and here on the same accelerators,"
+            " which have to hold both and do neither any faster",
+            "give `rollout` accelerators of its own, or write `runner.max_staleness: 0` to take turns",
+            about=[("runner", "max_staleness")],
+            severity=Severity.WARNING,
+        )
+
+
+def _check_logprobs(config: LanguageConfig, report: Report) -> None:
+    """Report draws whose log-probabilities, as the engine gives them, are not those that training needs."""
+    rollout = config.rollout
+    params, backend = rollout.sampling_params, BACKENDS[rollout.backend]
+    cut = [
+        name
+        for name, is_set in (
+            ("top_k", params.top_k != -1),
+            ("top_p", params.top_p < 1),
+            ("min_new_tokens", params.min_new_tokens > 0),
+        )
+        if is_set
+    ]
+    at = ("rollout", "sampling_params")
+    if backend.name == "vllm" and params.temperature not in (0, 1) and cut:
+        report(
+            blame(config, (*at, cut[0]), (*at, "temperature")),
+            "conflicting-settings",
+            f"vLLM gives log-probabilities before or after both `temperature` and `{cut[0]}`, and training needs those"
+            " between the two",
+            f"write `temperature: 1`, or remove `{cut[0]}`",
+        )
+    elif backend.name == "server" and rollout.server.logprobs == "processed" and cut:
+        report(
+            blame(config, (*at, cut[0]), ("rollout", "server", "logprobs")),
+            "conflicting-settings",
+            f"`server.logprobs: processed` are those after `{cut[0]}`, and training needs those before it",
+            f"remove `{cut[0]}`",
+        )
+    elif backend.name == "server" and rollout.server.logprobs == "raw" and params.temperature not in (0, 1):
+        report(
+            blame(config, (*at, "temperature"), ("rollout", "server", "logprobs")),
+            "conflicting-settings",
+            "`server.logprobs: raw` are those before `temperature`, and training needs those after it",
+            "write `temperature: 1`, or start the server with processed log-probabilities and say so",
+        )
+
+
+def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
+    server, at = config.rollout.server, ("rollout", "server")
+    if server.url is None:
+        report(
+            blame(config, (*at, "url"), ("rollout", "backend")),
+            "conflicting-settings",
+            "`backend: server` needs the server's address",
+            "write `rollout.server.url: http://127.0.0.1:8000`",
+        )
+    elif server.token_env and not _is_private(server.url):
+        report(
+            (*at, "url"),
+            "conflicting-settings",
+            "a token is not sent over http to another machine, where everybody on the way can read it",
+            "write `https://`, or remove `token_env`",
+            about=[(*at, "token_env")],
+        )
+    if server.weight_updates == "none" and not config.runner.only_eval:
+        report(
+            blame(config, (*at, "weight_updates"), ("rollout", "backend")),
+            "conflicting-settings",
+            "training gives the engine new weights in every step, and a plain server takes none",
+            "write `rollout.server.weight_updates: weights_path` for a vLLM server, or `runner.only_eval: true`",
+        )
+    if server.weight_updates == "weights_path" and server.weights_dir is None:
+        report(
+            blame(config, (*at, "weights_dir"), (*at, "weight_updates")),
+            "conflicting-settings",
+            "`weight_updates: weights_path` needs a folder that the server reads as well",
+            "write `rollout.server.weights_dir: FOLDER`",
+        )
+    if server.weight_updates != "none" and workers > 1:
+        report(
+            ("cluster", "component_placement", "rollout"),
+            "conflicting-settings",
+            f"{workers} rollout workers would give one server new weights while the others ask it",
+            "place `rollout: 0`; `rollout.server.max_concurrent` is how much one worker asks at once",
+            about=[(*at, "weight_updates")],
+        )
+    if config.actor.model.model_path is None:
+        report(
+            blame(config, ("actor", "model", "model_path"), ("rollout", "backend")),
+            "conflicting-settings",
+            "a server has its own model, and this one is built on the spot",
+            "write `actor.model.model_path: FOLDER`, that of the model which the server serves",
+        )
+
+
+def _is_private(url: str) -> bool:
+    """Return whether nobody but this machine and the server can read what is sent."""
+    found = urlsplit(url)
+    if found.scheme == "https" or found.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(found.hostname or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,71 @@
+"""Rules that every recipe of language models has for its file, and facts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
+from recipes.language.rules.algorithm_rules import check_algorithm
+from recipes.language.rules.engine_rules import check_engine
+from recipes.language.rules.model_rules import check_model
+from recipes.language.rules.problem_rules import check_data
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    check_components,
+    check_folders,
+    check_fsdp,
+    check_group_names,
+    check_half_precision,
+    check_loggers,
+)
+
+
+def check_job(
+    config: LanguageConfig,
+    components: Sequence[str],
+    world_sizes: WorldSizes,
+    report: Report,
+    optional: Sequence[str] = OPTIONAL_COMPONENTS,
+) -> None:
+    """Report what does not fit together in a file.
+
+    Args:
+        config: the file.
+        components: that the recipe always has; each has a section with `group_name`.
+        world_sizes: see `recipes.sections.checks`.
+        report: takes findings.
+        optional: components that it may have.
+    """
+    check_components(config.cluster, config.recipe, tuple(components), report, tuple(optional))
+    names = {name: getattr(config, name).group_name for name in (*components, *optional)}
+    check_group_names(config, names, report)
+    check_fsdp(config.actor.fsdp_config, report)
+    check_half_precision(config, ("actor", "critic"), report)
+    check_loggers(config.runner, report)
+    check_folders(config.runner, report)
+    check_minibatches(config, report)
+    check_data(config, report)
+    check_model(config, report)
+    check_engine(config, world_sizes, report)
+    check_algorithm(config, report)
+
+
+def facts(config: LanguageConfig) -> dict[str, str | int | float | bool | None]:
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model
+    lora = model.adapter()
+    return {
+        "actor.model.model_path": model.model_path,
+        "actor.model.hidden_dim": model.hidden_dim,
+        "actor.model.num_layers": model.num_layers,
+        "actor.model.lora.rank": lora.rank if lora else None,
+    }
+
+
+def inputs(config: LanguageConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    data, model = config.data, config.actor.model
+    names = [*data.train_data_paths, *data.val_data_paths, *filter(None, [model.model_path])]
+    return [Path(name) for name in names]

@@ -1,0 +1,160 @@
+"""Rules about the folders of a language model: what can be told of them without loading it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple, cast
+
+from recipes.language.config import LanguageConfig
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import install_command, missing_modules
+
+_MODEL: Path = ("actor", "model", "model_path")
+_TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
+_TEMPLATE: Path = ("data", "apply_chat_template")
+
+
+class Fault(NamedTuple):
+    """A fault of a folder.
+
+    Attributes:
+        path: the key it is about.
+        message, help: what is wrong, and what to do.
+    """
+
+    path: Path
+    message: str
+    help: str
+
+
+def check_model(config: LanguageConfig, report: Report) -> None:
+    """Report packages, folders of models and tokenizers, and a chat template, that are not there.
+
+    Nothing is reported of folders on other machines. One that is missing here, or has settings and no weights, is a
+    warning: the file may be meant for another machine. `require_model` makes it an error where a run starts.
+    """
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    _check_packages(config, report)
+    folder = config.actor.model.model_path
+    if folder is not None and not os.path.isdir(folder):
+        what = "a file" if os.path.exists(folder) else "not on this machine"
+        report(
+            _MODEL,
+            "unusable-path",
+            f"`model_path` names `{folder}`, which is {what}",
+            "name a folder that `save_pretrained` wrote; nothing is downloaded",
+            severity=Severity.WARNING,
+        )
+        return
+    described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
+    severity = Severity.WARNING if described else Severity.ERROR
+    for fault in faults(config):
+        report(fault.path, "unusable-path", fault.message, fault.help, severity=severity)
+    if folder is None and config.data.apply_chat_template:
+        report(
+            _TEMPLATE,
+            "conflicting-settings",
+            "the tokenizer of a model that is built on the spot has no chat template",
+            "write `apply_chat_template: false`, or give `actor.model.model_path`",
+        )
+    if folder is None and config.actor.model.adapter() is not None:
+        report(
+            ("actor", "model", "lora"),
+            "conflicting-settings",
+            "there is no `model_path`: adapters of a model that is built on the spot begin with random weights below"
+            " them, which stay as they are",
+            "give `actor.model.model_path`, or remove `lora`",
+            severity=Severity.WARNING,
+        )
+    if folder is None and (config.data.type == "reasoning_gym" or config.data.train_data_paths):
+        report(
+            blame(config, ("data", "train_data_paths"), ("data", "type"), _MODEL),
+            "conflicting-settings",
+            "there is no `model_path`, and a model that is built on the spot reads digits and signs only",
+            "give `actor.model.model_path`, unless the problems are sums",
+            severity=Severity.WARNING,
+        )
+
+
+def require_model(config: LanguageConfig) -> None:
+    """Check, before anything is started, that the folders of a run on this machine alone can be used.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    folder = config.actor.model.model_path
+    if folder is None or not runs_in_this_interpreter(config, "actor"):
+        return
+    require_folder(folder, "a folder that `save_pretrained` wrote")
+    for fault in faults(config):
+        raise ConfigError(fault.message, help=fault.help)
+
+
+def _has_settings(folder: str) -> bool:
+    return bool(read_object(FilePath(folder) / SETTINGS))
+
+
+def faults(config: LanguageConfig) -> list[Fault]:
+    """Return what is wrong with the folders of the model and the tokenizer, which are there."""
+    model = config.actor.model.model_path
+    tokenizer = config.actor.tokenizer.tokenizer_model or model
+    found: list[Fault] = []
+    settings: Mapping[str, Any] = {}
+    if model is not None:
+        settings = read_object(FilePath(model) / SETTINGS)
+        fault = fault_of_model(FilePath(model))
+        found += [] if fault is None else [Fault(_MODEL, *fault)]
+    if tokenizer is not None:
+        at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
+        found += _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+    return found
+
+
+def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if not any(os.path.isfile(folder / each) for each in files):
+        help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
+        return [Fault(at, f"there is no tokenizer in `{folder}`", help)]
+    found: list[Fault] = []
+    templates = os.path.isfile(folder / "chat_template.jinja") or any(
+        read_object(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
+    )
+    if chat and not templates:
+        help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
+        found.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
+    needed, known = _highest_token(folder) + 1, settings.get("vocab_size")
+    if isinstance(known, int) and needed > known:
+        help = "use the tokenizer that the model was trained with"
+        found.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, and the model {known}", help))
+    return found
+
+
+def _highest_token(folder: FilePath) -> int:
+    """Return the highest token of tokenizer.json; -1 where there is none that is read here."""
+    written = read_object(folder / "tokenizer.json")
+    vocabulary = written.get("model", {}).get("vocab", {})
+    added: list[Any] = [each.get("id", -1) for each in cast("list[Any]", written.get("added_tokens", []))]
+    tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
+    return max((each for each in (*tokens, *added) if isinstance(each, int)), default=-1)
+
+
+def _check_packages(config: LanguageConfig, report: Report) -> None:
+    needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
+    if config.actor.model.adapter() is not None:
+        needs.append((("actor", "model", "lora"), "LoRA needs", "peft"))
+    for at, what, module in needs:
+        if missing_modules([module]):
+            report(
+                at,
+                "missing-extra",
+                f"{what} the package `{module}`, which this Python does not have",
+                f"run `{install_command(module)}`",
+            )

@@ -1,0 +1,113 @@
+"""Rules about problems and rewards: files, tasks, packages and functions that are not there."""
+
+from __future__ import annotations
+
+import os
+
+from recipes.language.config import LanguageConfig
+from recipes.language.data.problem_sources import check_file
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import install_command, missing_modules
+
+_REWARD: Path = ("reward", "reward_type")
+_SOURCES = {"reasoning_gym": "reasoning_gym", "parquet": "pyarrow"}
+
+
+def check_data(config: LanguageConfig, report: Report) -> None:
+    """Report a source of problems that lacks its files, its task or its package, and a reward that does not fit it."""
+    _check_source(config, report)
+    _check_reward(config, report)
+    if runs_in_this_interpreter(config, "rollout"):
+        package = _SOURCES.get(config.data.type or "")
+        _check_package(("data", "type"), package, report)
+        if package is None or not missing_modules([package]):
+            _check_files(config, report)
+
+
+def _check_source(config: LanguageConfig, report: Report) -> None:
+    data = config.data
+    if data.type == "reasoning_gym" and not data.task:
+        report(
+            blame(config, ("data", "task"), ("data", "type")),
+            "conflicting-settings",
+            "`data.type: reasoning_gym` needs a task",
+            "write `data.task: chain_sum`, or another name of that library",
+        )
+    if data.type in ("jsonl", "parquet") and not data.train_data_paths:
+        report(
+            ("data", "type"),
+            "conflicting-settings",
+            f"`data.type: {data.type}` needs files",
+            "write `data.train_data_paths: FILE`",
+        )
+    if data.type in ("sums", "reasoning_gym") and (data.train_data_paths or data.val_data_paths):
+        report(
+            blame(config, ("data", "train_data_paths"), ("data", "val_data_paths")),
+            "conflicting-settings",
+            f"`data.type: {data.type}` makes its problems, and files are given too",
+            "remove one of the two",
+            about=[("data", "type")],
+        )
+    if data.val_data_paths and not data.train_data_paths:
+        report(
+            ("data", "val_data_paths"),
+            "conflicting-settings",
+            "there are files for evaluation and none for training",
+            "write `data.train_data_paths: FILE`",
+            about=[("data", "train_data_paths")],
+        )
+    if data.system_prompt and not data.apply_chat_template:
+        report(
+            ("data", "system_prompt"),
+            "conflicting-settings",
+            "`system_prompt` needs a chat template",
+            "write `data.apply_chat_template: true`, or put the text into `few_shot`",
+        )
+
+
+def _check_reward(config: LanguageConfig, report: Report) -> None:
+    kind = config.reward.reward_type
+    if kind == "reasoning_gym" and config.data.type != "reasoning_gym":
+        report(
+            _REWARD,
+            "conflicting-settings",
+            "`reward_type: reasoning_gym` scores problems of that library, and `data.type` is another source",
+            "write `reward_type: number`",
+        )
+    if ":" in kind:
+        check_import(config, _REWARD, kind, "reward", report)
+    elif kind == "math" and runs_in_this_interpreter(config, "reward"):
+        _check_package(_REWARD, "math_verify", report)
+
+
+def _check_package(at: Path, module: str | None, report: Report) -> None:
+    if module is not None and missing_modules([module]):
+        report(
+            at,
+            "missing-extra",
+            f"this needs the package `{module}`, which this Python does not have",
+            f"run `{install_command(module)}`",
+        )
+
+
+def _check_files(config: LanguageConfig, report: Report) -> None:
+    """Report files that cannot be read, or whose first rows are no problems.
+
+    One that is missing is a warning: the file may be meant for another machine.
+    """
+    data = config.data
+    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+        for path in paths:
+            if not os.path.exists(path):
+                message = f"`{key}` names `{path}`, which is not on this machine"
+                report(("data", key), "unusable-path", message, severity=Severity.WARNING)
+                continue
+            try:
+                check_file(path, data.prompt_key, data.answer_key)
+            except ConfigError as error:
+                why = f": {error.why}" if error.why else ""
+                report(("data", key), "unusable-path", f"{error.message}{why}", error.help)

@@ -1,0 +1,1 @@
+"""Weights on their way to engines and into folders."""

@@ -1,0 +1,1 @@
+"""The workers: actors, critics and references that evaluate tokens; engines that draw them; scorers."""

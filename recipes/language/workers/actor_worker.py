@@ -1,0 +1,310 @@
+"""The workers that train a language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.buffered_answers import (
+    UnfinishedReport,
+    load_buffered,
+    load_unfinished,
+    save_buffered,
+    save_unfinished,
+)
+from recipes.language.config import LanguageConfig
+from recipes.language.config.algorithm_config import LANGUAGE_LOSSES
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.learning.answer_advantages import token_advantages
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.learning.warm_start import initial_policy
+from recipes.language.loop.generation import UNFINISHED, unfinished_key
+from recipes.language.loop.prompts import Assignment
+from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.policy import LanguagePolicy
+from recipes.language.weights.model_export import export
+from recipes.language.weights.weight_transfer import messages
+from recipes.language.workers.token_evaluation import EvaluationClient
+from recipes.training.dtypes import compute_dtype
+from recipes.training.huggingface import without_adapters
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.state.training_state import TrainingState
+from recipes.training.typed_tensors import integers
+from recipes.training.updater import SKIPPED
+from recipes.training.weights.weight_sync import WeightSender, receivers_of
+from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
+from rlinf_core.algorithms.kl import kl_estimate
+from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+
+
+class LanguageActor(Worker):
+    """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
+
+    config_section = "actor"
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load or build the model, and make the optimizer; every rank begins with the same weights."""
+        config = self._config.actor
+        torch.set_num_threads(config.threads)
+        self._layout = layout
+        self._tokenizer = make_tokenizer(config)
+        self._lora = config.model.adapter() is not None
+        policy = initial_policy(
+            self._config,
+            self._tokenizer,
+            self.torch_device,
+            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+        )
+        self._state = TrainingState(
+            policy,
+            config.optim,
+            config.fsdp_config,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=self.torch_device,
+            blocks=policy.blocks,
+            is_sent=self._is_sent,
+            compute_dtype=compute_dtype(config.model.precision),
+        )
+        self._sender = WeightSender(
+            self,
+            (config.group_name, self._rank),
+            self._config.rollout.group_name,
+            receivers_of(self._rank, layout.actors, layout.rollouts),
+            in_background=False,
+        )
+        self._learner = self._make_learner(policy)
+        self._channel = self.connect_channel(layout.scored)
+        # The groups that evaluate what comes, where there are any.
+        self._critic = self._reference = None
+        if layout.critics:
+            self._critic = EvaluationClient(self, self._config.critic.group_name, layout.critics)
+        if layout.references:
+            self._reference = EvaluationClient(self, self._config.reference.group_name, layout.references)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        if self._config.actor.enable_offload:
+            self._state.rest()
+
+    def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
+        config, algorithm = self._config.actor, self._config.algorithm
+        loss = get_policy_loss(algorithm.loss_type)
+        options = checked_options(loss, algorithm.options, "algorithm.options")
+        return LanguageLearner(
+            policy,
+            self._state.strategy,
+            self._state.optimizer,
+            loss,
+            replace(LossSettings.of(algorithm), options=options),
+            LearnerSettings(
+                minibatches=self._config.minibatches,
+                epochs=algorithm.update_epoch,
+                max_tokens=config.max_tokens_per_micro_batch,
+                max_answers=config.micro_batch_size,
+                longest=self._config.longest_answer,
+                share_prompts=config.share_prompts,
+                temperature=self._config.rollout.sampling_params.temperature,
+                clip_grad=config.optim.clip_grad,
+                skip_nonfinite=self._config.runner.on_nonfinite == "skip",
+                leave_out=algorithm.loss_type in LANGUAGE_LOSSES,
+            ),
+            self.torch_device,
+        )
+
+    # Weights
+
+    def _is_sent(self, name: str) -> bool:
+        return name.startswith("model.") and (not self._lora or ".lora_" in name)
+
+    def sync_model_to_rollout(self) -> int:
+        """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
+        state, is_adapter = self._state, self._lora
+        weights = state.whole_weights()
+        self._sender.send_each(messages(weights, state.version, prefix="model.", adapter_only=is_adapter))
+        return state.version
+
+    # A training step
+
+    def recv_rollout_batch(self, step: int, assignment: Assignment) -> None:
+        """Take this actor's groups of a batch: from the reward workers, or in asynchronous mode from the channel where
+        they have waited for this step.
+
+        Args:
+            step: the training step.
+            assignment: of the groups of all actors.
+        """
+        numbers = {slot: number for number, part in enumerate(assignment[self._rank]) for slot in part}
+        slots, rewards = sorted(numbers), self._layout.rewards
+        if self._config.runner.max_staleness:
+            arriving = [self._channel.get(key=str(slot), async_op=True) for slot in slots]
+            pieces: list[RolloutBatch] = [each.wait() for each in arriving]
+        else:
+            group = self._config.reward.group_name
+            pieces = [self.recv(group, rank) for rank in sorted({slot % rewards for slot in slots})]
+        batch = RolloutBatch.joined(pieces)
+        # In the order of slots, whatever scored them.
+        batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
+        minibatches = torch.tensor([numbers[slot] for slot in integers(batch.groups)], dtype=torch.int64)
+        self._batch = replace(batch, minibatches=minibatches)
+
+    def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
+        """Compute what the answers are trained towards, and return figures of it."""
+        self._state.wake()
+        batch, algorithm = self._batch, self._config.algorithm
+        for group in (self._critic, self._reference):
+            if group is not None:
+                group.send(batch)
+        metrics: dict[str, float] = {}
+        same = batch.drawn_by(self._state.version)
+        if algorithm.recompute_logprobs:
+            old, behaviour = self._learner.evaluate(batch), batch.logprobs
+            metrics |= self._check_logprobs((old - behaviour)[same], step)
+        else:
+            old, behaviour = batch.logprobs, None
+        reference = self._reference_logprobs() if algorithm.kl_beta else None
+        kl = None
+        if reference is not None and algorithm.kl_in_reward:
+            kl = kl_estimate(old, reference, algorithm.kl_penalty)
+            metrics["train/kl_in_reward"] = float(kl[batch.trained].mean()) if bool(batch.trained.any()) else 0.0
+        values = None if self._critic is None else self._critic.recv_tokens()
+        advantage = get_advantage(algorithm.adv_type)
+        settings = replace(
+            AdvantageSettings.of(algorithm, self._state.strategy.reduce_sum),
+            options=checked_options(advantage, algorithm.options, "algorithm.options"),
+        )
+        advantages, returns = token_advantages(batch, advantage, settings, values=values, kl=kl)
+        if self._critic is not None:
+            self._critic.send_tokens(_learned_values(returns, algorithm.adv_type))
+        self._targets = TokenTargets(
+            advantages=advantages,
+            old_logprobs=old,
+            ref_logprobs=None if algorithm.kl_in_reward else reference,
+            behaviour_logprobs=behaviour,
+            comparable=None if algorithm.recompute_logprobs else same,
+        )
+        return metrics
+
+    def _check_logprobs(self, differences: Tensor, step: int) -> dict[str, float]:
+        """Return how much engine and trainer differ; warn, or end the run, where they are not the same model.
+
+        Args:
+            differences: float [m], log-probabilities of the trainer less those of the engine, by equal weights.
+            step: the training step.
+
+        Raises:
+            RLinfError: they differ by too much, under `rollout.check_logprobs: strict`.
+        """
+        gap, check = logprob_gap(differences, self._state.strategy), self._config.rollout.check_logprobs
+        if gap is None:
+            return {}
+        limit = GAP_LIMITS[self._config.actor.model.precision]
+        if check != "off" and not gap.largest <= limit:
+            error = gap.error(limit, step)
+            if check == "strict":
+                raise error
+            if self._rank == 0:
+                self.log_warning("%s", error)
+        return gap.metrics()
+
+    def _reference_logprobs(self) -> Tensor:
+        if self._reference is not None:
+            return self._reference.recv_tokens()
+        with without_adapters(self._state.policy):
+            return self._learner.evaluate(self._batch)
+
+    def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
+        """Learn from the batch, and return figures by their full names.
+
+        Args:
+            step: the training step.
+            last_step: after which the run ends; None: it has no end.
+        """
+        config = self._config.actor
+        self._state.wake()
+        rate = self._state.apply_settings(step, last_step)
+        seed = seed_of(config.seed, Purpose.BATCHES, step)
+        figures = self._learner.train(self._batch, self._targets, seed, step)
+        tokens = float(self._batch.lengths.sum())
+        gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
+        self._state.version += 1
+        del self._batch, self._targets
+        self._rest()
+        if figures.skipped:
+            self.log_warning(SKIPPED, step, figures.skipped)
+        return {
+            **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            **gap,
+            "train/actor/tokens": tokens,
+            "train/actor/lr": rate,
+        }
+
+    # Checkpoints
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; together."""
+        self._state.save(folder)
+
+    def load_checkpoint(self, folder: str) -> int:
+        """Read what `save_checkpoint` wrote, and return the version of the weights."""
+        self._state.load(folder)
+        return self._state.version
+
+    def save_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
+        """Write the groups that wait in the channel, by their slots, into a checkpoint."""
+        if self._rank == 0:
+            save_buffered(self._channel, slots, Path(folder))
+
+    def load_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
+        """Put the groups of a checkpoint, by their slots, into the channel."""
+        if self._rank == 0:
+            load_buffered(self._channel, slots, Path(folder))
+
+    def save_unfinished(self, folder: str) -> dict[int, int | None]:
+        """Write what the rollout workers hand over of the answers that they are drawing into a checkpoint.
+
+        Returns:
+            The positions of their problems, with the version of the oldest weights that drew a token; None where none
+            is drawn. Nothing on ranks above 0.
+        """
+        if self._rank:
+            return {}
+        reports: list[UnfinishedReport] = [self._channel.get(key=UNFINISHED) for _ in range(self._layout.rollouts)]
+        save_unfinished((group for each in reports for group in each.groups), Path(folder))
+        return {position: oldest for each in reports for position, oldest in each.oldest.items()}
+
+    def load_unfinished(self, folder: str, positions: tuple[int, ...]) -> None:
+        """Put what a checkpoint has of the answers to problems, by their positions, where rollout workers take it."""
+        if self._rank == 0:
+            for each in load_unfinished(positions, Path(folder)):
+                self._channel.put(each, key=unfinished_key(each.position))
+
+    def save_model(self, folder: str) -> None:
+        """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
+        whole = self._state.whole_state()
+        if self._rank == 0:
+            export(whole, self._config.actor, self._tokenizer, Path(folder))
+
+
+def _learned_values(returns: Tensor | None, name: str) -> Tensor:
+    """Return what values learn.
+
+    Raises:
+        ConfigError: the advantage of the user's own gives nothing for values to learn.
+    """
+    if returns is None:
+        raise ConfigError(
+            f"`algorithm.adv_type: {name}` gives no returns, and the group `critic` learns those",
+            help="return `Advantages(advantages, returns)`, or take `critic` out of `cluster.component_placement`",
+        )
+    return returns

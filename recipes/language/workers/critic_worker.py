@@ -1,0 +1,118 @@
+"""The workers that estimate values, for PPO."""
+
+from __future__ import annotations
+
+import torch
+
+from recipes.language.config import LanguageConfig
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.learning.learner import LearnerSettings, ValueLearner
+from recipes.language.learning.warm_start import initial_policy
+from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.policy import ValueModel
+from recipes.language.workers.token_evaluation import EvaluationServer
+from recipes.training.dtypes import compute_dtype
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.state.training_state import TrainingState
+from recipes.training.typed_tensors import explained_variance
+from recipes.training.updater import SKIPPED
+from rlinf_core import LossSettings, Worker
+
+
+class LanguageCritic(Worker):
+    """Estimates how good the states before answer tokens are, and learns it from the returns that came of them."""
+
+    config_section = "critic"
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load or build the model, and make the optimizer; every rank begins with the same weights."""
+        whole, config = self._config, self._config.critic
+        torch.set_num_threads(config.threads)
+        policy = initial_policy(
+            whole,
+            make_tokenizer(whole.actor),
+            self.torch_device,
+            config.model,
+            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+        )
+        model = ValueModel(policy.model).to(self.torch_device)
+        self._state = TrainingState(
+            model,
+            config.optim,
+            config.fsdp_config,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=self.torch_device,
+            blocks=model.blocks,
+            is_sent=lambda _: False,
+            component="critic",
+            compute_dtype=compute_dtype(config.model.precision if config.model else whole.actor.model.precision),
+            exact=[model.value_head],
+        )
+        self._learner = ValueLearner(
+            self._state.strategy,
+            self._state.optimizer,
+            LossSettings.of(whole.algorithm),
+            LearnerSettings(
+                minibatches=whole.minibatches,
+                epochs=whole.algorithm.update_epoch,
+                max_tokens=config.max_tokens_per_micro_batch,
+                share_prompts=whole.actor.share_prompts,
+                clip_grad=config.optim.clip_grad,
+                skip_nonfinite=whole.runner.on_nonfinite == "skip",
+            ),
+            self.torch_device,
+        )
+        self._exchange = EvaluationServer(self, whole.actor.group_name, layout.actors)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `critic.enable_offload` says so."""
+        if self._config.critic.enable_offload:
+            self._state.rest()
+
+    def evaluate(self, step: int) -> None:
+        """Give the actors the values of their batches' answer tokens."""
+        self._batch = self._exchange.recv()
+        self._state.wake()
+        self._values = self._learner.evaluate(self._batch)
+        self._exchange.send_tokens(self._values)
+
+    def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
+        """Learn from the returns that the actors send, and return figures by their full names.
+
+        Args:
+            step: the training step.
+            last_step: after which the run ends; None: it has no end.
+        """
+        config = self._config
+        returns = self._exchange.recv_tokens()
+        self._state.wake()
+        rate = self._state.apply_settings(step, last_step)
+        seed = seed_of(config.actor.seed, Purpose.BATCHES, step)
+        figures = self._learner.train(self._batch, returns, self._values, seed, step)
+        variance = explained_variance(self._values, returns, self._batch.trained).item()
+        self._state.version += 1
+        del self._batch, self._values
+        self._rest()
+        if figures.skipped:
+            self.log_warning(SKIPPED, step, figures.skipped)
+        found = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")
+        found = {name.replace("train/actor/", "train/critic/"): value for name, value in found.items()}
+        return {
+            **found,
+            "train/critic/explained_variance": variance,
+            "train/critic/lr": rate,
+        }
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; together."""
+        self._state.save(folder)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Read what `save_checkpoint` wrote."""
+        self._state.load(folder)

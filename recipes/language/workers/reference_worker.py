@@ -1,0 +1,69 @@
+"""The workers that hold the reference model, which a policy is kept near."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recipes.language.config import LanguageConfig
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.learning.micro_batches import MicroBatches
+from recipes.language.learning.warm_start import initial_policy
+from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.packing import PackedRow
+from recipes.language.models.policy import AnswerEval
+from recipes.language.workers.token_evaluation import EvaluationServer
+from recipes.training.sharding import parallelize
+from recipes.training.state.training_state import release_memory
+from rlinf_core import Worker
+
+
+class LanguageReference(Worker):
+    """Tells the actors the log-probabilities of the model that training began with, or of `reference.model_path`."""
+
+    config_section = "reference"
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load or build the model."""
+        config, actor = self._config.reference, self._config.actor
+        torch.set_num_threads(config.threads)
+        model = actor.model
+        if config.model_path is not None:
+            plain = {"model_path": config.model_path, "lora": None, "is_lora": False}
+            model = model.model_copy(update=plain)
+        policy = initial_policy(self._config, make_tokenizer(actor), self.torch_device, model, trains=False)
+        self._policy = policy
+        self._strategy = parallelize(
+            policy, self._rank, self._world_size, actor.fsdp_config, self.torch_device, policy.blocks
+        )
+        self._micro = MicroBatches(
+            self._strategy,
+            self.torch_device,
+            max_tokens=config.max_tokens_per_micro_batch,
+            share_prompts=actor.share_prompts,
+        )
+        self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `reference.enable_offload` says so."""
+        if self._config.reference.enable_offload:
+            self._policy.to("cpu")
+            release_memory(self.torch_device)
+
+    def evaluate(self, step: int) -> None:
+        """Give the actors the log-probabilities of their batches' answer tokens."""
+        temperature = self._config.rollout.sampling_params.temperature
+
+        def logprobs(row: PackedRow) -> Tensor:
+            found: AnswerEval = self._strategy.module(row, temperature)
+            return found.logprobs
+
+        batch = self._exchange.recv()
+        self._policy.to(self.torch_device)
+        self._exchange.send_tokens(self._micro.evaluate(batch, logprobs))
+        self._rest()

@@ -1,0 +1,224 @@
+"""Prompts on their way through an engine: which of its answers belong together, and when it gets new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
+from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence
+from recipes.language.config import LanguageConfig
+from recipes.language.data.problems import Problem, ProblemSet, training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.foreign_answers import EngineAnswerError
+from recipes.language.loop.prompts import KeepUnfinished, Prompt
+from recipes.language.weights.weight_transfer import WeightUpdate
+from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
+
+
+class _Open(NamedTuple):
+    """A prompt whose answers are not all there: its problem, with its number, and the answers that are."""
+
+    prompt: Prompt
+    number: int
+    problem: Problem
+    answers: list[Sequence]
+
+
+class Answering:
+    """Answers prompts by an engine, and puts each group out when it is whole.
+
+    Args:
+        config: of the job.
+        engine: that generates.
+        encoder: of the problems' prompts.
+        stops: tokens that end answers, which are not part of their texts.
+        training, evaluation: the problems.
+        put: takes the groups that became whole together; a prompt that is too long is a group without answers.
+        take_up: returns what a checkpoint has of the answers to a training problem, by its position.
+
+    Attributes:
+        version: of the engine's weights; -1: there are none yet.
+        drawn: tokens so far.
+    """
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        engine: Engine,
+        encoder: PromptEncoder,
+        stops: tuple[int, ...],
+        *,
+        training: ProblemSet,
+        evaluation: ProblemSet,
+        put: Callable[[list[AnswerGroup]], None],
+        take_up: Callable[[int], UnfinishedGroup] | None = None,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._encoder = encoder
+        self._stops = frozenset(stops)
+        self._problems: Mapping[bool, ProblemSet] = {True: training, False: evaluation}
+        self._put = put
+        # Prompts whose answers are not all there, by the names of their requests.
+        self._open: dict[str, _Open] = {}
+        self._take_up = take_up
+        # What a checkpoint has of answers that wait to go on, by the positions of their problems.
+        self._begun: dict[int, UnfinishedGroup] = {}
+        self.version = -1
+        self.drawn = 0
+
+    def load(self, update: WeightUpdate) -> None:
+        """Load weights into the engine.
+
+        Raises:
+            MismatchError: what the engine holds then is not what was sent.
+        """
+        update.apply(self._engine)
+        self.version = update.version
+
+    def answer(self, prompts: Iterable[Prompt]) -> None:
+        """Answer prompts, and return when all of them are answered.
+
+        Raises:
+            EngineAnswerError: the engine ended with fewer answers than were asked for.
+        """
+        for prompt in prompts:
+            self._submit(self._accepted(prompt))
+        while self._engine.unfinished:
+            self._collect(self._engine.step())
+        for group in self._open.values():
+            raise EngineAnswerError(
+                f"the engine gave {len(group.answers)} of {group.prompt.answers} answers to a prompt",
+                why=f"`{group.problem.prompt[:80]}` was asked, and the engine has nothing left to do",
+            )
+
+    def answer_forever(
+        self,
+        orders: Orders,
+        receive: Callable[[], Arriving[WeightUpdate]],
+        keep: Callable[[UnfinishedReport], None] | None = None,
+    ) -> None:
+        """Answer prompts as they are ordered until the end, and load new weights without ending what is under way.
+
+        Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way go on under the
+        new weights; without it they are ended under the old ones first. A prompt waits for the weights that it needs.
+
+        Args:
+            orders: from the runner.
+            receive: begins to receive weights.
+            keep: takes what there is of the answers, for a checkpoint.
+        """
+        stream = EngineStream[Prompt](
+            self._engine,
+            receive,
+            self.load,
+            self._collect,
+            partial=self._config.runner.partial_rollout,
+            version=self.version,
+        )
+
+        def take(order: tuple[Prompt, ...] | KeepUnfinished, waiting: list[Prompt]) -> Iterable[Prompt]:
+            if not isinstance(order, KeepUnfinished):
+                return map(self._accepted, order)
+            if keep is not None:
+                keep(self._unfinished(waiting))
+            return ()
+
+        def begin(prompts: list[Prompt]) -> None:
+            for prompt in prompts:
+                self._submit(prompt)
+
+        stream.run(orders, take, begin)
+
+    def _accepted(self, prompt: Prompt) -> Prompt:
+        """Return a prompt; what a checkpoint has of its answers is taken up now, so that a next one has it, too."""
+        if prompt.begun and self._take_up is not None:
+            self._begun[prompt.position] = self._take_up(prompt.position)
+        return prompt
+
+    def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
+        """Return what there is of the answers to training problems; `waiting` are prompts that are not begun."""
+        drawn = {name: list(group.answers) for name, group in self._open.items()}
+        for answer in self._engine.unfinished_answers():
+            if answer.tokens:
+                drawn[answer.request_id].append(answer)
+        here = [(group.prompt, drawn[name]) for name, group in self._open.items() if group.prompt.trains]
+        groups = [UnfinishedGroup(prompt.position, tuple(answers)) for prompt, answers in here if answers]
+        positions = [prompt.position for prompt, _ in here] + [each.position for each in waiting if each.trains]
+        return UnfinishedReport(tuple(positions), (*groups, *self._begun.values()))
+
+    def _submit(self, prompt: Prompt) -> None:
+        data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position
+        if prompt.trains:
+            (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.shuffle)
+        problem = problems[index]
+        tokens = self._encoder.encode(problem)
+        if not tokens:
+            self._put([AnswerGroup(prompt, index, problem, (), ())])
+            return
+        # Slots of evaluation are numbers of their own.
+        name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
+        self._open[name] = _Open(prompt, index, problem, [])
+        params = self._params(prompt.temperature, prompt.step)
+        begun = self._begun.pop(prompt.position, None) if prompt.begun else None
+        request = Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers)
+        if begun is None or begun.answers[0].prompt != tokens:
+            self._engine.submit(request)
+        else:
+            self._go_on(request, begun)
+
+    def _go_on(self, request: Request, begun: UnfinishedGroup) -> None:
+        """Submit a request of whose answers there is something: the ended ones are done, the others go on."""
+        there = {each.sample: each for each in begun.answers if each.sample < request.group_size}
+        ended = [each for each in there.values() if each.finish_reason != "aborted"]
+        for sample in sorted(set(range(request.group_size)) - {each.sample for each in ended}):
+            answer = there.get(sample)
+            drawn = Begun()
+            if answer and self._engine.continues and len(answer.tokens) < request.params.max_new_tokens:
+                drawn = Begun(tokens=answer.tokens, logprobs=answer.logprobs, versions=answer.versions)
+            self._engine.submit(replace(request, group_size=1, sample_offset=sample, begun=drawn))
+        self._collect(replace(each, request_id=request.request_id) for each in ended)
+
+    def _params(self, temperature: float, step: int) -> SamplingParams:
+        given = self._config.rollout.sampling_params
+        return SamplingParams(
+            temperature=temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            max_new_tokens=given.max_new_tokens,
+            min_new_tokens=given.min_new_tokens,
+            stop_token_ids=tuple(given.stop_token_ids),
+            stop=tuple(given.stop),
+            seed=(self._config.actor.seed << 32) + step,
+        )
+
+    def _collect(self, answers: Iterable[Sequence]) -> None:
+        """Put the groups out that are whole."""
+        whole: list[AnswerGroup] = []
+        for answer in answers:
+            self.drawn += len(answer.tokens)
+            group = self._open[answer.request_id]
+            group.answers.append(answer)
+            if len(group.answers) == group.prompt.answers:
+                del self._open[answer.request_id]
+                whole.append(self._whole(group))
+        if whole:
+            self._put(whole)
+
+    def _whole(self, group: _Open) -> AnswerGroup:
+        answers = tuple(sorted(group.answers, key=lambda each: each.sample))
+        # Answers to one prompt are often alike.
+        texts = {each.tokens: "" for each in answers}
+        for tokens in texts:
+            texts[tokens] = self._encoder.text(self._without_stop(tokens))
+        written = tuple(texts[each.tokens] for each in answers)
+        shown = group.prompt.shown
+        pieces = tuple(self._encoder.pieces(each.tokens) for each in answers) if shown else ()
+        return AnswerGroup(group.prompt, group.number, group.problem, written, answers, pieces)
+
+    def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens

@@ -1,0 +1,218 @@
+"""The workers that score answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.answer_group import AnswerGroup, Course
+from recipes.language.config import LanguageConfig
+from recipes.language.config.group_names import LanguageLayout, SampleRecord
+from recipes.language.loop.generation import ANSWERS, REPORTS
+from recipes.language.loop.order_inbox import Inbox
+from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
+from recipes.language.rewards.overlong import overlong_penalty
+from recipes.language.rewards.scoring import Item, Score, Scorer
+from rlinf_core import Worker
+
+
+class RewardWorker(Worker):
+    """Scores groups of answers and hands them to the actors. An answer that cannot be scored costs itself alone."""
+
+    config_section = "reward"
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Connect to the channels."""
+        reward, data = self._config.reward, self._config.data
+        self._layout = layout
+        self._scorer = Scorer(
+            reward.reward_type,
+            correct=reward.correct_reward,
+            incorrect=reward.incorrect_reward,
+            timeout=reward.timeout,
+            settings={"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None,
+        )
+        # Answers that actors are to learn from, by slot, until it is known which of them learns.
+        self._kept: dict[int, RolloutBatch] = {}
+        # Kinds of failures that were told in the log; the metrics count them all.
+        self._told: set[str] = set()
+        self._answers = self.connect_channel(layout.answers)
+        self._scored = self.connect_channel(layout.scored)
+
+    def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
+        """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
+
+        Args:
+            slots: of the groups of all workers.
+        """
+        missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
+        found: list[ScoredGroup] = []
+        while missing:
+            groups: list[AnswerGroup] = self._answers.get(key=str(self._rank))
+            for group in groups:
+                # A second time where whoever answered died just after that, and another one was asked.
+                if group.prompt.slot not in missing:
+                    continue
+                missing.remove(group.prompt.slot)
+                scored, batch = self._score_group(group)
+                if batch is not None:
+                    self._kept[scored.report.slot] = batch
+                found.append(scored)
+        return found
+
+    def send_rollout_batch(self, step: int, assignment: Assignment) -> None:
+        """Send the answers that this worker has scored to the actors that learn from them.
+
+        Args:
+            step: the training step.
+            assignment: of the groups of all reward workers.
+        """
+        for rank, parts in enumerate(assignment):
+            mine = sorted(slot for part in parts for slot in part if slot % self._layout.rewards == self._rank)
+            pieces = [self._kept.pop(slot) for slot in mine]
+            if pieces:
+                self.send(RolloutBatch.joined(pieces), self._config.actor.group_name, rank)
+
+    def score_forever(self) -> None:
+        """Score whatever groups are there until None comes in their place: answers go to the actors, through a channel,
+        where they wait for their step, and reports to the runner.
+        """
+        inbox = Inbox(self._answers, ANSWERS)
+        while (groups := inbox.wait()) is not None:
+            for group in groups:
+                scored, batch = self._score_group(group)
+                if batch is not None:
+                    report = scored.report
+                    self._scored.put(batch, weight=report.tokens, key=str(report.slot))
+                self._scored.put(scored, key=REPORTS)
+
+    def _score_group(self, group: AnswerGroup) -> tuple[ScoredGroup, RolloutBatch | None]:
+        """Return the report of a group, and its answers where they are learned from."""
+        scores = self._scores(group)
+        report = _report(group, scores, self._config.algorithm.filter_groups)
+        batch = None
+        if group.prompt.trains and report.kept:
+            rewards = [score.reward for score, parts in zip(scores, group.trajectories, strict=True) for _ in parts]
+            batch = RolloutBatch.of(group.answers, report.slot, rewards)
+        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), batch
+
+    def _scores(self, group: AnswerGroup) -> list[Score]:
+        """Return a score of each trajectory: what whoever answered gives it, or what its text is worth."""
+        problem, trajectories = group.question, group.trajectories
+        courses = group.courses or (Course(),) * len(trajectories)
+        items = [
+            Item(
+                prompt=problem.prompt,
+                text=text,
+                answer=problem.answer,
+                tokens=[token for answer in answers for token in answer.tokens],
+                row=problem.row,
+            )
+            for text, answers, course in zip(group.texts, trajectories, courses, strict=True)
+            if course.reward is None
+        ]
+        scores = self._scorer.score_all(items) if items else []
+        self._warn(scores)
+        judged = iter(scores)
+        found: list[Score] = []
+        for answers, course in zip(trajectories, courses, strict=True):
+            if course.reward is None:
+                score = next(judged)
+            else:
+                score = Score(course.reward, course.reason, course.parts, course.failure)
+            credit = sum(sum(answer.rewards) for answer in answers)
+            if credit:
+                parts = {**score.parts, "turns": credit}
+                score = Score(score.reward + credit, score.reason, parts, score.failure)
+            found.append(self._without_overlong(score, sum(answer.drawn for answer in answers)))
+        return found
+
+    def _warn(self, scores: Sequence[Score]) -> None:
+        """Log the first failure of each kind: a reward function that always raises looks like a model that fails."""
+        for score in scores:
+            if score.failure and score.failure not in self._told:
+                self._told.add(score.failure)
+                self.log_warning(
+                    "an answer could not be scored and gets %g: %s; further ones are counted as reward/failed_%s",
+                    score.reward,
+                    score.reason,
+                    score.failure,
+                )
+
+    def _without_overlong(self, score: Score, length: int) -> Score:
+        """Return a score less the punishment of an answer near its limit."""
+        margin = self._config.reward.soft_overlong
+        if not margin:
+            return score
+        penalty = overlong_penalty(length, self._config.rollout.sampling_params.max_new_tokens, margin)
+        if not penalty:
+            return score
+        parts = {**score.parts, "overlong": penalty}
+        return Score(score.reward + penalty, f"{score.reason}, overlong", parts, score.failure)
+
+    def _close(self) -> None:
+        scorer = getattr(self, "_scorer", None)
+        if scorer is not None:
+            scorer.close()
+
+
+def _report(group: AnswerGroup, scores: list[Score], filtered: bool) -> GroupReport:
+    parts: Counter[str] = Counter()
+    for each in scores:
+        parts.update(each.parts)
+    figures: Counter[str] = Counter()
+    for course in group.courses:
+        figures.update(course.figures)
+    versions = [version for each in group.answers for version in each.drawn_versions]
+    rewards = tuple(each.reward for each in scores)
+    trajectories = group.trajectories
+    return GroupReport(
+        slot=group.prompt.slot,
+        step=group.prompt.step,
+        problem=group.problem,
+        source=group.question.source,
+        difficulty=group.question.difficulty,
+        tokens=sum(len(each.prompt) + len(each.tokens) for each in group.answers),
+        rewards=rewards,
+        lengths=tuple(sum(each.drawn for each in parts) for parts in trajectories),
+        truncated=sum(any(each.finish_reason == "length" for each in parts) for parts in trajectories),
+        failures=dict(Counter(each.failure for each in scores if each.failure)),
+        parts=dict(parts),
+        oldest=min(versions, default=0),
+        version_sum=sum(versions),
+        skipped=not group.answers,
+        dropped=filtered and len(set(rewards)) == 1,
+        figures=dict(figures),
+    )
+
+
+def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
+    courses = group.courses or (Course(),) * len(scores)
+    found: list[SampleRecord] = []
+    for number, (text, answers, score) in enumerate(zip(group.texts, group.trajectories, scores, strict=True)):
+        # A conversation is read turn by turn; its longest segment stands for its tokens.
+        answer = max(answers, key=lambda each: len(each.prompt) + len(each.tokens))
+        found.append(
+            SampleRecord(
+                slot=group.prompt.slot,
+                sample=answer.sample,
+                prompt=group.question.prompt,
+                text=text,
+                answer=group.question.answer,
+                reward=score.reward,
+                reason=score.reason,
+                finish_reason=answer.finish_reason,
+                parts=dict(score.parts),
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                versions=answer.versions,
+                pieces=group.pieces[number] if group.pieces else (),
+                turns=tuple(turn._asdict() for turn in courses[number].turns),
+            )
+        )
+    return found

@@ -1,0 +1,87 @@
+"""The workers that answer prompts."""
+
+from __future__ import annotations
+
+import time
+
+from recipes.language.answers.answer_group import AnswerGroup, put_groups
+from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
+from recipes.language.config import LanguageConfig
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.data.load_problems import load_problems
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.loop.generation import UNFINISHED, orders_key, unfinished_key
+from recipes.language.loop.order_inbox import Inbox
+from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.weights.weight_transfer import WeightUpdate
+from recipes.language.workers.engine_worker import EngineWorker
+from recipes.language.workers.request_tracker import Answering
+
+
+class LanguageRolloutWorker(EngineWorker):
+    """Answers prompts by an engine, each several times, and hands the answers to the reward workers."""
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__(config)
+        # Whether the group never stops, so that any reward worker may take any group.
+        self._streams = False
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Start the engine, whose weights come with the first `sync_model_from_actor`, and load the problems."""
+        super().init_worker(layout)
+        config = self._config
+        data = config.data
+        encoder = PromptEncoder(
+            self._tokenizer,
+            apply_chat_template=data.apply_chat_template,
+            system_prompt=data.system_prompt,
+            few_shot=data.few_shot,
+            max_prompt_length=data.max_prompt_length,
+        )
+        training, evaluation = load_problems(data, evaluation=False), load_problems(data, evaluation=True)
+        self._counts = len(training), len(evaluation)
+        self._answering = Answering(
+            config,
+            self._engine,
+            encoder,
+            self._stops,
+            training=training,
+            evaluation=evaluation,
+            put=self._put,
+            take_up=self._take_up,
+        )
+        self._answers = self.connect_channel(layout.answers)
+        self._scored = self.connect_channel(layout.scored)
+
+    def problem_counts(self) -> tuple[int, int]:
+        """Return how many problems there are for training and for evaluation."""
+        return self._counts
+
+    def _load(self, update: WeightUpdate) -> None:
+        """See `EngineWorker`."""
+        self._answering.load(update)
+
+    def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
+        """Answer those of the prompts that are this worker's, and return when all of them are answered."""
+        self._wake()
+        answering = self._answering
+        began, before = time.perf_counter(), answering.drawn
+        answering.answer(each for each in prompts if each.worker == self._rank)
+        return GenerationReport(answering.drawn - before, time.perf_counter() - began)
+
+    def generate_forever(self) -> None:
+        """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""
+        self._streams = True
+        self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive, self._keep)
+        self._streams = False
+
+    def _keep(self, report: UnfinishedReport) -> None:
+        """Hand the answers that are under way over to the actors, for a checkpoint."""
+        self._scored.put(report, key=UNFINISHED)
+
+    def _take_up(self, position: int) -> UnfinishedGroup:
+        """Return what a checkpoint has of the answers to a training problem."""
+        return self._scored.get(key=unfinished_key(position))
+
+    def _put(self, groups: list[AnswerGroup]) -> None:
+        put_groups(self._answers, groups, self._layout.rewards, streams=self._streams)

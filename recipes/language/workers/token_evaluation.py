@@ -1,0 +1,92 @@
+"""Exchange of batches between actors and the groups that evaluate their tokens: critic and reference.
+
+Each actor deals its answers to the ranks of the other group so that tokens are alike, and gets a value of each answer
+token back. Messages between two workers keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recipes.language.answers.answer_batch import RolloutBatch, balanced, whole_groups
+from recipes.training.typed_tensors import integers, pieces
+from rlinf_core import Worker
+
+
+class EvaluationClient:
+    """An actor's side.
+
+    Args:
+        worker: the actor.
+        group_name: of the workers that evaluate.
+        size: how many there are.
+    """
+
+    def __init__(self, worker: Worker, group_name: str, size: int) -> None:
+        self._worker = worker
+        self._peers = [(group_name, rank) for rank in range(size)]
+        self._rows: list[Tensor] = []
+        self._lengths = torch.empty(0, dtype=torch.int64)
+
+    def send(self, batch: RolloutBatch) -> None:
+        """Deal whole groups of a batch to the workers."""
+        self._rows = [torch.tensor(rows, dtype=torch.int64) for rows in shares(batch, len(self._peers))]
+        self._lengths = batch.answer_lengths
+        for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
+            self._worker.send(batch.select(rows), group, rank)
+
+    def send_tokens(self, values: Tensor) -> None:
+        """Deal a value of each answer token of the last batch, float [A], like that batch."""
+        split = pieces(values, integers(self._lengths))
+        for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
+            mine = [split[row] for row in integers(rows)]
+            self._worker.send(torch.cat(mine) if mine else values[:0], group, rank)
+
+    def recv_tokens(self) -> Tensor:
+        """Return what the workers say of each answer token of the last batch, float [A]."""
+        found: list[Tensor] = [torch.empty(0)] * len(self._lengths)
+        for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
+            values: Tensor = self._worker.recv(group, rank)
+            for row, each in zip(integers(rows), pieces(values, integers(self._lengths[rows])), strict=True):
+                found[row] = each
+        return torch.cat(found) if found else torch.empty(0)
+
+
+class EvaluationServer:
+    """The side of a worker that evaluates.
+
+    Args:
+        worker: the worker.
+        group_name: of the actors.
+        size: how many there are.
+    """
+
+    def __init__(self, worker: Worker, group_name: str, size: int) -> None:
+        self._worker = worker
+        self._peers = [(group_name, rank) for rank in range(size)]
+        self._counts: list[int] = []
+
+    def recv(self) -> RolloutBatch:
+        """Return this worker's share of the batches of all actors."""
+        batches: list[RolloutBatch] = [self._worker.recv(group, rank) for group, rank in self._peers]
+        self._counts = [len(each.trained) for each in batches]
+        return RolloutBatch.joined(batches)
+
+    def recv_tokens(self) -> Tensor:
+        """Return the values that the actors send of each answer token of the last batch, float [A]."""
+        return torch.cat([self._worker.recv(group, rank) for group, rank in self._peers])
+
+    def send_tokens(self, values: Tensor) -> None:
+        """Give each actor the values of its answer tokens of the last batch, float [A] in all."""
+        for piece, (group, rank) in zip(pieces(values, self._counts), self._peers, strict=True):
+            self._worker.send(piece.contiguous(), group, rank)
+
+
+def shares(batch: RolloutBatch, parts: int) -> Sequence[list[int]]:
+    """Return the answers of each of several workers: whole groups, alike in tokens."""
+    groups, lengths = whole_groups(batch), integers(batch.lengths)
+    dealt = balanced([sum(lengths[row] for row in group) for group in groups], parts)
+    return [[row for index in part for row in groups[index]] for part in dealt]

@@ -1,0 +1,86 @@
+"""The loop of recipe `sft`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.embodied.loop.embodied_runner import episode_means
+from recipes.embodied.loop.filming_runner import EvaluationVideos
+from recipes.embodied.loop.protocols import Layout
+from recipes.sft.config import SftConfig
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners import events
+from rlinf_core.runners.runner import RolloutRunner, rank_means
+from rlinf_core.worker.handle import wait_together
+
+_numbers: Final = itertools.count()
+
+
+class SftRunner(RolloutRunner):
+    """Lets the actor learn from demonstrations, and evaluates in environments where there are any.
+
+    Args:
+        cfg: the configuration of the job.
+        groups: `actor`, and both of `rollout` and `env` or none of them.
+        record: see `Runner`.
+    """
+
+    def __init__(self, cfg: SftConfig, groups: dict[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
+        super().__init__(cfg, groups, record)
+        # A group forwards the calls of its workers' methods to all ranks.
+        self._actor = cast("Any", groups["actor"])
+        self._rollout, self._env = cast("Any", groups.get("rollout")), cast("Any", groups.get("env"))
+        self._videos = EvaluationVideos(cfg, self._env, self.record)
+
+    def start_workers(self) -> None:
+        """Read the data, and create models and environments."""
+        name = f"{self.groups['actor'].worker_group_name}-demonstrations-{next(_numbers)}"
+        self._channel = Channel.create(name)
+        sizes = self.world_sizes
+        layout = Layout(sizes["actor"], sizes.get("rollout", 1), sizes.get("env", 1), name, self.record.step)
+        if self._env is None:
+            self._actor.init_actor(layout, None).wait()
+            return
+        spec = self._env.init_worker(layout).wait()[0]
+        wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Take some optimizer steps."""
+        with self.phase(step, events.ACTOR_TRAINING):
+            metrics = rank_means(self._actor.learn(step).wait())
+        self.weight_version += 1
+        return metrics
+
+    def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Have the rollout workers take the weights of the actor."""
+        return self._rollout.sync_model_from_actor(), self._actor.sync_model_to_rollout()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """See `RolloutRunner`."""
+        return False
+
+    def evaluate_policy(self, step: int) -> dict[str, float] | None:
+        """Have the policy act greedily, where there are environments."""
+        if self._env is None:
+            return None
+        self.update_rollout_weights(step)
+        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        episodes, _ = wait_together(self._env.evaluate(), self._rollout.evaluate())
+        self._videos.write(step)
+        return episode_means("eval", episodes)
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write weights, optimizer and statistics."""
+        self._actor.save_checkpoint(str(folder)).wait()
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Read what `write_checkpoint` wrote."""
+        self.weight_version = self._actor.load_checkpoint(str(folder)).wait()[0]
+
+    def shutdown(self) -> None:
+        """End the workers. Leaving the cluster does the same."""
+        super().shutdown()
+        self._channel.close()

@@ -1,0 +1,1 @@
+"""The training state of one rank, and how it is saved."""

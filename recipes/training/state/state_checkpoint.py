@@ -1,0 +1,175 @@
+"""Weights and optimizer on disk, in the format of torch.distributed.checkpoint.
+
+Every rank writes its shards. Any number of ranks reads them again, because what is stored is whole tensors by name.
+That module takes a second to import, which the first checkpoint spends and not the start of every run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recipes.training.state.adapter_names import beneath_adapters, new_adapters
+from rlinf_core import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+ACTOR: Final = "actor"
+
+
+def save(
+    folder: Path,
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    component: str = ACTOR,
+    *,
+    frozen: bool = False,
+) -> None:
+    """Write `folder/actor`, or the folder of another component; all ranks of it call it.
+
+    Args:
+        folder: of the checkpoint.
+        policy: its weights.
+        optimizer: of them.
+        version: of the weights.
+        component: see above.
+        frozen: weights that are not trained are written, too: without them they have to be what the model is built
+            with, as those of a folder of HuggingFace are.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    _complete(optimizer)
+    model, state = get_state_dict(policy, optimizer, options=_options(frozen=frozen))
+    with _explained(
+        "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
+    ):
+        state_dict_saver.save(
+            {"model": model, "optimizer": state, "version": version},
+            checkpoint_id=folder / component,
+            no_dist=not dist.is_initialized(),
+        )
+
+
+def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, component: str = ACTOR) -> int:
+    """Read `folder/actor`, or the folder of another component, in place; all ranks of it call it.
+
+    Returns:
+        The version of the weights.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model.
+    """
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    options = _options(frozen=True)
+    model, state = get_state_dict(policy, optimizer, options=options)
+    sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
+    with _explained("the weights of the checkpoint cannot be read", folder, sizes):
+        kept = {mine: model[mine] for mine in _stored_names(folder / component, policy, model)}
+        stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
+        state_dict_loader.load(stored, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+    set_state_dict(
+        policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
+    )
+    return int(stored["version"])
+
+
+def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> None:
+    """Read the weights alone of `folder/actor`, in place; all ranks of the component call it.
+
+    A weight that is not trained may be missing: it is what the model was built with. Weights that had no adapters are
+    read beneath new ones, which stay as they were made.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model.
+    """
+    from torch.distributed.checkpoint import state_dict_loader
+
+    fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
+    with _explained("the weights of the checkpoint cannot be read", folder, fits):
+        state: dict[str, Any] = policy.state_dict()
+        names = _stored_names(folder / component, policy, state)
+        stored = {theirs: state[mine] for mine, theirs in names.items()}
+        state_dict_loader.load({"model": stored}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+        policy.load_state_dict({mine: stored[theirs] for mine, theirs in names.items()}, strict=False)
+
+
+def _stored_names(folder: Path, policy: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return which weights of a policy a checkpoint holds, each with its name there.
+
+    Raises:
+        ValueError: it lacks one that is trained.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    names = beneath_adapters(state, {name.removeprefix("model.") for name in metadata if name.startswith("model.")})
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+    missing = sorted(name for name in trained - set(names) if name not in new_adapters(state, names.values()))
+    if missing:
+        raise ValueError(f"it has no weight `{missing[0]}`")
+    return names
+
+
+def _complete(optimizer: torch.optim.Optimizer) -> None:
+    """Give weights that no loss has reached yet, as values in imitation, the state that their first step begins with.
+
+    Who reads the checkpoint has a state of every weight, and looks for each.
+    """
+    known: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
+    for weight in [each for group in optimizer.param_groups for each in group["params"]] if known else ():
+        if not optimizer.state[weight]:
+            # Steps are counted by a number, the rest is of the weight's shape.
+            optimizer.state[weight] = {
+                name: torch.zeros_like(weight if value.dim() else value) for name, value in known[0].items()
+            }
+
+
+def _options(*, frozen: bool) -> StateDictOptions:
+    """Return which weights are kept: those that are trained, and the others where that is asked for."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(ignore_frozen_params=not frozen, strict=False)
+
+
+@contextmanager
+def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, None]:
+    """Turn what torch raises in here into a CheckpointError, and keep it from warning of what is meant."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            # One rank needs no process group, and that is said on purpose.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(what, where=str(folder), why=_first_line(_cause(error)), help=remedy) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what failed on the first rank on which something did: torch's own exception is the text of all
+    tracebacks.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    if isinstance(error, CheckpointException) and error.failures:
+        return error.failures[min(error.failures)][0]
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,173 @@
+"""The training state of one rank: a policy, its optimizer, and the version of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
+from recipes.training.sharding import parallelize
+from recipes.training.state.state_checkpoint import ACTOR, load, save
+from recipes.training.weights.flat_weights import FlatWeights
+
+_HOST: Final = torch.device("cpu")
+
+
+class TrainingState:
+    """A policy, as it is spread over the ranks that train it, with its optimizer.
+
+    Args:
+        policy: with equal weights on every rank, on the device that it is trained on. Without shards it computes with
+            the memory of flat buffers from now on.
+        optim: settings of the optimizer.
+        fsdp: how weights are spread over ranks.
+        rank: this one.
+        world_size: number of ranks.
+        device: where is computed.
+        blocks: parts of the policy whose shards are gathered one at a time.
+        methods: those of the policy that training calls besides `forward`.
+        is_sent: selects by their names the weights that `whole_weights` returns; None: all.
+        component: names the folder in a checkpoint.
+        compute_dtype: type that layers compute in, with copies of the weights, and that `whole_weights` returns; see
+            `parallelize`. None: that of the weights.
+        exact: those of `blocks` that compute in the type of their weights.
+        sent_types: types of the weights that `whole_weights` returns, by name; None: `compute_dtype`, or their own.
+        saves_frozen: see `recipes.training.state.state_checkpoint.save`.
+
+    Attributes:
+        policy: see above.
+        strategy: the way that it is spread over ranks.
+        optimizer: of its weights.
+        version: counts the training steps that its weights have seen.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        optim: OptimConfig,
+        fsdp: FsdpConfig,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        blocks: Sequence[nn.Module] = (),
+        methods: Sequence[str] = (),
+        is_sent: Callable[[str], bool] | None = None,
+        component: str = ACTOR,
+        compute_dtype: torch.dtype | None = None,
+        exact: Sequence[nn.Module] = (),
+        sent_types: Mapping[str, torch.dtype] | None = None,
+        saves_frozen: bool = False,
+    ) -> None:
+        self.policy = policy
+        self._saves_frozen = saves_frozen
+        self.version = 0
+        self._optim = optim
+        self._component = component
+        self._device = self._place = device
+        shards = compute_dtype is not None or (world_size > 1 and fsdp.sharding_strategy != "no_shard")
+        self._copies = shards or sent_types is not None
+        self._weights = (
+            FlatWeights.copied(policy, is_sent, sent_types or compute_dtype)
+            if self._copies
+            else FlatWeights.adopt(policy, is_sent)
+        )
+        self.strategy = parallelize(
+            policy, rank, world_size, fsdp, device, blocks, methods, compute_dtype=compute_dtype, exact=exact
+        )
+        self.optimizer = make_optimizer(policy, optim)
+
+    def whole_weights(self) -> FlatWeights:
+        """Return the current weights, whole. All ranks call it together.
+
+        Without shards, and where they are sent in their own types, it is the memory that the policy computes with.
+        """
+        if self._copies:
+            with self.awake():
+                state: dict[str, Tensor] = self.policy.state_dict()
+                for name, view in self._weights.views.items():
+                    view.copy_(self.strategy.full_tensor(state[name]))
+        return self._weights
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Return copies of all weights by name, whole, in their own types. All ranks call it together."""
+        with self.awake():
+            state: dict[str, Tensor] = self.policy.state_dict()
+            return {name: self.strategy.full_tensor(value) for name, value in state.items()}
+
+    def apply_settings(self, step: int, last_step: int | None) -> float:
+        """Give the optimizer the settings of the file for a training step, and return the learning rate."""
+        apply_settings(self.optimizer, self._optim, learning_rate_factor(self._optim, step, last_step))
+        return self.optimizer.param_groups[0]["lr"]
+
+    def wake(self) -> None:
+        """Bring weights and optimizer back to the device that they are trained on."""
+        self._move(self._device)
+
+    def rest(self, place: torch.device = _HOST) -> None:
+        """Give the memory of the device up until `wake`: weights and optimizer move to the host, gradients are dropped.
+
+        Every optimizer step begins without gradients, so that nothing is lost. What is still asked of the state
+        meanwhile, such as a checkpoint or whole weights, is answered.
+
+        Args:
+            place: where weights and optimizer rest.
+        """
+        self.optimizer.zero_grad()
+        self._move(place)
+        release_memory(self._device)
+
+    @contextmanager
+    def awake(self) -> Generator[None, None, None]:
+        """Have weights and optimizer on their device in here; they go back to where they were."""
+        place = self._place
+        self._move(self._device)
+        try:
+            yield
+        finally:
+            self._move(place)
+
+    def _move(self, place: torch.device) -> None:
+        if place == self._place:
+            return
+        if self._copies:
+            self.policy.to(place)
+        self._weights.move(place)
+        move_state(self.optimizer, place)
+        self._place = place
+
+    def save(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; together, with torch.distributed.checkpoint.
+
+        Random numbers are a function of the step: there is no more to write.
+        """
+        with self.awake():
+            save(
+                Path(folder),
+                self.policy,
+                self.optimizer,
+                self.version,
+                self._component,
+                frozen=self._saves_frozen,
+            )
+
+    def load(self, folder: str) -> None:
+        """Read what `save` wrote, by any number of ranks.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+        """
+        with self.awake():
+            self.version = load(Path(folder), self.policy, self.optimizer, self._component)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory of a device that no tensor uses back to it, so that other processes can have it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,26 @@
+"""The options of the commands that bring machines up, look at them and take them down."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Of the cluster; by default the file's.", show_default=False),
+]
+RecordedName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Which cluster; by default the one of RLINF_CLUSTER, else the only one.",
+        show_default=False,
+    ),
+]
+Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes that are talked to at a time.", min=1)]
+# Typer puts the brackets around an argument that may be left out.
+FileIfAny = Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)]

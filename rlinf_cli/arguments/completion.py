@@ -1,0 +1,209 @@
+"""Shell completion of shipped configs, files, recipes, codes, components, groups, and keys of overrides.
+
+A shell puts a space behind the only candidate, so a folder or a section is never offered alone but with what is in it,
+and the one key left is offered together with an example of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+
+Complete = Callable[[typer.Context, str], list[str]]
+
+_YAML = (".yaml", ".yml")
+
+
+def _careful(complete: Complete) -> Complete:
+    """Return a completion that offers nothing where it cannot: a traceback would land in the line that is being
+    typed.
+    """
+
+    @wraps(complete)
+    def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return complete(ctx, incomplete)
+        except Exception:  # noqa: BLE001 - see above; the command itself will say what is wrong
+            return []
+
+    return wrapper
+
+
+def _starting(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+@_careful
+def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Installed recipes."""
+    from rlinf_core.job.recipe import recipe_names
+
+    return _starting(recipe_names(), incomplete)
+
+
+@_careful
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Diagnostic codes, and the fields of the file section by section."""
+    from rlinf_cli.arguments.completion_keys import documented_fields
+    from rlinf_cli.codes import code_names
+
+    fields = documented_fields(incomplete, ctx.params.get("recipe"))
+    return [*_starting(code_names(), incomplete), *fields]
+
+
+@_careful
+def files(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shipped configs by name, and YAML files."""
+    from rlinf_core.config.shipped import shipped_configs
+
+    return [*_starting(shipped_configs(), incomplete), *_paths(incomplete)]
+
+
+@_careful
+def yaml_paths(ctx: typer.Context, incomplete: str) -> list[str]:
+    """YAML files and folders."""
+    return _paths(incomplete)
+
+
+@_careful
+def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Keys that the file's model knows, and values behind them."""
+    job = _job(ctx)
+    if job is None:
+        return []
+    from rlinf_cli.arguments.completion_keys import override_candidates
+
+    return _values(ctx, job, incomplete) or override_candidates(job, incomplete)
+
+
+@_careful
+def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Files and, behind the first of them, overrides."""
+    job = _job(ctx)
+    values = _values(ctx, job, incomplete) if job is not None else []
+    return values or [*overrides(ctx, incomplete), *files(ctx, incomplete)]
+
+
+@_careful
+def training(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return what can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
+    from rlinf_core.job.recipe import recipe_names
+
+    if _named(_words(ctx)) is not None:
+        return files_and_overrides(ctx, incomplete)
+    if ctx.params.get("arguments") or _words(ctx):
+        # Bash parts `recipe=NAME` into words, of which the last is the name so far.
+        return _starting(recipe_names(), incomplete) if "recipe" in _words(ctx) else overrides(ctx, incomplete)
+    names = [f"recipe={name}" for name in recipe_names()]
+    return [*_starting(names, incomplete), *files(ctx, incomplete)]
+
+
+@_careful
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the run folders, the youngest first."""
+    from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH, all_runs
+
+    folders = all_runs(ctx.params.get("log_path") or DEFAULT_LOG_PATH)
+    names = [folder.path.name for folder in sorted(folders, key=lambda folder: -folder.state.created)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@_careful
+def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the components that the run has logs of."""
+    from rlinf_cli.runs.log_files import log_files
+    from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH, find_run
+
+    folder = find_run(ctx.params.get("run"), ctx.params.get("log_path") or DEFAULT_LOG_PATH, ask=False)
+    return _starting({file.component for file in log_files(folder.logs)}, incomplete)
+
+
+def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
+    """Return values of the key before, where the shell has parted `key=value` into words.
+
+    Bash does, and Typer drops a `=` that is the last word.
+    """
+    from rlinf_cli.arguments.completion_keys import override_candidates
+
+    before = _words(ctx)
+    if len(before) < 2:
+        return []
+    key = before[-2] if before[-1] == "=" else before[-1]
+    return override_candidates(job, f"{key}={incomplete}", values_only=True)
+
+
+@_careful
+def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the node groups of the file, as `--assume` takes them."""
+    job = _job(ctx)
+    groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
+    found = [
+        f"{group.label}={count}" for group in groups if group.hardware is None for count in ("8", "4") if group.label
+    ]
+    return _starting(found, incomplete)
+
+
+@_careful
+def components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the components that the file places."""
+    job = _job(ctx)
+    placed = job.cluster.component_placement if job is not None and job.cluster is not None else ()
+    return _starting(placed, incomplete)
+
+
+def _words(ctx: typer.Context) -> list[str]:
+    """Return the positional arguments typed so far."""
+    words: list[str] = []
+    for name in ("file", "arguments", "overrides"):
+        given = ctx.params.get(name)
+        words.extend([given] if isinstance(given, str) else given or [])
+    # Behind an option that still wants its value, Typer has not told the arguments apart yet.
+    return words or [word for word in ctx.args if not word.startswith("-")]
+
+
+def _job(ctx: typer.Context) -> Job | None:
+    """Return what is known of the file on the command line; None without one."""
+    named = _named(_words(ctx))
+    if named is None:
+        return None
+    from rlinf_core.job.load import load_job
+
+    return load_job(named)
+
+
+def _named(words: list[str]) -> str | None:
+    """Return the file among arguments, or the one that a recipe among them starts from."""
+    from rlinf_cli.file.job_file import is_override
+
+    named = next((word for word in words if word != "-" and not is_override(word)), None)
+    recipe = next((word.partition("=")[2] for word in words if word.startswith("recipe=")), None)
+    # Bash parts `recipe=NAME` into three words.
+    if recipe is None and words[:2] == ["recipe", "="] and len(words) > 2:
+        recipe = words[2]
+    if recipe:
+        from rlinf_core.job.recipe import find_recipe
+
+        return find_recipe(recipe).default_config
+    return None if named == "recipe" else named
+
+
+def _paths(incomplete: str) -> list[str]:
+    """YAML files and folders; the only folder is opened at once."""
+    import os
+
+    folder, stem = os.path.split(incomplete)
+    found: list[str] = []
+    with os.scandir(os.path.expanduser(folder) or ".") as entries:
+        for entry in entries:
+            hidden = entry.name.startswith(".") and not stem.startswith(".")
+            if entry.name.startswith(stem) and not hidden and (entry.is_dir() or entry.name.endswith(_YAML)):
+                found.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
+    if len(found) == 1 and found[0].endswith("/"):
+        return [found[0], *_paths(found[0])]
+    return sorted(found)

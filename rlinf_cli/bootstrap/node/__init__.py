@@ -1,0 +1,1 @@
+"""The agent that runs on a node. Standard library only."""

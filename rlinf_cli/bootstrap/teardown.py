@@ -1,0 +1,199 @@
+"""Taking down what `up` started, and proving that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.bootstrap import cluster_identity
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
+from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
+from rlinf_cli.bootstrap.transports.transport import Transport
+from rlinf_core.node import cluster_records
+
+# Seconds that Ray gets to end by itself, and that ending it may take in all.
+GRACE_SECONDS: Final = 8.0
+STOP_SECONDS: Final = 45.0
+_JOBS_SECONDS: Final = 10.0
+# Seconds that the drivers of running jobs get to save and end.
+JOB_SECONDS: Final = 8.0
+# What the way to a node may take beyond what happens on it.
+_MARGIN_SECONDS: Final = 5.0
+_NOT_FOUND: Final = 127
+
+
+class RunningJob(NamedTuple):
+    """A driver that is connected to the cluster.
+
+    Attributes:
+        command: as it was started.
+        since: seconds since 1970.
+    """
+
+    address: str
+    pid: int
+    command: str
+    since: float
+
+
+class NodeEnd(NamedTuple):
+    """The result of taking one node down.
+
+    Attributes:
+        found: whether anything of the cluster was there.
+        left: what is left, in words; empty when it was proven that nothing is.
+    """
+
+    rank: int
+    host: str | None
+    reached: bool
+    found: bool
+    left: tuple[str, ...]
+
+
+class DownReport(NamedTuple):
+    """The result of `down`, node by node.
+
+    Attributes:
+        name: of the cluster; empty where none was named and none is up.
+    """
+
+    name: str
+    nodes: tuple[NodeEnd, ...]
+    failures: tuple[NodeFailure, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Transport) -> list[RunningJob]:
+    """Return the jobs that run on a cluster, as its head tells; none when the head is gone."""
+    head = next((node for node in nodes if node.is_head), None)
+    if head is None:
+        return []
+    request: dict[str, Any] = {"verb": "members", "cluster": cluster, "wanted": [], "deadline": _JOBS_SECONDS}
+    answer = await ask(transport, head, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + head.connect_seconds)
+    if answer.data is None:
+        return []
+    return [
+        RunningJob(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
+        for job in answer.data["jobs"]
+    ]
+
+
+async def take_down(
+    name: str,
+    nodes: Sequence[NodeTarget],
+    transport: Transport,
+    tell: Tell,
+    *,
+    grace: float = GRACE_SECONDS,
+    jobs: Sequence[RunningJob] = (),
+) -> DownReport:
+    """End the cluster `name` on `nodes`: those that joined all at once, then the head.
+
+    Nodes that cannot be reached stay recorded, for the next try. The drivers of `jobs` are told to end before: a driver
+    whose Ray is taken away notices late, and can save nothing any more.
+
+    Raises:
+        RLinfError: another command is at work on the cluster.
+    """
+    begun = time.monotonic()
+    cluster = cluster_identity.cluster_id(name)
+    # A node that started itself ends itself, beside others that may see the same home; the head keeps the record.
+    alone = all(node.host is None and not node.is_head for node in nodes)
+    with nullcontext() if alone else cluster_identity.locked(name):
+        ends: dict[int, NodeEnd] = {}
+        failures: list[NodeFailure] = []
+
+        async def end(node: NodeTarget) -> None:
+            ends[node.rank], failure = await _end(cluster, node, transport, tell, grace)
+            if failure is not None:
+                failures.append(failure)
+
+        if jobs:
+            await asyncio.gather(*(_end_jobs(cluster, node, transport, jobs) for node in nodes))
+        await asyncio.gather(*(end(node) for node in nodes if not node.is_head))
+        await asyncio.gather(*(end(node) for node in nodes if node.is_head))
+        if not alone:
+            _record(name, ends)
+    ordered = tuple(ends[node.rank] for node in nodes)
+    return DownReport(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
+
+
+async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:
+    """End the drivers that run on a node. One that is still there afterwards loses its Ray all the same."""
+    listed = [{"address": job.address, "pid": job.pid, "command": job.command} for job in jobs]
+    request: dict[str, Any] = {"verb": "end_jobs", "cluster": cluster, "jobs": listed, "deadline": JOB_SECONDS}
+    await ask(transport, node, request, deadline=JOB_SECONDS + _MARGIN_SECONDS + node.connect_seconds)
+
+
+async def _end(
+    cluster: str, node: NodeTarget, transport: Transport, tell: Tell, grace: float
+) -> tuple[NodeEnd, NodeFailure | None]:
+    deadline = STOP_SECONDS + grace
+    tell(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
+    request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": grace}
+    patience = deadline + _MARGIN_SECONDS + node.connect_seconds
+    answer = await ask(transport, node, request, deadline=patience)
+    if answer.data is None and answer.result.rc == _NOT_FOUND:
+        # The node's interpreter was removed meanwhile; what it started can be ended by any other.
+        answer = await ask(transport, node, request, deadline=patience, interpreter="python3")
+    if answer.data is None:
+        tell(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
+        return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
+    left = _left(answer.data)
+    found = bool(answer.data["found"])
+    if left:
+        message = f"{len(left)} things of the cluster are left"
+        tell(Event(node.rank, Phase.STOP, Progress.FAILED, message))
+        help_text = (
+            "run the command again; a process that cannot be killed hangs in the kernel, and ends with the machine"
+        )
+        failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(left), help_text)
+        return NodeEnd(node.rank, node.host, True, found, left), failure
+    detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if found else "nothing was there"
+    tell(Event(node.rank, Phase.STOP, Progress.DONE, detail))
+    return NodeEnd(node.rank, node.host, True, found, ()), None
+
+
+def _left(data: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{what} {item}"
+        for what, items in (
+            ("process", data["processes"]),
+            ("port", data["ports"]),
+            ("file", data["files"]),
+            ("shared memory", data["shared"]),
+        )
+        for item in items
+    )
+
+
+def _failure(node: NodeTarget, answer: AgentReply) -> NodeFailure:
+    return NodeFailure(
+        node.rank, node.name, Phase.STOP, answer.message, answer.why, answer.help, answer.rc, answer.lines
+    )
+
+
+def _record(name: str, ends: dict[int, NodeEnd]) -> None:
+    """Forget the nodes that are proven clean, and the cluster with the last of them."""
+    record = cluster_records.load(name)
+    if record is None:
+        return
+    clean = {rank for rank, end in ends.items() if end.reached and not end.left}
+    rest = tuple(
+        node._replace(process=None, address=None, folder=None) if node.rank in clean else node for node in record.nodes
+    )
+    # Nothing was ever started where nobody has been.
+    if all(node.folder is None for node in rest):
+        cluster_records.forget(name)
+    else:
+        cluster_records.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))

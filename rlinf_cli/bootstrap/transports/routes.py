@@ -1,0 +1,84 @@
+"""The way to each node, ssh or a child process on this machine, and the event loop in which nodes are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.transports.ssh import DEFAULT_PARALLEL, SshTransport
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
+
+T = TypeVar("T")
+# Each run of ssh holds a few descriptors; the usual soft limit is 1024.
+_DESCRIPTORS = 8192
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+
+
+class LocalTransport(Transport):
+    """Runs commands as children of this process, with the exit codes that a shell gives what cannot be started."""
+
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        try:
+            return await run_process(argv, stdin, deadline, on_line)
+        except FileNotFoundError as error:
+            return Result(_NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
+        except OSError as error:
+            return Result(_NOT_EXECUTABLE, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
+
+
+class NodeRoutes(Transport):
+    """Runs each command by the way that leads to its node.
+
+    Args:
+        parallel: how many nodes are talked to at a time.
+    """
+
+    def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:
+        self._local = LocalTransport()
+        self._ssh: SshTransport | None = None
+        self.turns = asyncio.Semaphore(parallel)
+
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        way: Transport = self._local
+        if node.host is not None:
+            way = self._ssh = self._ssh or SshTransport()
+        return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. Ctrl-C cancels it, which ends the processes that it started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
+        # Python 3.11 would wait for each process in a thread of its own.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
+    with warnings.catch_warnings():
+        # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
+        warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
+        return asyncio.run(work)

@@ -1,0 +1,1 @@
+"""Commands that check and explain a file, without touching a machine."""

@@ -1,0 +1,136 @@
+"""`rlinf explain`: a diagnostic code or a field of the file, in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+
+if TYPE_CHECKING:
+    from rlinf_cli.file.field_docs import UnknownFieldError
+    from rlinf_core.errors import ConfigError
+
+SCHEMA = "rlinf.explain/1"
+
+
+def explain(
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE|FIELD", hidden=True, autocompletion=completion.topics),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="Look a field up in this recipe's file only.",
+            autocompletion=completion.recipes,
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Explain a diagnostic code, or a field of the file.
+
+    CODE is what stands in brackets, as in `rlinf explain unknown-key`; FIELD a path such as
+    `cluster.node_groups.label`. Without either, all codes are listed.
+    """
+    if topic is None:
+        _list_codes(output)
+        return
+    from rlinf_cli.codes import find_code
+
+    name = _bare(topic)
+    code = find_code(name)
+    if code is not None:
+        from rlinf_cli.render.code_entry import code_record, code_text
+
+        if output is Output.JSON:
+            console.result_json({"schema": SCHEMA, "code": code_record(code)})
+        else:
+            console.result(code_text(code))
+        return
+    _explain_field(name, recipe, output)
+
+
+app = command(explain)
+
+
+def _bare(topic: str) -> str:
+    """Return `unknown-key` also when it is pasted as `error[unknown-key]` or `[unknown-key]`."""
+    topic = topic.strip().rstrip(":")
+    if topic.endswith("]") and "[" in topic:
+        head, _, code = topic[:-1].partition("[")
+        if head in ("", "error", "warning", "note"):
+            return code
+    return topic
+
+
+def _list_codes(output: Output) -> None:
+    from rlinf_cli.codes import codes_by_stage
+
+    stages = codes_by_stage()
+    if output is Output.JSON:
+        codes = [
+            {"code": code.name, "severity": str(code.severity), "stage": stage, "title": code.title}
+            for stage, group in stages.items()
+            for code in group
+        ]
+        console.result_json({"schema": SCHEMA, "codes": codes})
+        return
+    for index, (stage, group) in enumerate(stages.items()):
+        if not group:
+            continue
+        console.result(("\n" if index else "") + console.style(stage, "bold"))
+        rows = [(f"  {code.name}", str(code.severity), code.title) for code in group]
+        console.result(console.table(("", "", ""), rows, keep=(0, 1)))
+    console.message("\n`rlinf explain CODE` tells more about one of them.")
+
+
+def _explain_field(path: str, recipe: str | None, output: Output) -> None:
+    """Documents a field for every kind of file that has it, told once where they agree."""
+    from rlinf_cli.file.field_docs import FieldDoc, UnknownFieldError, describe
+    from rlinf_core.job.load import ClusterFile
+    from rlinf_core.job.recipe import find_recipe, recipe_names
+
+    names = [recipe] if recipe else recipe_names()
+    models = {name: find_recipe(name).config_model() for name in names} or {"": ClusterFile}
+    found: dict[FieldDoc, list[str]] = {}
+    failures: list[UnknownFieldError] = []
+    for name, model in models.items():
+        try:
+            found.setdefault(describe(model, path), []).append(name)
+        except UnknownFieldError as error:
+            failures.append(error)
+    if not found:
+        raise _unknown(path, failures)
+    from rlinf_cli.render.field_entry import field_record, field_text
+
+    told = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in found.items()]
+    if output is Output.JSON:
+        console.result_json({"schema": SCHEMA, "fields": [field_record(doc, recipes) for doc, recipes in told]})
+    else:
+        console.results((field_text(doc, recipes) for doc, recipes in told), gap=True)
+
+
+def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
+    """Neither a code nor a field: the nearest of both."""
+    from rlinf_cli.codes import code_names
+    from rlinf_core.errors import ConfigError
+    from rlinf_core.suggest import near
+
+    hints = dict.fromkeys(error.help for error in failures if error.help)
+    codes = near(topic, code_names())
+    if codes:
+        return ConfigError(f"there is no code `{topic}`", help=f"did you mean `{codes[0]}`?")
+    if "." not in topic and "-" in topic:
+        return ConfigError(f"there is no code `{topic}`", help="`rlinf explain` lists them all")
+    message = failures[0].message if failures else f"there is no field `{topic}`"
+    return ConfigError(message, help="\n".join(hints) or None)

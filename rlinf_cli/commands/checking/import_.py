@@ -1,0 +1,259 @@
+"""`rlinf import`: job files of RLinf and verl as files of rlinf."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.file.job_file import is_override
+from rlinf_cli.lazy import command
+
+if TYPE_CHECKING:
+    from rlinf_cli.importing.convert import Converted
+    from rlinf_core.config.diagnostics import Diagnostics
+    from rlinf_core.errors import RLinfError
+
+
+def import_(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE|FOLDER|KEY=VALUE", hidden=True, autocompletion=completion.yaml_paths),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE|FOLDER",
+            help="The new file, or the folder of new files; `-`: standard output. By default NAME.rlinf.yaml beside"
+            " the original.",
+            show_default=False,
+        ),
+    ] = None,
+    search_path: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search-path",
+            metavar="FOLDER",
+            help="Look here too for what a defaults list names. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a file of the new name.", show_default=False)
+    ] = False,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Turn job files of RLinf and verl into files of rlinf.
+
+    Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments stay;
+    a key that has no counterpart becomes a comment with the reason. The summary lists every key that was renamed or
+    left out, and what `rlinf validate` says of the result. KEY=VALUE is an override as Hydra takes it.
+
+    Of a FOLDER every job file is converted, those below it too, and a table printed.
+
+    rlinf import examples/config/libero_grpo.yaml
+    rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2
+    rlinf import examples/config --out configs
+    """
+    overrides = [each for each in arguments if _is_override(each)]
+    names = [each for each in arguments if each not in overrides]
+    if len(names) != 1:
+        raise typer.BadParameter("name one file or one folder")
+    target = Path(names[0])
+    folders = [os.path.expanduser(each) for each in search_path or ()]
+    request = _Request(overrides, folders, replace)
+    if target.is_dir():
+        ended = _folder(target, out, request, output)
+    else:
+        ended = _file(target, out, request, output)
+    if ended is not ExitCode.OK:
+        raise typer.Exit(ended)
+
+
+app = command(import_, no_args_is_help=True)
+
+
+def _is_override(argument: str) -> bool:
+    """Return True for `key=value`, and for `group/below=name`, which names no file that is there."""
+    return is_override(argument) or ("=" in argument and not os.path.exists(argument))
+
+
+class _Request(NamedTuple):
+    overrides: list[str]
+    search_path: list[str]
+    replace: bool
+
+
+class _Imported(NamedTuple):
+    """One file: converted and written, or what kept it from that."""
+
+    source: Path
+    target: Path | None = None
+    converted: Converted | None = None
+    findings: Diagnostics | None = None
+    error: RLinfError | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.converted is None:
+            return code_of(self.error) if self.error is not None else ExitCode.INVALID
+        return ExitCode.FAILED if self.converted.errors else ExitCode.OK
+
+
+def _file(source: Path, out: Path | None, request: _Request, output: Output) -> ExitCode:
+    from rlinf_cli.importing.sources import IMPORTED
+
+    to_stdout = out is not None and str(out) == "-"
+    target = (
+        source.with_name(source.stem + IMPORTED)
+        if out is None
+        else out / (source.stem + ".yaml")
+        if out.is_dir()
+        else out
+    )
+    imported = _import(source, None if to_stdout else target, request)
+    if imported.converted is None:
+        if output is Output.JSON:
+            console.result_json(_record([imported]))
+        else:
+            _show_failure(imported)
+        return imported.exit_code
+    _show_findings(imported)
+    if output is Output.JSON:
+        console.result_json(_record([imported]))
+    elif to_stdout:
+        console.result(imported.converted.text.rstrip("\n"))
+        console.message("\n".join(_summary(imported)))
+    else:
+        console.results(_summary(imported))
+    return imported.exit_code
+
+
+def _summary(imported: _Imported) -> list[str]:
+    from rlinf_cli.importing.summary import lines_of
+
+    assert imported.converted is not None
+    return list(lines_of(imported.converted, str(imported.target) if imported.target else None))
+
+
+def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -> ExitCode:
+    from rlinf_cli.importing.sources import IMPORTED, job_files
+    from rlinf_core.errors import ConfigError
+
+    if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
+        raise typer.BadParameter("a folder has several files: `--out` names a folder for them")
+    jobs, others = job_files(folder)
+    if not jobs:
+        raise ConfigError(
+            f"there is no job file in `{folder}`",
+            why=f"YAML files below it: {len(others)}, none of them with `runner`, `trainer` or `actor_rollout_ref`",
+            help="name the folder of the files that jobs are started with",
+        )
+    imported: list[_Imported] = []
+    for source in jobs:
+        inside = source.relative_to(folder)
+        target = source.with_name(source.stem + IMPORTED) if out is None else out / inside.with_suffix(".yaml")
+        imported.append(_import(source, target, request))
+    if output is Output.JSON:
+        console.result_json(_record(imported))
+    else:
+        _table(imported, folder)
+        if others and not console.verbosity.quiet:
+            console.message(f"{len(others)} other YAML files are fragments of these, or no job files")
+    return max((each.exit_code for each in imported), key=lambda code: code is not ExitCode.OK)
+
+
+def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
+    """Convert one file and write it."""
+    from rlinf_cli.console.outfile import write_whole
+    from rlinf_cli.importing.convert import convert
+    from rlinf_cli.importing.sources import read_job
+    from rlinf_core.errors import ConfigError, RLinfError
+
+    found = read_job(str(source), request.overrides, request.search_path, os.environ)
+    if found.file is None:
+        return _Imported(source, findings=found.diagnostics)
+    try:
+        converted = convert(found.file, os.environ)
+        if target is not None:
+            if target.exists() and (not request.replace or target.samefile(source)):
+                raise ConfigError(
+                    f"`{target}` is there already",
+                    help="name another file by `--out`"
+                    if target.samefile(source)
+                    else "name another file by `--out`, or replace it by `--replace`",
+                )
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RLinfError(f"cannot make the folder `{target.parent}`", why=error.strerror) from error
+            write_whole(target, converted.text)
+    except RLinfError as error:
+        return _Imported(source, findings=found.diagnostics, error=error)
+    return _Imported(source, target, converted, found.diagnostics)
+
+
+def _show_failure(imported: _Imported) -> None:
+    _show_findings(imported)
+    if imported.error is not None:
+        error = imported.error
+        console.error_block(error.message, where=str(imported.source), why=error.why, do=error.help)
+
+
+def _show_findings(imported: _Imported) -> None:
+    """Print what was found while the file was composed."""
+    from rlinf_cli.file.findings import finding_blocks
+
+    if imported.findings is not None and len(imported.findings):
+        console.error("\n\n".join(finding_blocks([*imported.findings], sys.stderr)))
+
+
+def _table(imported: list[_Imported], folder: Path) -> None:
+    from rlinf_cli.importing.outcomes import Fate
+    from rlinf_cli.importing.summary import counts, verdict
+
+    rows: list[list[str]] = []
+    for each in imported:
+        name = str(each.source.relative_to(folder))
+        if each.converted is None:
+            first = next((found.message for found in each.findings or () if found.severity == "error"), "")
+            rows.append([name, "-", "-", "-", "-", "-", each.error.message if each.error else first])
+        else:
+            number = counts(each.converted)
+            rows.append([name, each.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(each.converted)])
+    console.result(
+        console.table(["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"], rows, right=(2, 3, 4, 5))
+    )
+
+
+def _record(imported: list[_Imported]) -> dict[str, Any]:
+    from rlinf_cli.file.findings import to_json
+    from rlinf_cli.importing.summary import SCHEMA, record
+
+    files: list[dict[str, Any]] = []
+    for each in imported:
+        if each.converted is not None:
+            files.append(record(each.converted, str(each.source), str(each.target) if each.target else None))
+        else:
+            error = each.error
+            files.append(
+                {
+                    "file": str(each.source),
+                    "written": None,
+                    "error": None
+                    if error is None
+                    else {"message": error.message, "why": error.why, "help": error.help},
+                    "findings": to_json([*(each.findings or ())]),
+                }
+            )
+    return {"schema": SCHEMA, "ok": all(each.exit_code is ExitCode.OK for each in imported), "files": files}

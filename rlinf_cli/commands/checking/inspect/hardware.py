@@ -1,0 +1,42 @@
+"""`rlinf inspect hardware`: what the nodes have, beside what the file declares."""
+
+from __future__ import annotations
+
+import typer
+
+from rlinf_cli.arguments.cluster_options import FileIfAny, NameOption, Parallel
+from rlinf_cli.arguments.options import Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+
+
+def hardware(
+    file: FileIfAny = None,
+    overrides: Overrides = None,
+    name: NameOption = None,
+    parallel: Parallel = 128,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show the accelerators, robots and cameras that the nodes have, declared against found.
+
+    Asks the machines of FILE, or those of the cluster that is up. The exit status is 1 where something declared is
+    missing, 3 where a node cannot be reached.
+    """
+    from rlinf_cli.bootstrap.checks.devices import judged
+    from rlinf_cli.bootstrap.checks.finding import CheckVerdict
+    from rlinf_cli.machines.probing import look_at_hardware
+    from rlinf_cli.render.hardware_table import hardware_record, hardware_text
+
+    nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
+    findings = [*look.findings, *judged(look.seen)]
+    if output is Output.JSON:
+        console.result_json(hardware_record(nodes, look.seen, findings))
+    else:
+        console.result(hardware_text(nodes, look.seen, findings))
+    verdicts = {each.verdict for each in findings}
+    if CheckVerdict.UNREACHABLE in verdicts:
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if CheckVerdict.FAULT in verdicts:
+        raise typer.Exit(ExitCode.FAILED)

@@ -1,0 +1,1 @@
+"""Commands that bring machines up, look at them and take them down."""

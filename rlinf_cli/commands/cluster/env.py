@@ -1,0 +1,83 @@
+"""`rlinf env`: interpreters for simulators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+
+LIST_SCHEMA = "rlinf.env-list/1"
+SETUP_SCHEMA = "rlinf.env-setup/1"
+
+app = typer.Typer(
+    help="Make interpreters for simulators, each with versions of its own.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+EnvType = Annotated[str, typer.Argument(metavar="ENV", help="Kind of environment, as `env_type` names it.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--path", metavar="DIR", help="Folder to make. Default: ~/.rlinf/envs/ENV.", show_default=False),
+]
+
+
+@app.command("list")
+def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """List the simulators that get an interpreter of their own."""
+    from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, LOCKS, simulators
+
+    found = [
+        {
+            "env_type": name,
+            "what": (LOCKS / f"{name}.txt").read_text(encoding="utf-8").splitlines()[0].removeprefix("# "),
+            "python": str(python) if (python := (DEFAULT_FOLDER / name / "bin/python").expanduser()).exists() else None,
+        }
+        for name in simulators()
+    ]
+    if output is Output.JSON:
+        console.result_json({"schema": LIST_SCHEMA, "simulators": found})
+        return
+    rows = [(str(each["env_type"]), each["python"] or "not made", str(each["what"])) for each in found]
+    console.result(console.table(("env_type", "interpreter", "what"), rows, keep=(0, 1)))
+    console.message("\n`rlinf env setup ENV` makes one.")
+
+
+@app.command("setup", no_args_is_help=True)
+def setup(
+    env: EnvType,
+    path: Folder = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make an interpreter that has a simulator, try it, and print the lines of a file that use it.
+
+    A virtual environment from the versions that rlinf was tried with, by uv where it is installed, else by pip; this
+    very rlinf goes into it. Run it on every machine where `env` is placed.
+    """
+    from recipes.embodied.envs.processes.fault_lines import RENDERING_HELP
+    from recipes.embodied.interpreters.locked_venvs import lines_of
+    from recipes.embodied.interpreters.locked_venvs import setup as make
+
+    made = make(env, path, console.message)
+    facts = made.facts
+    if output is Output.JSON:
+        console.result_json({"schema": SETUP_SCHEMA, "env_type": env, "python": str(made.python), "facts": facts})
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    console.message(f"Python {facts['python']}, {versions}: {facts['states']} states, {facts['actions']} actions")
+    if made.renderer is None:
+        console.error_block(
+            "it renders no images: states alone can be observed",
+            why=facts["frame_fault"]["message"],
+            do=RENDERING_HELP,
+        )
+    else:
+        console.message(f"a frame was rendered by MUJOCO_GL={made.renderer}")
+    console.result(lines_of(made))

@@ -1,0 +1,165 @@
+"""`rlinf up`: every node of a file becomes part of one cluster."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments.cluster_options import NameOption, Parallel
+from rlinf_cli.arguments.options import File, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import command
+
+if TYPE_CHECKING:
+    from rlinf_cli.bootstrap.startup import UpReport, UpRequest
+
+
+class Template(StrEnum):
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
+]
+Print = Annotated[
+    Template | None,
+    typer.Option(
+        "--print",
+        metavar="slurm|kuberay",
+        help="Print what makes Slurm or Kubernetes start the same cluster.",
+        show_default=False,
+    ),
+]
+Rollback = Annotated[
+    bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="K", help="Start this machine alone, as node K.", min=0, show_default=False),
+]
+HeadAddress = Annotated[
+    str | None,
+    typer.Option("--head-address", metavar="A", help="With --node-rank: where node 0 is.", show_default=False),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file", metavar="FILE", help="With --node-rank: the token that all nodes share.", show_default=False
+    ),
+]
+Block = Annotated[
+    bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
+]
+Sync = Annotated[
+    str | None,
+    typer.Option("--sync", metavar="PATH", help="Ship rlinf and the code in PATH to the nodes.", show_default=False),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
+]
+NoAuth = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-no-auth",
+        help="Let anyone who reaches the ports run programs on the nodes.",
+        show_default=False,
+    ),
+]
+
+
+def up(
+    file: File,
+    overrides: Overrides = None,
+    name: NameOption = None,
+    dry_run: DryRun = False,
+    template: Print = None,
+    rollback: Rollback = False,
+    node_rank: NodeRank = None,
+    head_address: HeadAddress = None,
+    token_file: TokenFile = None,
+    block: Block = False,
+    sync: Sync = None,
+    timeout: Timeout = 60.0,
+    parallel: Parallel = 128,
+    insecure_no_auth: NoAuth = False,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Bring the nodes of a file up as one cluster.
+
+    Over ssh where the file gives `hosts`, else this machine alone. Again, it repairs what is missing and leaves the
+    rest. With --node-rank (or as a task of Slurm) it starts only the node that it runs on. KEY=VALUE replaces a value
+    of FILE, ~KEY deletes one.
+    """
+    from rlinf_cli.machines.cluster_lifecycle import Asked, prepare, watch
+
+    if template is not None:
+        _print(template, file, overrides, name)
+        return
+    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
+    request = prepare(asked)
+    if dry_run:
+        _plan(request, output)
+        return
+    if insecure_no_auth:
+        console.message("warning: no token is asked for: whoever reaches the ports can run programs on the nodes")
+    report = watch(request, parallel=parallel)
+    if not report.ok and rollback:
+        _roll_back(request, report, parallel)
+    _show(report, output)
+    if not report.ok:
+        if not rollback and any(node.up for node in report.nodes):
+            console.message(
+                "the nodes that are up stay up: the same command again tries the others, `rlinf down` ends them"
+            )
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if block:
+        from rlinf_cli.machines.cluster_lifecycle import stay
+
+        stay(request, report)
+
+
+app = command(up, no_args_is_help=True)
+
+
+def _print(template: Template, file: str, overrides: list[str] | None, name: str | None) -> None:
+    from rlinf_cli.bootstrap import cluster_identity, templates
+    from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_cli.file.job_file import load_sound
+
+    nodes = targets(load_sound(file, overrides).cluster)
+    render = templates.slurm if template is Template.SLURM else templates.kuberay
+    console.result(render(cluster_identity.cluster_name(file, name), file, nodes, overrides or ()).rstrip("\n"))
+
+
+def _plan(request: UpRequest, output: Output) -> None:
+    from rlinf_cli.render.up_report import plan_record, plan_text
+
+    nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+    if output is Output.JSON:
+        console.result_json(plan_record(request.name, nodes, authenticated=request.authenticated))
+    else:
+        console.result(plan_text(request.name, nodes, authenticated=request.authenticated))
+
+
+def _show(report: UpReport, output: Output) -> None:
+    from rlinf_cli.render.up_report import show_failures, up_record, up_text
+
+    show_failures(report.failures)
+    if output is Output.JSON:
+        console.result_json(up_record(report))
+    else:
+        console.result(up_text(report))
+
+
+def _roll_back(request: UpRequest, report: UpReport, parallel: int) -> None:
+    from rlinf_cli.machines.cluster_lifecycle import end
+
+    started = {node.rank for node in report.nodes if node.changed}
+    console.message(f"taking down again what was started: {len(started)} nodes")
+    end(request.name, [node for node in request.nodes if node.rank in started], parallel=parallel)

@@ -1,0 +1,117 @@
+"""`rlinf eval`: how often a trained policy succeeds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def evaluate(
+    file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest of RUN.", show_default=False
+        ),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option("--episodes", "-n", metavar="N", min=1, help="By default as `env.eval` says.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="A new folder for `eval.json`.", show_default=False),
+    ] = None,
+    allow_training_starts: Annotated[
+        bool, typer.Option("--allow-training-starts", help="Evaluate from starts that training sees.")
+    ] = False,
+    video: Annotated[
+        bool | None,
+        typer.Option(
+            "--video/--no-video",
+            help="Write videos, one for each way in which episodes end. By default where there are pictures.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate a trained policy in whole episodes, and write what the number depends on to `eval.json`.
+
+    RUN is a run folder or its name; of a FILE say which weights by --checkpoint, else those that it begins with are
+    evaluated. KEY=VALUE replaces a value. The same weights give the same `eval.json` but for `times`.
+
+    rlinf eval runs/embodied-20260314-101502 -n 200
+    rlinf eval laptop --checkpoint runs/embodied-20260314-101502
+    """
+    from rlinf_cli.run.policy_source import checkpoint_of, used_job
+    from rlinf_core.errors import RLinfError
+
+    used = used_job(file, list(overrides or ()), log_path)
+    function = used.recipe.function("evaluate")
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` has no evaluation of its own")
+    weights = checkpoint_of(checkpoint, used.run)
+    home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
+    folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if folder.exists():
+        raise RLinfError("the folder of the results exists", where=str(folder), help="name another by `--out`")
+    found = function(
+        used.job,
+        weights,
+        folder,
+        episodes=episodes,
+        allow_training_starts=allow_training_starts,
+        video=video,
+        tell=console.message,
+    )
+    if output is Output.JSON:
+        console.result_json(found)
+        return
+    console.result(_table(found))
+    for each in found["videos"]:
+        console.message(f"{folder / each['file']}: {len(each['episodes'])} episodes, {each['outcome']}")
+    console.message(f"{folder / 'eval.json'}")
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    """Return a line for each task, and one for all of them."""
+    rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
+    tasks: dict[str, Any] = found["tasks"]
+    for name, each in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
+        interval = each["success_at_end_interval"]
+        rows.append(
+            (
+                name,
+                str(each["episodes"]),
+                _share(each["success_at_end"]),
+                "" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}",
+                _share(each["success_once"]),
+                f"{each['return']:.4g}",
+                f"{each['episode_len']:.4g}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+app = command(evaluate, no_args_is_help=True)

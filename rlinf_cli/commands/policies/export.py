@@ -1,0 +1,96 @@
+"""`rlinf export`: a trained policy for use elsewhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+
+class Format(StrEnum):
+    """Formats of exports."""
+
+    SAFETENSORS = "safetensors"
+    TORCHSCRIPT = "torchscript"
+    ONNX = "onnx"
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)],
+    kind: Annotated[
+        Format, typer.Option("--format", "-f", help="Format of the policy.", case_sensitive=False)
+    ] = Format.SAFETENSORS,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="A new folder; by default in `exports` of the run.", show_default=False
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export a trained policy: a folder with everything that it needs to act elsewhere.
+
+    RUN is a run folder or its name. safetensors is what `load_policy` and `actor.model.model_path` read; torchscript
+    and onnx are one graph from observations to actions, tried against the policy before this command returns.
+
+    rlinf export runs/embodied-20260314-101502
+    rlinf export runs/embodied-20260314-101502 --format onnx --out exported
+    """
+    from rlinf_cli.run.policy_source import checkpoint_of, find_run_folder
+    from rlinf_core.errors import RLinfError, RunError
+    from rlinf_core.job.load import load_job
+
+    found = find_run_folder(run, log_path)
+    if found is None:
+        raise RunError("this is not the folder of a run", where=run, help="`rlinf runs` lists them")
+    job = load_job(str(found.config_file))
+    function = job.recipe.function("export") if job.recipe is not None else None
+    if job.recipe is not None and function is None:
+        raise RLinfError(
+            f"recipe `{job.recipe.name}` has no export",
+            help="its runs leave a folder of HuggingFace, `hf` of each checkpoint",
+        )
+    if function is None or job.config is None:
+        job.raise_if_bad()
+        raise RLinfError("the configuration of the run cannot be read", where=str(found.config_file))
+    weights = checkpoint_of(checkpoint, found)
+    assert weights is not None
+    folder = out or found.path / "exports" / f"{weights.name}-{kind.value}"
+    record: dict[str, Any] = function(job.config, weights, folder, kind.value)
+    if output is Output.JSON:
+        console.result_json({"schema": "rlinf.export/1", **record})
+        return
+    console.result(_text(record))
+
+
+def _text(record: dict[str, Any]) -> str:
+    lines = [f"{record['folder']}: {', '.join(record['files'])}"]
+    for side in ("inputs", "outputs"):
+        for name, each in record[side].items():
+            shape = ", ".join(map(str, each["shape"]))
+            lines.append(f"  {side[:-1]:6}  {name}  {each['dtype']} [{shape}]")
+    if record["difference"] is None:
+        lines.append("  not tried: onnxruntime is not installed")
+    else:
+        lines.append(f"  acts as the policy does, to {record['difference']:.1g}")
+    return "\n".join(lines)
+
+
+app = command(export, no_args_is_help=True)

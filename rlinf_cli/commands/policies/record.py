@@ -1,0 +1,115 @@
+"""`rlinf record`: demonstrations of an environment, by a scripted expert or a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose, key_values
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", help="The new data set; what is there is never overwritten."),
+]
+_Episodes = Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="How many are kept.")]
+_Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="PATH",
+        help="Record the policy of this checkpoint or run, instead of the environment's scripted expert.",
+        show_default=False,
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Let a person drive, or correct the policy: keyboard, gamepad, spacemouse, remote; or scripted.",
+        show_default=False,
+    ),
+]
+_DeviceOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the device. May be repeated.", show_default=False),
+]
+_SuccessesOnly = Annotated[
+    bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
+]
+_Video = Annotated[
+    bool, typer.Option("--video", help="Write pictures as mp4, instead of PNG within the Parquet files.")
+]
+_Fps = Annotated[
+    int | None,
+    typer.Option(
+        "--fps",
+        metavar="N",
+        min=1,
+        help="Rows in a second; by default as many as the environment takes actions, where it tells.",
+        show_default=False,
+    ),
+]
+
+
+def record(
+    file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
+    overrides: Overrides = None,
+    out: _Out = None,
+    episodes: _Episodes = 50,
+    checkpoint: _Checkpoint = None,
+    device: _Device = None,
+    option: _DeviceOptions = None,
+    successes_only: _SuccessesOnly = False,
+    video: _Video = False,
+    fps: _Fps = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Record episodes of an environment as demonstrations, a LeRobotDataset folder.
+
+    FILE is a configuration; its `env.train` says which environment. With RUN, a run folder or its name, the policy of
+    its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps the episodes that are whole.
+
+    With --device a person moves the arm; with RUN or --checkpoint, too, the policy acts until the person takes over.
+    The device is on the node of `env`.
+
+    rlinf record laptop --out demos/pick -n 50
+    rlinf record robot.yaml --device spacemouse --out demos/mine -n 20
+    rlinf record runs/embodied-20260314-101502 --out demos/learned --successes-only
+    """
+    from rlinf_cli.run.policy_source import checkpoint_of, used_job
+    from rlinf_core.errors import RLinfError
+
+    used = used_job(file, list(overrides or ()), log_path)
+    function = used.recipe.function("record")
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` has nothing to record", help="`rlinf recipes` lists the others")
+    folder = out or Path("demonstrations") / Path(file).stem
+    found = function(
+        used.job,
+        folder,
+        episodes=episodes,
+        checkpoint=checkpoint_of(checkpoint, used.run),
+        **({} if device is None else {"device": device, "device_options": key_values(option)}),
+        successes_only=successes_only,
+        video=video,
+        fps=fps,
+        tell=console.message,
+    )
+    if output is Output.JSON:
+        console.result_json({"schema": "rlinf.record/1", **found})
+        return
+    solved = "" if found["successes"] is None else f", {found['successes']} solved"
+    console.result(f"{found['folder']}: {found['episodes']} episodes, {found['frames']} steps{solved}")
+
+
+app = command(record, no_args_is_help=True)

@@ -1,0 +1,79 @@
+"""`rlinf compare`: what differs between runs, and whether their results do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", hidden=True, autocompletion=completion.runs)],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The result: a name in metrics.jsonl; by default what evaluations or else steps are judged by.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the curves over each other: .png, .svg, .pdf.", show_default=False
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page of HTML, too, which loads nothing.", show_default=False
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare runs: what differs between them, what matters most first, and whether their results differ by chance.
+
+    RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds count as one set;
+    with several runs in both sets the noise is that between seeds.
+
+    rlinf compare runs/fast-* runs/slow-*
+    """
+    if html is not None:
+        from rlinf_cli.report.script import require_modules
+
+        require_modules("no page was written")
+    from rlinf_cli.render.comparison_table import comparison_record, comparison_text
+    from rlinf_cli.runs.run_comparison import compare_runs, draw
+    from rlinf_cli.runs.run_lookup import find_run
+
+    folders = [find_run(run, log_path) for run in runs]
+    if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
+        raise typer.BadParameter("name two runs or more, each once", param_hint="'RUN...'")
+    found = compare_runs(folders, metric)
+    if output is Output.JSON:
+        console.result_json(comparison_record(found))
+    else:
+        console.result(comparison_text(found))
+    if plot is not None:
+        draw(found, plot)
+        console.message(f"curves: {plot}")
+    if html is not None:
+        from rlinf_cli.console.outfile import write_whole
+        from rlinf_cli.report.comparing import compared_page
+
+        write_whole(html, compared_page(found))
+        console.message(f"page: {html}")
+
+
+app = command(compare, no_args_is_help=True)

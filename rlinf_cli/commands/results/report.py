@@ -1,0 +1,110 @@
+"""`rlinf report`: a run as a page of HTML."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Run, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+SCHEMA = "rlinf.report/1"
+# How often a page is written anew, and how often the run's state is looked at meanwhile.
+_RENEW_SECONDS = 15.0
+_LOOK_SECONDS = 0.5
+
+
+def report(
+    run: Run = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write it there; by default report.html in the run folder."),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Write it anew while the run goes on.", show_default=False)
+    ] = False,
+    forecast: Annotated[
+        bool,
+        typer.Option(
+            "--forecast",
+            help="Forecast its memory first, where that was not done before, by an empty process of each kind: minutes"
+            " on a busy machine.",
+            show_default=False,
+        ),
+    ] = False,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a page of HTML about a run: result, curves, times, placement, failures, samples, configuration, versions.
+
+    RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one. The
+    page is one file that loads nothing. `rlinf train` writes it when a run has ended.
+    """
+    from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.report.script import require_modules
+    from rlinf_cli.run.report_writing import NAME
+    from rlinf_cli.runs.run_lookup import find_run
+
+    require_modules("no report was written")
+    folder = find_run(run, log_path)
+    path = (out or folder.path / NAME).absolute()
+    # A run that goes on needs its machine for itself.
+    if forecast and not folder.state.going_on:
+        _forecast(folder)
+    _write(folder, path, live=live and folder.state.going_on)
+    if output is Output.JSON:
+        console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
+    else:
+        console.result(shown(path))
+    while live and folder.state.going_on:
+        console.message(
+            f"step {folder.state.step}; written anew every {_RENEW_SECONDS:.0f} s until the run ends, or Ctrl-C"
+        )
+        _wait(folder)
+        _write(folder, path, live=folder.state.going_on)
+
+
+app = command(report)
+
+
+def _forecast(folder: RunFolder) -> None:
+    """Keep a forecast of the memory of a run that measured its memory. The page does without where there is none."""
+    from rlinf_cli.memory import memory_forecast
+
+    if folder.memory_file.exists() and not (folder.path / memory_forecast.NAME).exists():
+        console.message("forecasting the memory of its processes")
+        why = memory_forecast.make_forecast(folder.path)
+        if why is not None:
+            console.message(f"no forecast of memory: {why}")
+
+
+def _wait(folder: RunFolder) -> None:
+    """Wait until the page is to be written anew: the run has ended, or it is time."""
+    deadline = time.monotonic() + _RENEW_SECONDS
+    while folder.refresh().going_on and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _write(folder: RunFolder, path: Path, *, live: bool) -> None:
+    from rlinf_cli.console.outfile import write_whole
+    from rlinf_cli.report.gathering import gather
+    from rlinf_cli.report.page import report_page
+    from rlinf_core.errors import RunError
+
+    try:
+        page = report_page(gather(folder), path, live=live)
+    except OSError as error:
+        raise RunError(
+            "the report cannot be made", where=str(error.filename or folder.path), why=error.strerror or str(error)
+        ) from error
+    write_whole(path, page)

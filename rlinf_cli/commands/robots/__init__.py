@@ -1,0 +1,1 @@
+"""Commands for a person in front of an arm."""

@@ -1,0 +1,194 @@
+"""`rlinf robot`: what a person in front of an arm needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import File, Output, OutputOption, Quiet, Verbose, key_values
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from recipes.embodied.robots.manual_control import Listed
+    from rlinf_core.hardware.robots.franka import Franka
+
+LIST_SCHEMA = "rlinf.robot-list/1"
+CHECK_SCHEMA = "rlinf.robot-check/1"
+DONE_SCHEMA = "rlinf.robot-done/1"
+
+app = typer.Typer(
+    help="List, check, reset, move and stop the arms of a file, from the node that they are attached to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Robot = Annotated[
+    str | None,
+    typer.Argument(metavar="[ROBOT]", help="Its address or the rank of its node. Default: the only one."),
+]
+
+
+@app.command("list", no_args_is_help=True)
+def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """List the robots of FILE, who holds them, and how they are.
+
+    rlinf robot list robot.yaml
+    """
+    from recipes.embodied.robots.manual_control import look
+
+    found = look(_robots(file))
+    if output is Output.JSON:
+        console.result_json({"schema": LIST_SCHEMA, "robots": found})
+        return
+    columns = ("node", "type", "address", "controller", "holder", "state")
+    rows = [tuple("-" if each[name] is None else str(each[name]) for name in columns) for each in found]
+    if rows:
+        console.result(console.table(("node", "type", "address", "controller", "held by", "state"), rows, keep=(0, 2)))
+    else:
+        console.message("the file declares no robots")
+
+
+@app.command("check", no_args_is_help=True)
+def check(
+    file: File,
+    robot: Robot = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check an arm as a run does before it moves: controller, link, limits, workspace, cameras, lease.
+
+    Nothing is moved. The exit status is 1 where something is not as it should be.
+
+    rlinf robot check robot.yaml 10.10.10.1
+    """
+    from recipes.embodied.robots.manual_control import as_record
+    from recipes.embodied.robots.manual_control import check as checks_of
+
+    checks = checks_of(_arm(file, robot))
+    if output is Output.JSON:
+        console.result_json({"schema": CHECK_SCHEMA, "checks": as_record(checks)})
+    else:
+        rows = [(each.verdict, each.name, each.message, each.help or "") for each in checks]
+        console.result(console.table(("", "check", "found", "do"), rows, keep=(0, 1)))
+    if any(each.verdict == "fault" for each in checks):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("reset", no_args_is_help=True)
+def reset(
+    file: File,
+    robot: Robot = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Lead an arm to its home, and open its gripper. Refused while a job holds it.
+
+    rlinf robot reset robot.yaml
+    """
+    from recipes.embodied.robots.manual_control import reset as reset_arm
+
+    arm = _arm(file, robot)
+    reset_arm(arm)
+    _done(arm, "reset", "it is at home", output)
+
+
+@app.command("teleop", no_args_is_help=True)
+def teleop(
+    file: Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)] = None,
+    robot: Robot = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, or one of your own.")
+    ] = "keyboard",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the device. May be repeated."),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="HOST:PORT", help="Steer a run instead, whose source is `remote`, by keys."),
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option("--token-file", metavar="PATH", help="With --to: the token of both sides.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Move an arm by hand, from where it stands. Refused while a job holds it.
+
+    rlinf robot teleop robot.yaml --device spacemouse
+    rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token
+    """
+    if to is not None:
+        _steer_remotely(to, token_file)
+        return
+    if file is None:
+        raise typer.BadParameter("name a FILE, or a run by `--to HOST:PORT`")
+    from recipes.embodied.interventions.devices.key_bindings import LEGEND
+    from recipes.embodied.robots.manual_control import teleop as teleoperate
+
+    arm = _arm(file, robot)
+    if device == "keyboard":
+        console.message(LEGEND)
+    periods = teleoperate(arm, device, key_values(option), console.message)
+    _done(arm, "teleop", f"it was moved for {periods} control periods", output)
+
+
+@app.command("stop", no_args_is_help=True)
+def stop(
+    file: File,
+    robot: Robot = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Stop an arm at once, whoever holds it; a run that does ends with an error.
+
+    This is no emergency stop: that is a button, and works without any computer.
+
+    rlinf robot stop robot.yaml
+    """
+    from recipes.embodied.robots.manual_control import stop as stop_arm
+
+    arm = _arm(file, robot)
+    stop_arm(arm)
+    _done(arm, "stop", "it stands still until it is reset", output)
+
+
+def _arm(file: str, robot: str | None) -> Franka:
+    from recipes.embodied.robots.manual_control import chosen_arm
+
+    return chosen_arm(_robots(file), robot)
+
+
+def _robots(file: str) -> list[Listed]:
+    """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
+    from recipes.embodied.robots.manual_control import robots_of
+    from rlinf_cli.file.job_file import load_sound
+
+    return robots_of(load_sound(file).cluster)
+
+
+def _done(arm: Franka, what: str, message: str, output: Output) -> None:
+    address = f"{arm.robot_ip}:{arm.robot_port}"
+    if output is Output.JSON:
+        console.result_json({"schema": DONE_SCHEMA, "did": what, "address": address, "node": arm.node_rank})
+    else:
+        console.result(f"{address} of node {arm.node_rank}: {message}")
+
+
+def _steer_remotely(address: str, token_file: str | None) -> None:
+    from recipes.embodied.interventions.remote.remote_control import steer_remotely
+
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise typer.BadParameter(f"`{address}` is not HOST:PORT")
+    if token_file is None:
+        raise typer.BadParameter("give `--token-file`, the token of both sides")
+    steer_remotely(host, int(port), token_file, console.message)

@@ -1,0 +1,1 @@
+"""Commands of a run that is going on."""

@@ -1,0 +1,128 @@
+"""`rlinf logs`: what the processes of a run logged, or log."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import LogPath, Quiet, Run, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from rlinf_cli.runs.log_files import Follower, LogFile
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+_LOOK_EVERY = 0.2
+
+
+def logs(
+    run: Run = None,
+    component: Annotated[
+        str | None,
+        typer.Option(
+            "--component",
+            metavar="NAME",
+            help="Only this component's, as `actor`; `driver` is the run itself.",
+            autocompletion=completion.logged_components,
+            show_default=False,
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's.", show_default=False)
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=-1, help="How many of the last lines; -1: all.")
+    ] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.", show_default=False)
+    ] = False,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what the processes of a run log, in the order of time.
+
+    RUN is a run folder or its name in the folder of runs; by default the run that is going on (of several you are
+    asked which), else the last one.
+    """
+    from rlinf_cli.runs.run_lookup import find_run
+
+    folder = find_run(run, log_path)
+    found = _chosen(folder, component, rank, follow)
+    followers = _show_last(found, lines)
+    if follow:
+        _follow(folder, component, rank, {file.path: each for file, each in zip(found, followers, strict=True)})
+        return
+    console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
+
+
+app = command(logs)
+
+
+def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: bool) -> list[LogFile]:
+    from rlinf_cli.runs.log_files import chosen, log_files
+    from rlinf_core.errors import RunError
+    from rlinf_core.suggest import did_you_mean, quoted
+
+    files = log_files(folder.logs)
+    found = chosen(files, component, rank)
+    if found or (follow and folder.state.going_on):
+        return found
+    if not files:
+        raise RunError("this run has logged nothing", where=str(folder.path))
+    known = sorted({file.component for file in files})
+    if component is not None and component not in known:
+        raise RunError(
+            f"this run has no log of `{component}`",
+            where=str(folder.path),
+            why="logs of workers on other machines stay there unless the run folder is shared",
+            help=did_you_mean(component, known) or f"it has logs of {quoted(known)}",
+        )
+    ranks = sorted({file.rank for file in chosen(files, component, None)}, key=lambda text: text.split("_"))
+    raise RunError(
+        f"this run has no log of rank {rank}", where=str(folder.path), help=f"it has logs of ranks {', '.join(ranks)}"
+    )
+
+
+def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
+    """Print the end of the logs; return what reads on from there."""
+    from rlinf_cli.runs.log_files import ALL, Follower, entries, merged, moment_of, tail
+
+    parts: list[str] = []
+    followers: list[Follower] = []
+    read = [tail(file.path, lines) for file in files]
+    parts = merged(entries(found, moment_of(file.path)) for file, (found, _, _) in zip(files, read, strict=True))
+    followers = [Follower(file.path, end) for file, (_, _, end) in zip(files, read, strict=True)]
+    console.results(parts if lines == ALL else parts[-lines:] if lines else [])
+    return followers
+
+
+def _follow(folder: RunFolder, component: str | None, rank: int | None, followers: dict[object, Follower]) -> None:
+    """Print what is appended, by files that come later, too, until the run has ended."""
+    from rlinf_cli.runs.log_files import Follower, chosen, entries, log_files, merged
+
+    while True:
+        # Before reading: what was written before the end is printed.
+        going_on = folder.refresh().going_on
+        for file in chosen(log_files(folder.logs), component, rank):
+            followers.setdefault(file.path, Follower(file.path, 0))
+        console.results(merged(entries(follower.read()) for follower in followers.values()))
+        if not going_on:
+            console.message(_ending(folder))
+            return
+        time.sleep(_LOOK_EVERY)
+
+
+def _ending(folder: RunFolder, how: str = "") -> str:
+    """`runs/embodied-...: running, step 12 was the last; `--follow` goes on`."""
+    from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.runs.run_lookup import outcome
+
+    status, reason = outcome(folder.state)
+    text = f"{shown(folder.path)}: {status}, {f'step {folder.state.step}' if folder.state.step else 'no step'} done"
+    return "; ".join(part for part in (text, reason, how) if part)

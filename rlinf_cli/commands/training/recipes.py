@@ -1,0 +1,63 @@
+"""`rlinf recipes`: what can be trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+
+if TYPE_CHECKING:
+    from rlinf_core.job.recipe import Recipe
+
+SCHEMA = "rlinf.recipes/1"
+
+
+def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """List what can be trained."""
+    from pathlib import Path
+
+    from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.run.runnable import obstacle
+
+    found = _listed()
+    if output is Output.JSON:
+        records = [
+            {
+                "name": recipe.name,
+                "summary": recipe.summary,
+                "default_config": recipe.default_config,
+                "runnable": obstacle(recipe) is None,
+                "obstacle": obstacle(recipe),
+            }
+            for recipe in found
+        ]
+        console.result_json({"schema": SCHEMA, "recipes": records})
+        return
+    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in found]
+    console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
+    for recipe in found:
+        why = obstacle(recipe)
+        if why is not None:
+            console.result(f"\n`{recipe.name}` cannot be run: {why}")
+    console.message("\n`rlinf inspect config CONFIG` shows a config with all its defaults.")
+
+
+app = command(recipes)
+
+
+def _listed() -> list[Recipe]:
+    """Return every installed recipe; one that cannot be loaded is told on standard error and does not hide the
+    others.
+    """
+    from rlinf_core.errors import ConfigError
+    from rlinf_core.job.recipe import find_recipe, recipe_names
+
+    found: list[Recipe] = []
+    for name in recipe_names():
+        try:
+            found.append(find_recipe(name))
+        except ConfigError as error:
+            console.error_block(error.message, why=error.why, do=error.help)
+    return found

@@ -1,0 +1,116 @@
+"""Findings: blocks for people, as many as anyone reads; records for programs; GitHub annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TextIO
+
+from rlinf_cli.console import console
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.render import render_text
+from rlinf_core.config.secrets import mask_message, mask_text
+from rlinf_core.config.tree import format_path
+
+VALIDATE_SCHEMA: Final = "rlinf.validate/1"
+
+_MOST = 100
+
+
+def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
+    """Return a block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the
+    rest.
+
+    They are coloured and cropped as `stream` shows them.
+    """
+    shown = found if console.verbosity.verbose else _gravest(found)
+    # A caret may stand one column behind the last character.
+    color, width = console.colored(stream), console.width(stream) - 1
+    for diagnostic in shown:
+        yield render_text(diagnostic, color=color, width=width)
+    if len(shown) < len(found):
+        yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
+
+
+def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings about keys that change nothing."""
+    from rlinf_cli.lint.no_effect import NO_EFFECT
+
+    return [each for each in found if each.code == NO_EFFECT]
+
+
+def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+    """Return the first hundred, errors before warnings before notes, in the order of `found`."""
+    if len(found) <= _MOST:
+        return found
+    grave = list(Severity)
+    kept = sorted(range(len(found)), key=lambda index: grave.index(found[index].severity))[:_MOST]
+    return [found[index] for index in sorted(kept)]
+
+
+def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
+    """Return one finding as a record of `validate --output json`.
+
+    Lines and columns count from 1; the end is the place just after the last code point.
+    """
+    span = diagnostic.span
+    begin, finish = span.begin, span.finish
+    return {
+        "code": diagnostic.code,
+        "severity": str(diagnostic.severity),
+        "message": mask_message(diagnostic.message),
+        "file": span.source.name,
+        "line": begin.line,
+        "column": begin.column,
+        "end_line": finish.line,
+        "end_column": finish.column,
+        "path": mask_text(format_path(diagnostic.path)),
+        "help": diagnostic.help and mask_message(diagnostic.help),
+        "related": [
+            {"file": place.source.name, "line": place.begin.line, "column": place.begin.column, "message": words}
+            for place, words in diagnostic.related
+        ],
+    }
+
+
+def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
+    """Return the findings of one or several files by the contract `rlinf.validate/1`, ready for `json.dumps`."""
+    found = list(diagnostics)
+    errors = sum(1 for d in found if d.severity is Severity.ERROR)
+    return {
+        "schema": VALIDATE_SCHEMA,
+        "ok": errors == 0,
+        "errors": errors,
+        "warnings": sum(1 for d in found if d.severity is Severity.WARNING),
+        "diagnostics": [to_record(d) for d in found],
+    }
+
+
+_GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+
+
+def to_github(diagnostic: Diagnostic) -> str:
+    """Return a workflow command, which GitHub shows at the line of a pull request.
+
+    A finding on standard input or in an argument has no file to be shown at, so only its text names the place.
+    """
+    span = diagnostic.span
+    begin, finish = span.begin, span.finish
+    properties = {"title": f"rlinf ({diagnostic.code})"}
+    if span.source.kind == "file":
+        properties |= {"file": span.source.name, "line": str(begin.line), "col": str(begin.column)}
+        properties |= {"endLine": str(finish.line), "endColumn": str(finish.column)}
+    text = f"{span.source.name}:{begin}: {mask_message(diagnostic.message)}"
+    if diagnostic.help:
+        text += f"\n{mask_message(diagnostic.help)}"
+    for place, words in diagnostic.related:
+        text += f"\n{words}: {place}"
+    listed = ",".join(f"{name}={_github_property(value)}" for name, value in properties.items())
+    return f"::{_GITHUB_COMMANDS[diagnostic.severity]} {listed}::{_github_data(text)}"
+
+
+def _github_data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return _github_data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,211 @@
+"""The job file that a command was given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import typer
+
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from rlinf_cli.bootstrap import preflight
+    from rlinf_cli.bootstrap.inventory import NodeTarget
+    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.config.tree import MappingNode, Path
+    from rlinf_core.job.load import Job
+    from rlinf_core.topology import ClusterTopology, NodeInfo
+
+
+# `recipe=NAME` in place of a file.
+_RECIPE = "recipe="
+# Codes of findings about files that are named, are missing, or need a package to be read.
+_ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
+
+
+def is_override(argument: str) -> bool:
+    """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
+
+    A file whose name holds a `=` is named with its folder, as in `./a=b.yaml`.
+    """
+    if argument.startswith(("~", "+")):
+        return not argument.startswith(("~/", "+/"))
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in key
+
+
+def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given.
+
+    Without a file, `recipe=NAME` stands for one: see `file_of_recipe`.
+    """
+    files = [argument for argument in arguments if not is_override(argument)]
+    overrides = [argument for argument in arguments if is_override(argument)]
+    recipes = [argument for argument in overrides if argument.startswith(_RECIPE)]
+    if files or not recipes:
+        return files, overrides
+    return recipes[-1:], [argument for argument in overrides if argument not in recipes]
+
+
+def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the config that a recipe starts from for `recipe=NAME`, with the overrides; any other name as it is.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    if not name.startswith(_RECIPE):
+        return name, overrides
+    from rlinf_core.job.recipe import find_recipe
+
+    # The override stays: a config may be the start of several recipes.
+    return find_recipe(name.removeprefix(_RECIPE)).default_config, [name, *overrides]
+
+
+def load(
+    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+) -> Job:
+    """Return the job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
+
+    Raises:
+        ConfigError: `recipe=NAME` names no recipe.
+        ClusterError: a node cannot be asked.
+    """
+    from rlinf_cli.lint.load import load_with_lint
+
+    probe = None
+    if live:
+        if assume:
+            raise typer.BadParameter("`--assume` says what `--live` asks the nodes; give one of them")
+        probe = prober(name)
+
+    if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
+        console.message("reading standard input, end it with Ctrl-D")
+    file, changes = file_of_recipe(name, overrides or ())
+    return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe)
+
+
+class SoundJob(NamedTuple):
+    """A file without errors, in parts that are all there.
+
+    Attributes:
+        name: as it is shown.
+        files: the file and its bases; empty for standard input without a base.
+        tree: the configuration in one piece, secrets included.
+        secret: the paths of values that must not be printed, besides those whose keys tell.
+        model: the recipe's model of the file or, without a recipe, one of its cluster section alone.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    tree: MappingNode
+    secret: frozenset[Path]
+    model: BaseModel
+    cluster: ClusterConfig
+    topology: ClusterTopology
+
+
+def load_sound(
+    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+) -> SoundJob:
+    """Return a file that has no errors; its warnings and notes are for `rlinf validate` to tell.
+
+    Where things run is the same whether data to learn from are here or not.
+
+    Raises:
+        typer.Exit: it has errors, which are printed on standard error.
+        ClusterError: with `live`, a node cannot be asked.
+    """
+    return sound(without_training_data(load(name, overrides, assume, live=live)))
+
+
+def without_training_data(job: Job) -> Job:
+    """Return a job without what was found about files that only training reads: they may be moved, or not made yet."""
+    from rlinf_core.config.diagnostics import Diagnostics
+
+    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
+    kept = Diagnostics()
+    kept.extend(
+        each
+        for each in job.diagnostics
+        if each.code not in _ABOUT_FILES or not any(each.path[: len(key)] == key for key in keys)
+    )
+    return job._replace(diagnostics=kept)
+
+
+def sound(job: Job) -> SoundJob:
+    """Return a job that has no errors, in parts that are all there.
+
+    Raises:
+        typer.Exit: it has errors, which are printed on standard error.
+    """
+    from rlinf_core.job.load import ClusterFile
+
+    if job.ok and job.tree is not None and job.cluster is not None and job.topology is not None:
+        model = job.config or ClusterFile.model_construct(cluster=job.cluster)
+        files = tuple(source.name for source in job.sources if source.kind == "file")
+        return SoundJob(job.name, files, job.tree, job.secret, model, job.cluster, job.topology)
+    from rlinf_core.config.diagnostics import Severity
+
+    show_findings(job, Severity.ERROR)
+    raise typer.Exit(ExitCode.INVALID)
+
+
+def show_findings(job: Job, severity: Severity) -> None:
+    """Print what of one severity was found in a file, on standard error."""
+    from rlinf_cli.file.findings import finding_blocks
+
+    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
+    if found:
+        console.error("\n\n".join(finding_blocks(found, sys.stderr)))
+
+
+def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
+    """Return the machines of a cluster, by rank.
+
+    Raises:
+        ConfigError: it has several nodes, and nothing says how to reach them.
+    """
+    from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_core.errors import ConfigError
+
+    nodes = targets(cluster)
+    if len(nodes) > 1 and nodes[0].host is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="nothing says how to reach them",
+            help="give `hosts` in its node groups, or `cluster.hosts`",
+        )
+    return nodes
+
+
+def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
+    """Return what asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be
+    asked.
+    """
+
+    def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
+        from rlinf_cli.bootstrap import cluster_identity, preflight
+        from rlinf_cli.bootstrap.checks.devices import node_info
+        from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+        from rlinf_core.errors import ClusterError
+
+        nodes, cluster_id = machines(cluster), cluster_identity.cluster_id(cluster_identity.cluster_name(file, None))
+
+        async def work() -> preflight.Look:
+            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=parallel), console.message)
+
+        look = run(work())
+        if look.findings:
+            lines = [f"{each.where}: {each.what}" for each in look.findings]
+            missing = f"{len(lines)} of {len(nodes)} nodes could not be asked"
+            raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
+        return [node_info(each) for each in look.seen]
+
+    return probe

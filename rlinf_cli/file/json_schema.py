@@ -1,0 +1,199 @@
+"""JSON Schema (draft 2020-12) of a file, for completion, hints and checks in editors.
+
+It accepts what we accept: numbers where text is meant (`label: 4090`), references where a number is meant
+(`${runner.max_steps}`), files whose base holds what they leave out (`extends`). Relations between values are beyond it;
+`rlinf validate` tells those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
+
+from rlinf_cli.file.field_docs import hardware_models
+from rlinf_core.config.cluster import ClusterConfig, HardwareConfig
+
+Schema: TypeAlias = dict[str, Any]
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE: Final[Schema] = {"type": "string", "pattern": r"\$\{.+\}", "description": "A reference, ${...}."}
+_NULL: Final[Schema] = {"type": "null"}
+_EXTENDS: Final[Schema] = {
+    "description": "Base files, relative to this one, whose values hold wherever this file says nothing.",
+    "type": ["string", "array"],
+    "items": {"type": "string"},
+    "minItems": 1,
+}
+# Pydantic's names for bounds of a value that a validator of ours has read first.
+_BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+_BELOW_ALL: Final = ("anyOf", "allOf", "oneOf")
+_BELOW_ONE: Final = ("items", "additionalProperties", "if", "then", "else", "not")
+
+
+class _Generator(GenerateJsonSchema):
+    # The one default that JSON cannot hold, a range of ports, is said by its description.
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+
+def json_schema(model: type[BaseModel]) -> Schema:
+    """Return the schema of a file that is a `model` as a whole."""
+    definitions, references = _definitions({"file": model})
+    requirements = _Requirements(definitions)
+    whole = requirements.unless_extended(references["file"])
+    requirements.remove()
+    return {**_file(f"rlinf: {model.__name__}"), **whole, "$defs": definitions}
+
+
+def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
+    """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
+
+    A file with a base may leave out what the base holds, `recipe` included.
+    """
+    definitions, references = _definitions({**recipes, "": ClusterConfig})
+    cluster: Schema = {"cluster": references.pop("")}
+    definitions["ClusterFile"] = {"type": "object", "required": ["cluster"], "properties": cluster}
+    requirements = _Requirements(definitions)
+    alone = requirements.unless_extended({"$ref": "#/$defs/ClusterFile"})
+    inherited = {"if": {"required": ["extends"]}, "then": {"anyOf": [*references.values()]}, "else": alone}
+    branches: list[Schema] = [{"if": {"required": ["recipe"]}, "else": inherited}]
+    for name, reference in references.items():
+        selected = {"required": ["recipe"], "properties": {"recipe": {"const": name}}}
+        branches.append({"if": selected, "then": requirements.unless_extended(reference)})
+    requirements.remove()
+    names: Schema = {"description": "What is trained: a name that `rlinf recipes` lists.", "enum": list(recipes)}
+    properties = {"extends": _EXTENDS, "recipe": names}
+    return {**_file("rlinf configuration"), "properties": properties, "allOf": branches, "$defs": definitions}
+
+
+def _file(title: str) -> Schema:
+    return {"$schema": DIALECT, "title": title, "type": "object"}
+
+
+def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schema], dict[str, Schema]]:
+    """Return the definitions of all models, and a reference to each of `models` by its key."""
+    robots = hardware_models()
+    wanted = {HardwareConfig, *models.values(), *robots.values()}
+    found, document = models_json_schema(
+        sorted(((model, "validation") for model in wanted), key=lambda pair: pair[0].__name__),
+        ref_template="#/$defs/{model}",
+        schema_generator=_Generator,
+    )
+    definitions = cast("dict[str, Schema]", document["$defs"])
+    references = {key: found[model, "validation"] for key, model in models.items()}
+    units = {name: found[model, "validation"] for name, model in robots.items()}
+    _choose_units(_resolve(definitions, found[HardwareConfig, "validation"]), units)
+    for definition in definitions.values():
+        _mend(definition)
+    for model in models.values():
+        if "recipe" in model.model_fields:
+            _resolve(definitions, found[model, "validation"])["properties"]["extends"] = _EXTENDS
+    return definitions, references
+
+
+def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:
+    """Let `hardware.type` decide what the items of `hardware.configs` are."""
+    properties = hardware["properties"]
+    properties["type"] = {"description": properties["type"]["description"], "enum": list(units)}
+    properties["configs"]["type"] = "array"
+    hardware["allOf"] = [
+        {
+            "if": {"properties": {"type": {"const": name}}},
+            "then": {"properties": {"configs": {"items": unit}}},
+        }
+        for name, unit in units.items()
+    ]
+
+
+def _resolve(definitions: Mapping[str, Schema], schema: Schema) -> Schema:
+    reference = schema.get("$ref")
+    return definitions[reference.rpartition("/")[2]] if isinstance(reference, str) else schema
+
+
+def _mend(schema: Schema) -> None:
+    """Name bounds as JSON Schema does, and let a reference stand for every number, boolean and choice below."""
+    for ours, theirs in _BOUNDS.items():
+        if ours in schema:
+            schema[theirs] = schema.pop(ours)
+    for below in _BELOW_ALL:
+        for each in schema.get(below, ()):
+            _mend(each)
+    for below in _BELOW_ONE:
+        if isinstance(schema.get(below), dict):
+            _mend(schema[below])
+    for name, value in schema.get("properties", {}).items():
+        _mend(value)
+        value = _or_reference(value)
+        # `null` is the default of a key that has one.
+        schema["properties"][name] = value if name in schema.get("required", ()) else _or_null(value)
+    if "properties" in schema and not schema.get("required") and schema.get("type") == "object":
+        schema["type"] = ["object", "null"]
+    for below in ("items", "additionalProperties"):
+        if isinstance(schema.get(below), dict):
+            schema[below] = _or_reference(schema[below])
+
+
+def _or_reference(schema: Schema) -> Schema:
+    if "anyOf" in schema:
+        if any(_refuses_references(each) for each in schema["anyOf"]) and _REFERENCE not in schema["anyOf"]:
+            schema["anyOf"].append(_REFERENCE)
+        return schema
+    if not _refuses_references(schema):
+        return schema
+    kept = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
+    return {**kept, "anyOf": [schema, _REFERENCE]}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Accept `null` too. (A reference does when what it names can be empty, see `_mend`.)"""
+    if "anyOf" in schema:
+        schema["anyOf"] = [*schema["anyOf"], *([] if _NULL in schema["anyOf"] else [_NULL])]
+    elif "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    elif "type" in schema:
+        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        schema["type"] = [*types, *([] if "null" in types else ["null"])]
+    return schema
+
+
+def _refuses_references(schema: Schema) -> bool:
+    kind = schema.get("type")
+    return "enum" in schema or "const" in schema or "pattern" in schema or kind in ("integer", "number", "boolean")
+
+
+class _Requirements:
+    """Required keys, asked only of files without `extends`: elsewhere a base may hold them.
+
+    Items of lists keep their own requirements: a list of this file replaces the base's.
+    """
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+        self._asked: list[Schema] = []
+
+    def unless_extended(self, reference: Schema) -> Schema:
+        """Return `reference`, and the keys that it and the mappings in it require."""
+        condition = {"if": {"not": {"required": ["extends"]}}, "then": self._of(reference)}
+        return {"allOf": [reference, condition]}
+
+    def remove(self) -> None:
+        """Take the requirements out of the definitions, once all of them have been asked for."""
+        for schema in self._asked:
+            schema.pop("required", None)
+
+    def _of(self, schema: Schema) -> Schema:
+        target = _resolve(self._definitions, schema)
+        found: Schema = {}
+        if "required" in target:
+            found["required"] = target["required"]
+            self._asked.append(target)
+        properties: Mapping[str, Schema] = target.get("properties", {})
+        below = {name: each for name, value in properties.items() if (each := self._of(value))}
+        if below:
+            found["properties"] = below
+        entries: Schema | bool = target.get("additionalProperties", False)
+        if isinstance(entries, dict) and (each := self._of(entries)):
+            found["additionalProperties"] = each
+        return found

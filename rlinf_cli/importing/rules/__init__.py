@@ -1,0 +1,1 @@
+"""Rules for keys of other projects' files whose values change, or that depend on others."""

@@ -1,0 +1,87 @@
+"""`cluster`: the machines and the places of components, as a file of another project gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from rlinf_cli.importing.outcomes import Added, Leaf
+from rlinf_cli.importing.rules.rules_verl import engine, kl_in_loss, kl_in_reward, needs_values
+from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, same
+from rlinf_core.config.names import name_pieces
+from rlinf_core.config.tree import MappingNode
+
+_PLACES: Final = ("cluster", "component_placement")
+# Components of the original that are no groups of their own here.
+_WITHIN: Final = {
+    "inference": "the actor computes log probabilities itself",
+}
+# CPU processes that score answers.
+_REWARD_PROCESSES: Final = 4
+
+
+def verl_rules() -> Table:
+    """Return the rules of verl's keys about machines."""
+
+    def nodes(leaf: Leaf, values: Values) -> Result:
+        return same("cluster.num_nodes", leaf)
+
+    def accelerators(leaf: Leaf, values: Values) -> Result:
+        return same("cluster.node_groups[0].accelerators.per_node", leaf)
+
+    return {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": accelerators}
+
+
+def verl_places(values: Values) -> Iterator[Added]:
+    """Yield the places of a file of verl, where all components take turns on all GPUs."""
+    nodes, per_node = values.count("trainer.nnodes", 1), values.count("trainer.n_gpus_per_node", 8)
+    gpus = nodes * per_node
+    if values.get("trainer.nnodes") is None:
+        yield Added(("cluster", "num_nodes"), nodes, "verl's default")
+    yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the machines of the file")
+    yield Added(
+        ("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the machines of the file"
+    )
+    if values.get("trainer.n_gpus_per_node") is None:
+        yield Added(("cluster", "node_groups", 0, "accelerators", "per_node"), per_node, "verl's default")
+    last = f"0-{gpus - 1}" if gpus > 1 else "0"
+    shared = ["actor", *(["critic"] if needs_values(values) else [])]
+    if (kl_in_loss(values) or kl_in_reward(values)) and not values.get("actor_rollout_ref.model.lora_rank", 0):
+        shared.append("reference")
+    for name in shared:
+        yield Added((*_PLACES, name, "node_group"), "gpus", "as in verl, all components share the GPUs")
+        yield Added((*_PLACES, name, "placement"), last, "as in verl, all components share the GPUs")
+    tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
+    engines = gpus // tensor if engine(values) in ("vllm", "sglang") and tensor > 1 and gpus % tensor == 0 else gpus
+    place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
+    yield Added((*_PLACES, "rollout", "node_group"), "gpus", "as in verl, all components share the GPUs")
+    yield Added((*_PLACES, "rollout", "placement"), place, "one process for each engine")
+    yield from reward_place()
+
+
+def reward_place() -> Iterator[Added]:
+    """Yield a place for the processes that score answers."""
+    why = f"answers are scored by a group of its own, {_REWARD_PROCESSES} processes on the CPU"
+    yield Added((*_PLACES, "reward", "node_group"), "node", why)
+    yield Added((*_PLACES, "reward", "placement"), f"0:0-{_REWARD_PROCESSES - 1}", why)
+
+
+def without_inner(placement: MappingNode) -> tuple[Mapping[str, str], list[tuple[str, str]]]:
+    """Return the new name of each key of `component_placement` that changes, empty where none is left, and the
+    components that are taken out with their reasons.
+    """
+    names: dict[str, str] = {}
+    taken: list[tuple[str, str]] = []
+    for entry in placement.entries:
+        pieces = [piece.name for piece in name_pieces(entry.key.raw)]
+        kept = [name for name in pieces if name not in _WITHIN]
+        if kept != pieces:
+            names[entry.key.raw] = ",".join(kept)
+            taken += [(name, _WITHIN[name]) for name in pieces if name in _WITHIN]
+    return names, taken
+
+
+def placed(placement: MappingNode | None) -> dict[str, str]:
+    """Return the key of each component that has a place."""
+    entries = placement.entries if placement is not None else ()
+    return {piece.name: entry.key.raw for entry in entries for piece in name_pieces(entry.key.raw)}

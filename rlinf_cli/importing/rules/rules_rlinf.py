@@ -1,0 +1,239 @@
+"""Rules for keys of the original RLinf's files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut
+from rlinf_cli.importing.rules.shared_rules import (
+    COMMON,
+    EVALUATING,
+    LOG_PATH,
+    SAVING,
+    Result,
+    Rule,
+    Table,
+    Values,
+    drop,
+    loggers,
+    new,
+    precision,
+    same,
+    steps_or_never,
+    to,
+    top_k,
+)
+from rlinf_core.config.tree import Path
+
+# Policies of the original, each with the nearest of ours and what is different.
+_POLICIES: Final = {
+    "openvla": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
+    "openvla_oft": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
+    "openpi": (
+        "pi0",
+        "becomes `pi0`, which reads folders of HuggingFace and lerobot: checkpoints of openpi itself are not read",
+    ),
+    "gr00t": (
+        "flow_policy",
+        "becomes `flow_policy`, flow matching without a language model: weights of GR00T are not read",
+    ),
+    "mlp": ("mlp_policy", None),
+    "cnn": ("cnn_policy", None),
+}
+_ENVIRONMENTS: Final = {
+    "realworld": ("franka_robot", "is a Franka arm by our own controller: its tasks are ours"),
+    "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
+}
+# Policies that need images, and simulators that make none by default.
+_SEEING: Final = ("cnn_policy", "vlm_policy", "pi0")
+_BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
+
+
+def _model_type(leaf: Leaf, values: Values) -> Result:
+    written = str(values.of(leaf))
+    if written not in _POLICIES:
+        return same("actor.model.model_type", leaf)
+    ours, note = _POLICIES[written]
+    return new("actor.model.model_type", ours, note and f"`{written}` {note}")
+
+
+def _model_path(leaf: Leaf, values: Values) -> Result:
+    kind = str(values.get("actor.model.model_type", ""))
+    if kind in _POLICIES and _POLICIES[kind][1]:
+        return LeftOut(f"`{kind}` {_POLICIES[kind][1]}")
+    return same("actor.model.model_path", leaf)
+
+
+def _env_type(section: str) -> Rule:
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf))
+        if written in _ENVIRONMENTS:
+            ours, note = _ENVIRONMENTS[written]
+            return new(f"env.{section}.env_type", ours, f"`{written}` {note}")
+        return same(f"env.{section}.env_type", leaf)
+
+    return rule
+
+
+def _env_type_of(section: str, values: Values) -> str:
+    written = values.get(f"env.{section}.env_type", values.get(f"env.{section}.simulator_type", ""))
+    return str(written or values.get("env.train.env_type", values.get("env.train.simulator_type", "")))
+
+
+def _task(section: str, *, of: tuple[str, ...]) -> Rule:
+    def rule(leaf: Leaf, values: Values) -> Result:
+        kind = _env_type_of(section, values)
+        if kind in of:
+            return same(f"env.{section}.task", leaf)
+        if kind in _ENVIRONMENTS:
+            return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
+        return LeftOut(f"`task` is another thing for `env_type: {kind}`")
+
+    return rule
+
+
+def _reset_states(leaf: Leaf, values: Values) -> Result:
+    return LeftOut("the environments of a group share each start: `algorithm.group_size`", quiet=True)
+
+
+def _greedy(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf):
+        return new("rollout.sampling_params.temperature", 0, "`use_greedy: true` is `temperature: 0`")
+    return LeftOut("`temperature` above 0 draws tokens", quiet=True)
+
+
+def _temperature(leaf: Leaf, values: Values) -> Result:
+    if values.get("algorithm.sampling_params.use_greedy", False):
+        return LeftOut("`use_greedy: true` holds", quiet=True)
+    return same("rollout.sampling_params.temperature", leaf)
+
+
+def _adv_type(leaf: Leaf, values: Values) -> Result:
+    if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
+        return new("algorithm.adv_type", "reinforce_pp_baseline", "`use_reinpp_baseline: true` is this")
+    return same("algorithm.adv_type", leaf)
+
+
+def _baseline(leaf: Leaf, values: Values) -> Result:
+    return LeftOut("`adv_type` says it: `reinforce_pp_baseline` takes the mean of the group off", quiet=True)
+
+
+def _both_clips(leaf: Leaf, values: Values) -> Result:
+    low, high = values.get("algorithm.clip_ratio_low"), values.get("algorithm.clip_ratio_high")
+    if low is not None and high is not None:
+        return LeftOut("`clip_ratio_low` and `clip_ratio_high` hold", quiet=True)
+    return (
+        *([same("algorithm.clip_ratio_low", leaf)] if low is None else []),
+        *([same("algorithm.clip_ratio_high", leaf)] if high is None else []),
+    )
+
+
+def _false_is_default(key: str, instead: str) -> Rule:
+    """Return the rule for a switch that is off here always."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        return LeftOut(instead if values.of(leaf) else f"`{key}: false` is what there is", quiet=not values.of(leaf))
+
+    return rule
+
+
+def _engine_option(engine: str, name: str) -> Rule:
+    def rule(leaf: Leaf, values: Values) -> Result:
+        used = values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
+        if used != engine:
+            return LeftOut(f"it is an argument of {engine}, and `rollout.backend` is `{used}`", quiet=True)
+        return same(f"rollout.engine_options.{name}", leaf)
+
+    return rule
+
+
+def _enforce_eager(leaf: Leaf, values: Values) -> Result:
+    if values.get("rollout.backend", values.get("rollout.rollout_backend")) == "vllm":
+        return same("rollout.engine_options.enforce_eager", leaf)
+    return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes those of the engine, by its own names")
+
+
+def _save_video(leaf: Leaf, values: Values) -> Result:
+    return LeftOut("evaluations are filmed, not training: `env.eval.video_cfg.save_video`")
+
+
+RLINF: Final[Table] = {
+    **COMMON,
+    "runner.logger.logger_backends": loggers("runner.logger.logger_backends"),
+    "runner.logger.log_path": to("runner.logger.log_path", LOG_PATH),
+    "runner.save_interval": steps_or_never("runner.save_interval", SAVING),
+    "runner.val_check_interval": steps_or_never("runner.val_check_interval", EVALUATING),
+    "runner.max_epochs": steps_or_never("runner.max_epochs"),
+    "runner.max_steps": steps_or_never("runner.max_steps"),
+    "algorithm.adv_type": _adv_type,
+    "rollout.model.model_path": drop("the rollout gets its weights from the actor: `actor.model.model_path`"),
+    "rollout.model.precision": drop("the rollout computes in `actor.model.precision`"),
+    "critic.use_critic_model": _false_is_default(
+        "use_critic_model", "place a group `critic`, with `algorithm.adv_type: gae`"
+    ),
+    "reward.use_reward_model": _false_is_default(
+        "use_reward_model", "a function may ask a model: `reward.reward_type: package.module:function`"
+    ),
+}
+EMBODIED: Final[Table] = {
+    **RLINF,
+    "runner.max_epochs": steps_or_never("runner.max_epochs", "counts training steps: an epoch of robots is one step"),
+    "actor.model.model_type": _model_type,
+    "actor.model.model_path": _model_path,
+    "algorithm.ratio_clip_eps": _both_clips,
+    "env.train.video_cfg.save_video": _save_video,
+    "runner.seq_length": drop("the policy says how many tokens it reads"),
+    "runner.max_prompt_length": drop("the policy says how many tokens of an instruction it reads"),
+    **{
+        f"env.{section}.{key}": rule
+        for section in ("train", "eval")
+        for key, rule in {
+            "env_type": _env_type(section),
+            "simulator_type": _env_type(section),
+            "init_params.id": _task(section, of=("maniskill",)),
+            "task_suite_name": _task(section, of=("libero",)),
+            "task_name": _task(section, of=("metaworld", "robosuite")),
+            "use_fixed_reset_state_ids": _reset_states,
+            "video_cfg.info_on_video": drop("videos show the pictures alone"),
+        }.items()
+    },
+}
+# Recipe `sft` says by its name what the task is.
+SFT: Final[Table] = {
+    **EMBODIED,
+    "runner.task_type": drop("`recipe: sft` says it"),
+}
+MATH: Final[Table] = {
+    **RLINF,
+    "algorithm.sampling_params.use_greedy": _greedy,
+    "algorithm.sampling_params.temperature": _temperature,
+    "algorithm.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
+    "algorithm.use_reinpp_baseline": _baseline,
+    "actor.lr_sched.min_lr": drop("`actor.optim.min_lr_ratio` is the lowest learning rate by `lr`"),
+    "critic.model.precision": precision("critic.model.precision"),
+    "rollout.enforce_eager": _enforce_eager,
+    "rollout.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
+    "rollout.vllm.max_num_batched_tokens": _engine_option("vllm", "max_num_batched_tokens"),
+    "rollout.vllm.enable_chunked_prefill": _engine_option("vllm", "enable_chunked_prefill"),
+    "rollout.vllm.enable_prefix_caching": _engine_option("vllm", "enable_prefix_caching"),
+    "rollout.sglang.attention_backend": _engine_option("sglang", "attention_backend"),
+    "rollout.sglang.cuda_graph_max_bs": _engine_option("sglang", "cuda_graph_max_bs"),
+    "reward.reward_scale": to(
+        "reward.correct_reward", "is the reward of a right answer; that of a wrong one is `reward.incorrect_reward`, 0"
+    ),
+}
+
+
+def cameras(values: Values, given: Collection[Path]) -> Iterator[Added]:
+    """Yield the cameras of simulators that observe states alone by default, for a policy that needs images."""
+    kind = str(values.get("actor.model.model_type", ""))
+    ours = _POLICIES[kind][0] if kind in _POLICIES else kind
+    at = ("env", "train", "options", "cameras")
+    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in given:
+        yield Added(at, ["main"], f"`{ours}` needs images, which this simulator makes only where they are asked for")
+
+
+def moved_section(path: Path) -> Path | None:
+    """Return where a section of the original is here; None where it is where it was."""
+    return ("actor", "optim") if path == ("actor", "lr_sched") else None

@@ -1,0 +1,1 @@
+"""Commands about machines: from options and records to nodes."""

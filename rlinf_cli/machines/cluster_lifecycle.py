@@ -1,0 +1,152 @@
+"""From what `up` and `down` were asked to what they do: the glue between options, records and the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import typer
+
+from rlinf_cli.bootstrap.phases import Phase
+from rlinf_cli.console import console
+from rlinf_cli.live.phase_table import PhaseTable
+
+if TYPE_CHECKING:
+    from rlinf_cli.bootstrap import startup, teardown
+    from rlinf_cli.bootstrap.inventory import NodeTarget
+
+T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """The options of `up`."""
+
+    file: str
+    overrides: list[str] | None
+    name: str | None
+    node_rank: int | None
+    head_address: str | None
+    token_file: str | None
+    timeout: float
+    authenticated: bool
+    sync: str | None
+
+
+def prepare(asked: Asked) -> startup.UpRequest:
+    """Return what is to be brought up.
+
+    Raises:
+        RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
+    """
+    from rlinf_cli.bootstrap import cluster_identity, manual, startup
+    from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_cli.bootstrap.node import node_probe
+    from rlinf_cli.bootstrap.transports import sync
+    from rlinf_cli.file.job_file import load_sound
+
+    cluster = load_sound(asked.file, asked.overrides).cluster
+    name = cluster_identity.cluster_name(asked.file, asked.name)
+    nodes = targets(cluster)
+    alone = manual.place(nodes, asked.node_rank, asked.head_address, os.environ)
+    token = manual.shared_token(name, asked.token_file, alone, asked.timeout) if asked.authenticated else None
+    archive = sync.archive(Path(asked.sync)) if asked.sync is not None else None
+    return startup.UpRequest(
+        name=name,
+        file=asked.file,
+        nodes=nodes if alone is None else manual.here(nodes),
+        head_address=(alone.head_address if alone else None) or cluster.head_address,
+        authenticated=asked.authenticated,
+        only=alone.rank if alone else None,
+        wait_head=alone is not None,
+        token=token,
+        fingerprint=None if archive else node_probe.software(dict(os.environ))["fingerprint"],
+        archive=archive,
+        start_seconds=asked.timeout,
+    )
+
+
+def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
+    """Bring up, and shows how it goes."""
+    from rlinf_cli.bootstrap.startup import bring_up
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+
+    nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+    table = PhaseTable(nodes, Phase.VERIFY)
+
+    async def work() -> startup.UpReport:
+        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.tell), table)
+
+    try:
+        with table.shown():
+            return run(work())
+    except KeyboardInterrupt:
+        console.message(f"interrupted: what is up stays up until `rlinf down --name {request.name}`")
+        raise
+
+
+def end(
+    name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[teardown.RunningJob] = ()
+) -> teardown.DownReport:
+    """End the jobs and take the cluster down, and show how it goes."""
+    from rlinf_cli.bootstrap.teardown import take_down
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+
+    table = PhaseTable(nodes, Phase.STOP)
+
+    async def work() -> teardown.DownReport:
+        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.tell, jobs=jobs), table)
+
+    with table.shown():
+        return run(work())
+
+
+def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[teardown.RunningJob]:
+    """Return the jobs that run on a cluster."""
+    from rlinf_cli.bootstrap.cluster_identity import cluster_id
+    from rlinf_cli.bootstrap.teardown import running_jobs
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+
+    return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))
+
+
+def stay(request: startup.UpRequest, report: startup.UpReport) -> None:
+    """Until the node's Ray ends, or somebody ends this process; then the node is taken down.
+
+    Raises:
+        typer.Exit: Ray ended by itself.
+    """
+    import time
+
+    from rlinf_cli.bootstrap.cluster_identity import cluster_id
+    from rlinf_cli.exit_codes import ExitCode
+    from rlinf_core.node.node_facts import folder_of, read_record
+    from rlinf_core.node.node_processes import alive
+
+    record = read_record(folder_of(cluster_id(request.name))) or {}
+    console.message(f"{report.name}: this node stays until it is stopped")
+    try:
+        while alive(record.get("process")):
+            time.sleep(1.0)
+    finally:
+        nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+        end(request.name, nodes, parallel=len(nodes))
+    console.error_block("Ray ended on this node", why="it was stopped, or its head is gone")
+    raise typer.Exit(ExitCode.FAILED)
+
+
+async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:
+    """Return `work`, while the table is told now and then that time passes."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            table.remind()
+
+    ticking = asyncio.ensure_future(tick())
+    try:
+        return await work
+    finally:
+        ticking.cancel()

@@ -1,0 +1,160 @@
+"""Probing of the nodes that `doctor`, `status` and `inspect hardware` are asked about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlinf_cli.console import console
+
+if TYPE_CHECKING:
+    from rlinf_cli.bootstrap import cluster_state, preflight
+    from rlinf_cli.bootstrap.inventory import NodeTarget
+    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.job.recipe import Trial
+    from rlinf_core.node.cluster_records import ClusterRecord
+
+
+class _CheckedFile(NamedTuple):
+    cluster: ClusterConfig
+    name: str
+    nodes: tuple[NodeTarget, ...]
+    recipe: str | None
+    trials: tuple[Trial, ...]
+
+
+def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedFile:
+    """Return the machines of a file.
+
+    Raises:
+        ConfigError: it has several nodes, and nothing says how to reach them.
+    """
+    from rlinf_cli.bootstrap import cluster_identity
+    from rlinf_cli.file.job_file import load_sound, machines
+    from rlinf_core.job.recipe import find_recipe
+
+    job = load_sound(file, overrides)
+    nodes = machines(job.cluster)
+    recipe = getattr(job.model, "recipe", None)
+    own = find_recipe(str(recipe)) if recipe else None
+    function = own.function("trials") if own is not None else None
+    trials = tuple(function(job.model)) if function is not None else ()
+    return _CheckedFile(
+        job.cluster, cluster_identity.cluster_name(file, name), nodes, own.name if own else None, trials
+    )
+
+
+def examine(
+    file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
+) -> preflight.DoctorReport:
+    """Return the preflight of a file's machines."""
+    from rlinf_cli.bootstrap import cluster_identity, preflight
+    from rlinf_cli.bootstrap.node import node_inspect, node_probe
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+    from rlinf_core.node import cluster_records
+
+    asked = _read(file, overrides, name)
+    environ = dict(os.environ)
+    request = preflight.DoctorRequest(
+        cluster=asked.cluster,
+        nodes=asked.nodes,
+        cluster_id=cluster_identity.cluster_id(asked.name),
+        fingerprint=node_probe.software(environ)["fingerprint"],
+        recipe=asked.recipe,
+        own_recipe=node_inspect.recipe_of(asked.recipe, environ) if asked.recipe else None,
+        recorded=cluster_records.load(asked.name),
+        link_seconds=link_seconds,
+        links_at_once=max(1, parallel // 2),
+        trials=asked.trials,
+    )
+
+    async def work() -> preflight.DoctorReport:
+        # A link is measured from both of its ends at once.
+        return await preflight.examine(request, NodeRoutes(parallel=max(2, parallel)), console.message)
+
+    return run(work())
+
+
+def look_at_hardware(
+    file: str | None, overrides: list[str] | None, name: str | None, *, parallel: int
+) -> tuple[Sequence[NodeTarget], preflight.Look]:
+    """Return what the nodes of a file have, or those of the cluster that is up.
+
+    Raises:
+        ClusterError: no file is given, and no cluster is up.
+    """
+    from rlinf_cli.bootstrap import cluster_identity, preflight
+    from rlinf_cli.bootstrap.inventory import recorded_targets
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+
+    if file is not None:
+        asked = _read(file, overrides, name)
+        cluster, nodes = asked.name, asked.nodes
+    else:
+        record = recorded_cluster(name)
+        cluster, nodes = record.name, recorded_targets(record)
+
+    async def work() -> preflight.Look:
+        return await preflight.look_at(
+            nodes, cluster_identity.cluster_id(cluster), NodeRoutes(parallel=parallel), console.message
+        )
+
+    return nodes, run(work())
+
+
+def recorded_cluster(name: str | None) -> ClusterRecord:
+    """Return the cluster that is up, or the one of that name.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    from rlinf_core import env_vars
+    from rlinf_core.errors import ClusterError
+    from rlinf_core.node import cluster_records
+
+    record = cluster_records.recorded(name)
+    if record is not None:
+        return record
+    known, name = cluster_records.names(), name or env_vars.CLUSTER.get()
+    what = f"no cluster `{name}` is recorded here" if name else "no cluster is recorded here"
+    others = f"recorded are {', '.join(f'`{each}`' for each in known)}" if known else ""
+    hint = f"bring one up by `rlinf up FILE`; one that was started by hand is named by `{env_vars.ADDRESS.name}`"
+    raise ClusterError(what, why=others or None, help=hint)
+
+
+def ask_status(name: str | None, *, parallel: int) -> cluster_state.StatusReport:
+    """Return how the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded
+    one, else the one whose node was started here by itself.
+
+    Raises:
+        ClusterError: there is none, or it cannot be asked.
+    """
+    from rlinf_cli.bootstrap import cluster_state
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+    from rlinf_core import env_vars
+    from rlinf_core.node import attach, cluster_records
+
+    address = env_vars.ADDRESS.get() if name is None else None
+    if address is not None and address != attach.LOCAL:
+        return _ask_ray(address)
+    # The record is on the head's machine, where each node was started by itself.
+    here = attach.known() if name is None and cluster_records.recorded() is None else None
+    if here is not None:
+        attach.prepare(here)
+        return _ask_ray(here.address, here.name)
+    record = recorded_cluster(name)
+
+    async def work() -> cluster_state.StatusReport:
+        return await cluster_state.ask_all(record, NodeRoutes(parallel=parallel), console.message)
+
+    return run(work())
+
+
+def _ask_ray(address: str, name: str | None = None) -> cluster_state.StatusReport:
+    """Return how the nodes are that the Ray at an address lists."""
+    from rlinf_cli.bootstrap.inspection import cluster_status
+    from rlinf_core import env_vars
+
+    console.message(f"asking the cluster at {address}, {env_vars.CONNECT_TIMEOUT.get():g} s a node at most")
+    return cluster_status(address, name)

@@ -1,0 +1,51 @@
+"""Memory of this machine, and what the processes of a run held of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import Bytes, FileModel, Rank, read_model
+from rlinf_core.process.process_memory import Peak
+
+
+class _Peak(FileModel):
+    rss: Bytes
+    device: Bytes = 0
+
+
+class _Process(FileModel):
+    component: str
+    rank: Rank
+    phases: dict[str, _Peak]
+
+
+class _Peaks(FileModel):
+    processes: list[_Process]
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory of this machine; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
+    """Return the peaks in `memory.json` of a run, by component and rank; empty where the run has none.
+
+    Raises:
+        RunError: the file cannot be understood.
+    """
+    try:
+        processes = read_model(file, _Peaks).processes
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunError("the memory of the run cannot be read", where=str(file), why=error.strerror) from error
+    return {
+        (each.component, each.rank): {phase: Peak(peak.rss, peak.device) for phase, peak in each.phases.items()}
+        for each in processes
+    }

@@ -1,0 +1,1 @@
+"""A job's placement as tables, trees, pictures and records."""

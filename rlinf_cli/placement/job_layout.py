@@ -1,0 +1,111 @@
+"""The processes of a job, laid out on what its file declares and the command assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_cli.file.job_file import SoundJob
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.secrets import MASK, is_secret, mask_text
+from rlinf_core.config.tree import ScalarNode, find
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.placement.placement import Placement
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
+
+
+@dataclass(frozen=True)
+class JobLayout:
+    """The node and the units of every process.
+
+    Attributes:
+        placements: by component, in the order of the file.
+        resources: by component, what it holds, as in `accelerators 0-63`.
+        mode: `collocated`, `disaggregated` or `hybrid`.
+    """
+
+    placements: Mapping[str, Sequence[Placement]]
+    resources: Mapping[str, str]
+    mode: str
+
+
+def lay_out(
+    job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()
+) -> JobLayout:
+    """Return the layout of all components, or of one where the others do not matter.
+
+    Args:
+        command, file, said: what the user asked, for the better question that an error suggests: `said` is what
+            stood behind the file.
+
+    Raises:
+        PlacementError: accelerators that it depends on are unknown, or there is no such component.
+    """
+    cluster = job.cluster if component is None else _only(job.cluster, component)
+    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *said))
+    found = ComponentPlacement(cluster, job.topology)
+    placements = {name: found.get_strategy(name).get_placement(job.topology) for name in found.components}
+    resources = {
+        name: _resources(found.get_hardware_ranks(name), cluster, name, job.topology) for name in found.components
+    }
+    return JobLayout(placements, resources, str(found.placement_mode))
+
+
+def secret_texts(job: SoundJob) -> list[str]:
+    """Return the values that references brought from secret places, to be masked wherever they appear."""
+    nodes = (find(job.tree, path) for path in job.secret)
+    return [node.raw for node in nodes if isinstance(node, ScalarNode) and node.raw]
+
+
+def masked(name: str, value: str, secrets: Iterable[str]) -> str:
+    """Return a variable's value as it may be printed."""
+    if value and is_secret(name):
+        return MASK
+    for secret in secrets:
+        value = value.replace(secret, MASK)
+    return value
+
+
+def _only(cluster: ClusterConfig, component: str) -> ClusterConfig:
+    entry = cluster.component_placement.get(component)
+    if entry is None:
+        known = list(cluster.component_placement)
+        listed = f"the components are {quoted(known)}" if known else "the file places no component"
+        raise PlacementError(
+            f"the file places no component `{component}`", help=did_you_mean(component, known) or listed
+        )
+    return cluster.model_copy(update={"component_placement": {component: entry}})
+
+
+def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Sequence[str]) -> None:
+    waiting: dict[str, list[str]] = {}
+    for name, entry in cluster.component_placement.items():
+        for label in entry.node_group or (CLUSTER_LABEL,):
+            if topology.group(label).unit is None:
+                waiting.setdefault(label, []).append(name)
+    if not waiting:
+        return
+    components = dict.fromkeys(name for names in waiting.values() for name in names)
+    import shlex
+
+    whole = CLUSTER_LABEL in waiting
+    assumptions = ("8",) if whole else tuple(f"{label}=8" for label in waiting)
+    better = shlex.join((*map(mask_text, asked), *(word for each in assumptions for word in ("--assume", each))))
+    where = "the nodes" if whole else quoted(waiting)
+    raise PlacementError(
+        f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
+        help=f"say how many each node has: `{better}`,\n"
+        "or ask the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group",
+    )
+
+
+def _resources(ranks: Sequence[int], cluster: ClusterConfig, name: str, topology: ClusterTopology) -> str:
+    """Return `accelerators 0-63`, `Franka 0-1`, `node 3`."""
+    label = next(iter(cluster.component_placement[name].node_group), CLUSTER_LABEL)
+    unit = topology.group(label).unit
+    if unit is None:
+        return format_ranks(ranks)
+    return f"{unit.robot or unit.kind}{'s' if len(ranks) > 1 and not unit.robot else ''} {format_ranks(ranks)}"

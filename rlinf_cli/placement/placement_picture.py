@@ -1,0 +1,141 @@
+"""The picture of a placement, built from its processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rlinf_cli.placement.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section, User
+from rlinf_cli.placement.unit_uses import UnitUse, unit_uses
+from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeInfo
+
+
+def picture_of(
+    title: str,
+    cluster: ClusterConfig,
+    topology: ClusterTopology,
+    placements: Mapping[str, Sequence[Placement]],
+    mode: str,
+) -> Picture:
+    """Return the whole placement, node by node."""
+    uses: dict[int, list[UnitUse]] = {}
+    for use in unit_uses(topology, placements):
+        uses.setdefault(use.node_rank, []).append(use)
+    hosts = hosts_by_rank(cluster)
+    grouped: dict[tuple[str, ...], list[Card]] = {}
+    numbers = robot_numbers(topology)
+    for node in topology.nodes:
+        card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
+        grouped.setdefault(labels_of(topology, node.rank), []).append(card)
+    sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
+    sizes = tuple((name, len(each)) for name, each in placements.items())
+    return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
+
+
+def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
+    """Return `18 nodes · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
+    accelerators = sum(node.num_accelerators or 0 for node in topology.nodes)
+    robots = sum(len(node.robots) for node in topology.nodes)
+    parts = [counted(topology.num_nodes, "node")]
+    if accelerators:
+        parts.append(counted(accelerators, "accelerator"))
+    if robots:
+        parts.append(counted(robots, "robot"))
+    unknown = [node.rank for node in topology.nodes if node.num_accelerators is None]
+    if unknown:
+        nodes = f"node{'s' * (len(unknown) > 1)} {format_ranks(unknown)}"
+        parts.append(f"accelerators not declared ({nodes})")
+    return " · ".join([*parts, counted(processes, "process"), mode])
+
+
+def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
+    """Return the rank of each robot in its group, by its node, its type and its index among the node's of that type."""
+    found: dict[tuple[int, str, int], int] = {}
+    for group in topology.groups.values():
+        if group.unit is None or group.unit.robot is None:
+            continue
+        numbers = topology.numbers(group.unit)
+        for rank, number in enumerate(number for units in group.segments for number in units):
+            node = numbers.node_of(number)
+            found[node, group.unit.robot, number - numbers.on_node(node).start] = rank
+    return found
+
+
+def counted(count: int, name: str) -> str:
+    """Return `1 node`, `2 nodes`, `2 processes`."""
+    if count == 1:
+        return f"1 {name}"
+    return f"{count} {name}{'es' if name.endswith('s') else 's'}"
+
+
+def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
+    """Return the ssh destination of every node that has one."""
+    hosts = dict(enumerate(cluster.hosts))
+    for group in cluster.node_groups:
+        hosts.update(zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False))
+    return hosts
+
+
+def _card(
+    node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
+) -> Card:
+    """Place processes on the node as a whole: a cell of a node that has nothing else, and loose beside hardware."""
+    robots = {robot.type for robot in node.robots}
+    cells: list[Cell] = []
+    loose: tuple[User, ...] = ()
+    for use in uses:
+        if use.hardware_type == NODE and len(uses) > 1:
+            loose = _users(use)
+        else:
+            kind = use.hardware_type if use.hardware_type in robots | {NODE} else ACCELERATOR
+            local = use.local_hardware_rank
+            number = numbers.get((node.rank, kind, local), local)
+            cells.append(Cell(kind, number, _users(use), _address(node, kind, local)))
+    return Card((node.rank,), host, tuple(cells), loose)
+
+
+def _address(node: NodeInfo, kind: str, local: int) -> str:
+    """Return the hosts of a robot, without their ports."""
+    units = [robot.config for robot in node.robots if robot.type == kind]
+    hosts = dict.fromkeys(host for host, _ in units[local].addresses()) if local < len(units) else {}
+    return ", ".join(hosts)
+
+
+def _users(use: UnitUse) -> tuple[User, ...]:
+    ranks: dict[str, list[int]] = {}
+    for component, rank in use.users:
+        ranks.setdefault(component, []).append(rank)
+    return tuple(User(component, tuple(found)) for component, found in ranks.items())
+
+
+def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:
+    ranks = [rank for card in cards for rank in card.ranks]
+    nodes = f"node{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+    contents = dict.fromkeys(_content(topology.nodes[rank]) for rank in ranks)
+    content = f"{next(iter(contents))}{' each' if len(ranks) > 1 else ''}" if len(contents) == 1 else "unlike nodes"
+    about = nodes if contents.keys() == {""} else f"{nodes} · {content}"
+    without = "in no group" if topology.groups.keys() - RESERVED_LABELS else CLUSTER_LABEL
+    return Section(" + ".join(labels) or without, about, tuple(cards))
+
+
+def _content(node: NodeInfo) -> str:
+    """Return `8 × A800`, `1 Franka`, `no accelerators`; nothing where nobody knows, which the headline says once."""
+    parts: list[str] = []
+    if node.num_accelerators:
+        model = node.accelerator_model
+        parts.append(f"{node.num_accelerators} × {model}" if model else counted(node.num_accelerators, "accelerator"))
+    robots = Counter(robot.type for robot in node.robots)
+    parts += [f"{count} {robot}" for robot, count in robots.items()]
+    return ", ".join(parts) or ("" if node.num_accelerators is None else "no accelerators")
+
+
+def labels_of(topology: ClusterTopology, node: int) -> tuple[str, ...]:
+    """Return the labels of the user's groups that a node is in."""
+    return tuple(
+        info.label
+        for info in topology.groups.values()
+        if info.label not in RESERVED_LABELS and any(node in piece for piece in info.node_ranges)
+    )

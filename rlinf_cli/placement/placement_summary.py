@@ -1,0 +1,157 @@
+"""A placement in a few lines: a row per component, who shares what, what is idle. Ranges, never a row per process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rlinf_cli.console import console, prose
+from rlinf_cli.file.job_file import SoundJob
+from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
+from rlinf_cli.placement.picture import NODE, Card, Picture
+from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
+from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.render import visible
+from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import ClusterTopology
+
+_HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")
+
+
+def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
+    """Return the whole summary."""
+    rows = [
+        (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
+        for name, each in layout.placements.items()
+    ]
+    lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
+    lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
+    notes = [*sharing_lines(picture), *_environment_lines(job, layout)]
+    return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+def processes_table(job: SoundJob, layout: JobLayout) -> str:
+    """Return a row per process."""
+    interpreters = {
+        place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
+    }
+    hosts, numbers = hosts_by_rank(job.cluster), robot_numbers(job.topology)
+    rows: list[tuple[str, ...]] = []
+    for name, placements in layout.placements.items():
+        for placement in placements:
+            node = placement.cluster_node_rank
+            held = [
+                numbers.get((node, placement.hardware_type, local), local) for local in placement.local_hardware_ranks
+            ]
+            units = f"{placement.hardware_type} {format_ranks(held)}"
+            rows.append(
+                (
+                    f"{name}:{placement.rank}",
+                    f"{node} {hosts.get(node, '')}".strip(),
+                    units if placement.local_hardware_ranks else "-",
+                    f"{placement.local_rank} of {placement.local_world_size}",
+                    interpreters[node, placement.node_group_label] or "the node's own",
+                )
+            )
+    return console.table(("process", "node", "unit", "on its node", "python"), rows)
+
+
+def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
+    """Return the interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
+    interpreters: dict[tuple[str, str], dict[int, None]] = {}
+    variables: dict[tuple[str, str], dict[int, None]] = {}
+    secrets = secret_texts(job)
+    for placement in _one_for_each_environment(layout).values():
+        node = placement.cluster_node_rank
+        python = process_interpreter(job.cluster, placement)
+        if python.path is not None:
+            interpreters.setdefault((python.path, python.layer), {})[node] = None
+        for variable in process_variables(job.cluster, placement):
+            if variable.layer is not Layer.RUNTIME:
+                value = visible(masked(variable.name, variable.value, secrets)) or '""'
+                layer = f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
+                variables.setdefault((f"{variable.name}={value}", layer), {})[node] = None
+    lines = [f"python: {path} on {_nodes(list(nodes))} ({layer})" for (path, layer), nodes in interpreters.items()]
+    return lines + [f"{setting} on {_nodes(list(nodes))} ({layer})" for (setting, layer), nodes in variables.items()]
+
+
+def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
+    """Return a process for each node and group that has one: what a file gives depends on nothing else."""
+    found = {
+        (each.cluster_node_rank, each.node_group_label): each
+        for placements in layout.placements.values()
+        for each in placements
+    }
+    return dict(sorted(found.items()))
+
+
+def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[str, ...]:
+    groups = dict.fromkeys(placement.node_group_label for placement in placements)
+    nodes = sorted({placement.cluster_node_rank for placement in placements})
+    return name, str(len(placements)), ", ".join(groups), format_ranks(nodes), resources, _share(placements)
+
+
+def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopology) -> str:
+    """Return the accelerators that the processes of a component see, in words."""
+    if any(placement.local_accelerator_rank is not None for placement in placements):
+        return "its own"
+    nodes = {placement.cluster_node_rank for placement in placements}
+    if all(topology.nodes[node].num_accelerators == 0 for node in nodes):
+        return "none"
+    return "all of its node's, none reserved"
+
+
+def _share(placements: Sequence[Placement]) -> str:
+    """Return what one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
+    if not any(placement.local_hardware_ranks for placement in placements):
+        return "-"
+    users: dict[tuple[int, int], int] = {}
+    for placement in placements:
+        for index in placement.local_hardware_ranks:
+            key = (placement.cluster_node_rank, index)
+            users[key] = users.get(key, 0) + 1
+    shares: set[str] = set()
+    for placement in placements:
+        held = len(placement.local_hardware_ranks)
+        sharing = users[placement.cluster_node_rank, placement.local_hardware_ranks[0]]
+        shares.add(str(held) if sharing == 1 else f"{held}/{sharing}")
+    return ", ".join(sorted(shares))
+
+
+def sharing_lines(picture: Picture) -> list[str]:
+    """Return which components share which units, and which units nobody uses; a line per distinct set of components."""
+    by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
+    for card in _cards(picture):
+        for components, kind, units in _units(card):
+            if len(components) != 1:
+                by_users.setdefault(components, {}).setdefault((kind, units), []).extend(card.ranks)
+    lines: list[str] = []
+    for components in sorted(by_users, key=lambda users: (not users, users)):
+        places = "; ".join(_place(kind, units, nodes) for (kind, units), nodes in by_users[components].items())
+        lines.append(f"{' + '.join(components)} share {places}" if components else f"idle: {places}")
+    empty = [rank for card in _cards(picture) if not card.cells and not card.loose for rank in card.ranks]
+    if empty:
+        lines.append(f"idle: {_nodes(empty)}, where nothing is placed")
+    return lines
+
+
+def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
+    """Return `accelerators 0-3 of nodes 0-7`, `nodes 0-7`."""
+    return _nodes(nodes) if kind == NODE else f"{kind}{'' if units.isdigit() else 's'} {units} of {_nodes(nodes)}"
+
+
+def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Return the components on a node's units, the kind of those units, and which."""
+    indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for cell in card.cells:
+        indices.setdefault((cell.components, cell.kind), []).append(cell.index)
+    for (components, kind), found in indices.items():
+        yield components, kind, format_ranks(found)
+
+
+def _cards(picture: Picture) -> Iterable[Card]:
+    return (card for section in picture.sections for card in section.cards)
+
+
+def _nodes(ranks: Sequence[int]) -> str:
+    return f"node{'s' if len(ranks) > 1 else ''} {format_ranks(sorted(ranks))}"

@@ -1,0 +1,84 @@
+"""The findings of `doctor`: one line each, in a table or as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Merged, merged
+from rlinf_cli.bootstrap.links import figures
+from rlinf_cli.bootstrap.preflight import DoctorReport
+from rlinf_cli.console import console
+
+SCHEMA = "rlinf.doctor/1"
+# More links that are as they should be are told in one line.
+_MOST_LINKS = 8
+
+
+def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
+    """Return the table, and what it comes to.
+
+    Args:
+        report: what was found.
+        every_node: whether nodes of which the same is said have a line each.
+    """
+    if every_node:
+        lines = [Merged(each, () if each.rank is None else (each.rank,)) for each in report.findings]
+    else:
+        lines = merged(_short(report.findings))
+    rows = [
+        (str(each.finding.verdict), each.finding.check, each.where, each.finding.what, each.finding.help)
+        for each in lines
+    ]
+    headers = ("verdict", "check", "where", "what", "do")
+    if not any(help for *_, help in rows):
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    shown = console.table(headers, rows, keep=(0, 1))
+    return f"{shown}\n\n{_summary(report)}"
+
+
+def _short(findings: Sequence[Finding]) -> list[Finding]:
+    fine = [each for each in findings if each.check == "link" and each.verdict is CheckVerdict.OK]
+    if len(fine) <= _MOST_LINKS:
+        return list(findings)
+    ranges = figures([each.data["latency_seconds"] for each in fine], [each.data["bytes_per_second"] for each in fine])
+    line = Finding("link", CheckVerdict.OK, f"{len(fine)} links: {ranges}", data={"links": len(fine)})
+    first = fine[0]
+    return [line if each is first else each for each in findings if each is first or each not in fine]
+
+
+def _summary(report: DoctorReport) -> str:
+    nodes = f"{report.num_reached} of {report.num_nodes} node{'' if report.num_nodes == 1 else 's'} asked"
+    counted = [
+        (report.count(CheckVerdict.FAULT), "fault", "faults"),
+        (report.count(CheckVerdict.UNREACHABLE), "node not reached", "nodes not reached"),
+        (report.count(CheckVerdict.WARNING), "warning", "warnings"),
+        (report.count(CheckVerdict.SKIPPED), "not checked", "not checked"),
+    ]
+    listed = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
+    return f"{nodes}: {listed or 'nothing is wrong'}, {report.seconds:.1f} s"
+
+
+def doctor_record(report: DoctorReport) -> dict[str, Any]:
+    """Return the report as data."""
+    return {
+        "schema": SCHEMA,
+        "ok": report.ok,
+        "nodes": report.num_nodes,
+        "reached": report.num_reached,
+        "seconds": round(report.seconds, 3),
+        "findings": [finding_record(each) for each in report.findings],
+    }
+
+
+def finding_record(each: Finding) -> dict[str, Any]:
+    """Return a finding as data."""
+    return {
+        "check": each.check,
+        "verdict": str(each.verdict),
+        "where": each.where,
+        "rank": each.rank,
+        "what": each.what,
+        "help": each.help or None,
+        "data": dict(each.data),
+    }

@@ -1,0 +1,170 @@
+"""The report of a failed job: the first failure in full, with the end of its log; its consequences in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from rlinf_cli.runs.log_files import last_lines
+from rlinf_core.errors import RLinfError, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError, is_consequence
+
+LOG_LINES = 10
+_MOST_NAMED = 6
+_MOST_TEXT = 12
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+# Where our own code and the interpreter's lie: the user's frame says more.
+_INSTALLED = re.compile(r"/(site-packages|lib/python3\.\d+)/")
+
+
+class Failure(NamedTuple):
+    """One thing that failed.
+
+    Attributes:
+        error: what was raised.
+        consequence: whether it failed because of what had happened to another.
+        group, rank: the worker, or None and None for the driver.
+        method: what had been called.
+        place: where it ran, in words, or None.
+    """
+
+    error: BaseException
+    consequence: bool = False
+    group: str | None = None
+    rank: int | None = None
+    method: str | None = None
+    place: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`rollout:1`, or `the driver`."""
+        return "the driver" if self.group is None else f"{self.group}:{self.rank}"
+
+
+class FailureReport(NamedTuple):
+    """A failed job in the parts of an error block."""
+
+    what: str
+    where: str | None
+    why: str | None
+    do: str | None
+
+
+def failures_of(error: BaseException) -> list[Failure]:
+    """Return everything that an exception holds, what failed by itself before what followed from it."""
+    return sorted(_flat(error), key=lambda failure: failure.consequence)
+
+
+def failure_block(
+    error: BaseException, logs: Path | None, run: str | None, components: Mapping[str, str] | None = None
+) -> FailureReport:
+    """Return what a person wants to know first.
+
+    Args:
+        error: what the recipe's program raised.
+        logs: the folder of the run's logs, or None where there is none.
+        run: how `rlinf logs` is told the run, or None.
+        components: the component of a worker group, by the group's name where it is another.
+    """
+    first, *others = failures_of(error)
+    component = (components or {}).get(first.group, first.group) if first.group is not None else None
+    named = f"component `{component}`" if component != first.group else None
+    where = [part for part in (named, first.place, _position(first.error)) if part]
+    log = logs / component / f"rank_{first.rank}.log" if logs and component is not None else None
+    tail = last_lines(log, LOG_LINES) if log else []
+    why: list[str] = []
+    if isinstance(first.error, RLinfError):
+        where.extend([first.error.where] if first.error.where and first.error.where != first.name else [])
+        why.extend(first.error.why.splitlines() if first.error.why else [])
+    if tail:
+        why.extend(["its log ends with", *(f"  {line}" for line in tail)])
+    if others:
+        why.append(_folded(others))
+    return FailureReport(
+        _headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, component, log, run)
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first failure in one line, for the run's own record."""
+    return _headline(failures_of(error)[0]).splitlines()[0]
+
+
+def _flat(error: BaseException) -> Iterator[Failure]:
+    if isinstance(error.__cause__, WorkerGroupError):
+        yield from _flat(error.__cause__)
+    if isinstance(error, WorkerGroupError):
+        for rank, each in zip(error.ranks, error.exceptions, strict=True):
+            place = error.places.get(rank)
+            consequence = is_consequence(error.group, rank, each)
+            yield Failure(each, consequence, error.group, rank, error.method, place)
+    elif isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _flat(each)
+    else:
+        yield Failure(error)
+
+
+def _headline(failure: Failure) -> str:
+    error = failure.error
+    text = error.message if isinstance(error, RLinfError) and error.message else str(error)
+    lines = text.splitlines()
+    if len(lines) > _MOST_TEXT:
+        text = "\n".join([*lines[:_MOST_TEXT], f"... {len(lines) - _MOST_TEXT} more lines"])
+    if failure.group is None:
+        return text if isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
+    called = "while it was made" if failure.method == "__init__" else f"in `{failure.method}`"
+    if isinstance(error, WorkerDiedError) and error.address == failure.name:
+        return f"`{failure.name}` died {called}"
+    said = text if isinstance(error, RLinfError) else _named(error, text)
+    return f"`{failure.name}` failed {called}: {said}"
+
+
+def _named(error: BaseException, text: str) -> str:
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return f"{name}: {text}" if text else name
+
+
+def _position(error: BaseException) -> str | None:
+    """Return `FILE:LINE in FUNCTION` of whoever raised, in the process that did; none of ours where the user has
+    one.
+    """
+    if isinstance(error, RLinfError):
+        return None
+    notes: Sequence[str] = getattr(error, "__notes__", ())
+    frames = [match for note in notes if note.startswith("raised in ") for match in _FRAME.finditer(note)]
+    if frames:
+        own = [frame for frame in frames if not _INSTALLED.search(frame["file"])]
+        last = (own or frames)[-1]
+        return f"{last['file']}:{last['line']} in {last['function']}"
+    import traceback
+
+    steps = traceback.extract_tb(error.__traceback__)
+    own_steps = [step for step in steps if not _INSTALLED.search(step.filename)] or list(steps)
+    return f"{own_steps[-1].filename}:{own_steps[-1].lineno} in {own_steps[-1].name}" if own_steps else None
+
+
+def _folded(others: Sequence[Failure]) -> str:
+    """Return `then also failed: env:0, env:1 (ChannelClosed), actor:0 (WorkerDiedError)`."""
+    by_kind: dict[str, list[str]] = {}
+    for failure in others[:_MOST_NAMED]:
+        by_kind.setdefault(type(failure.error).__name__, []).append(failure.name)
+    listed = ", ".join(f"{', '.join(names)} ({kind})" for kind, names in by_kind.items())
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{more}"
+
+
+def _advice(first: Failure, component: str | None, log: Path | None, run: str | None) -> str:
+    lines: list[str] = []
+    if isinstance(first.error, RLinfError) and first.error.help:
+        lines.append(first.error.help)
+    if log is not None and log.exists() and run is not None:
+        lines.append(f"`rlinf logs {run} --component {component} --rank {first.rank}` shows its log")
+    if not lines or not isinstance(first.error, RLinfError):
+        lines.append("`--verbose` shows the traceback")
+    return "\n".join(lines)

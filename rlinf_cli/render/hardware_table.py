@@ -1,0 +1,82 @@
+"""The hardware of nodes beside what is declared, as text and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlinf_cli.bootstrap.checks.devices import found_text
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.console import console
+from rlinf_cli.render.doctor_findings import finding_record
+
+SCHEMA = "rlinf.hardware/1"
+_WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
+
+
+def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
+    """Return a line for each node, then what is not as declared."""
+    by_rank = {each.node.rank: each for each in seen}
+    headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
+    rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]
+    blocks = [console.table(headers, rows, right=(0, 3))]
+    wrong = [each for each in findings if each.verdict in _WRONG]
+    if wrong:
+        blocks.append("\n".join(_trouble(each) for each in wrong))
+    return "\n\n".join(blocks)
+
+
+def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tuple[str, ...]:
+    attached = [each for each in findings if each.rank == node.rank and each.check in ("robot", "camera")]
+    facts = seen.facts if seen else None
+    return (
+        str(node.rank),
+        ", ".join(node.groups) or "-",
+        node.host or "this machine",
+        str(facts["cores"]) if facts else "-",
+        size(facts["memory"]) if facts else "-",
+        _declared(node),
+        found_text(facts["accelerators"]) if facts else "not reached",
+        "; ".join(each.what for each in attached) or "-",
+    )
+
+
+def _declared(node: NodeTarget) -> str:
+    if node.accelerators is None:
+        return "-"
+    count = node.accelerators.per_node
+    return f"{count} x {node.accelerators.model}" if node.accelerators.model and count else str(count)
+
+
+def _trouble(each: Finding) -> str:
+    line = f"{each.verdict}: {each.where}: {each.what}"
+    return f"{line}\n  do: {each.help}" if each.help else line
+
+
+def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the same as data."""
+    by_rank = {each.node.rank: each for each in seen}
+    return {
+        "schema": SCHEMA,
+        "ok": not any(each.verdict in _WRONG for each in findings),
+        "nodes": [_node_record(node, by_rank.get(node.rank)) for node in nodes],
+        "findings": [finding_record(each) for each in findings],
+    }
+
+
+def _node_record(node: NodeTarget, seen: Seen | None) -> dict[str, Any]:
+    declared = node.accelerators
+    facts = seen.facts if seen else None
+    found = facts["accelerators"].get("found") if facts else None
+    return {
+        "rank": node.rank,
+        "groups": list(node.groups),
+        "host": node.host,
+        "reached": seen is not None,
+        "cores": facts["cores"] if facts else None,
+        "memory_bytes": facts["memory"] if facts else None,
+        "declared": {"per_node": declared.per_node, "model": declared.model} if declared else None,
+        "found": {"type": found["type"], "count": len(found["models"]), "models": found["models"]} if found else None,
+        "robots": [{"type": kind, **unit.model_dump(mode="json")} for kind, unit in node.robots],
+    }

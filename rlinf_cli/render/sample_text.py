@@ -1,0 +1,89 @@
+"""Samples of a language model's answers as text and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf_cli.console import console
+
+# Likelier tokens than the first are plain, then yellow, and below the second red.
+_LIKELY, _UNLIKELY = -0.7, -3.0
+
+
+def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) -> str:
+    """Return a block for each sample: reward and reason, prompt, answer."""
+    return "\n\n".join(_block(each, colour) for each in samples)
+
+
+def legend() -> str:
+    """Return what the colours of tokens mean."""
+    return f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
+
+
+def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the samples as `rlinf samples --output json` prints them."""
+    return {"schema": "rlinf.samples/1", "run": str(folder), "step": step, "samples": [dict(each) for each in samples]}
+
+
+def _block(sample: Mapping[str, Any], colour: bool) -> str:
+    parts = "".join(f", {name} {value:g}" for name, value in sample.get("parts", {}).items())
+    ended = {"length": ", cut at its limit", "aborted": ", aborted"}.get(sample["finish_reason"], "")
+    head = (
+        f"prompt {sample['slot']}, answer {sample['sample']}: reward {sample['reward']:g} ({sample['reason']}{ended})"
+    )
+    pieces = sample.get("pieces") or ()
+    text = _coloured(pieces, sample["logprobs"]) if colour and pieces else _safe(sample["text"])
+    lines = [console.style(head + parts, "bold")]
+    turns = sample.get("turns") or ()
+    if turns:
+        branched = any(turn["segment"] for turn in turns)
+        lines += [line for turn in turns for line in _turn(turn, branched=branched)]
+    else:
+        lines += _indented("asked", _safe(sample["prompt"]))
+    # What an agent ends with may be no answer, and its task may know of no right one: a game has neither.
+    lines += _indented("answered", text) if text or not turns else []
+    lines += _indented("right is", _safe(sample["answer"])) if sample["answer"] or not turns else []
+    return "\n".join(lines)
+
+
+def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
+    """Return the lines of a turn of a conversation, with its time; of a tool with its name and what went wrong.
+
+    Args:
+        turn: as a sample has it.
+        branched: whether the run had several conversations, which are told apart.
+    """
+    text, details = _safe(turn["text"]).rstrip("\n"), list[str]()
+    if branched and turn["who"] != "tool":
+        details.append(f"conversation {turn['segment'] + 1}")
+    if turn["tool"]:
+        details.append(turn["tool"])
+    if turn["seconds"]:
+        details.append(f"{1000 * turn['seconds']:.1f} ms")
+    if turn["failure"]:
+        details.append(turn["failure"])
+    return _indented(turn["who"], f"{text}  ({', '.join(details)})" if details else text)
+
+
+def _indented(label: str, text: str) -> list[str]:
+    # An answer may end with the line end that it stops at.
+    first, *rest = text.rstrip("\n").split("\n")
+    return [f"  {label:>8}  {first}", *(f"            {line}" for line in rest)]
+
+
+def _coloured(pieces: Sequence[str], logprobs: Sequence[float]) -> str:
+    found: list[str] = []
+    for piece, logprob in zip(pieces, logprobs, strict=False):
+        plain = _safe(piece)
+        colour = None if logprob > _LIKELY else "yellow" if logprob > _UNLIKELY else "red"
+        found.append(plain if colour is None else console.style(plain, colour))
+    return "".join(found)
+
+
+def _safe(text: str) -> str:
+    """Return a text as a terminal may be given it: control characters but line ends as escapes."""
+    from rlinf_core.config.render import visible
+
+    return "\n".join(visible(line) for line in text.split("\n"))

@@ -1,0 +1,113 @@
+"""The job and the checkpoint of commands that use a policy: of a file, or of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlinf_cli.console import console
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+class UsedJob(NamedTuple):
+    """A checked job that a command uses.
+
+    Attributes:
+        job: of the file, or of the run's `config.yaml`.
+        recipe: of the job.
+        run: the run folder; None where a file was named.
+    """
+
+    job: Job
+    recipe: Recipe
+    run: RunFolder | None
+
+
+def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
+    """Return the job of a file or a run, checked, and attach to the cluster that it names.
+
+    Args:
+        name: a file, a shipped configuration, a run folder, or the name of a run in `log_path`.
+        overrides: `key=value` and `~key` arguments.
+        log_path: where runs are.
+
+    Raises:
+        typer.Exit: the configuration has errors, which are printed.
+        ConfigError: it selects no recipe.
+        RLinfError: it is to run on machines that this one is none of.
+    """
+    from rlinf_cli.file.job_file import load, show_findings, sound, without_training_data
+    from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+    from rlinf_cli.run.runnable import check_installed
+    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.errors import ConfigError, RLinfError
+
+    run = find_run_folder(name, log_path)
+    file = str(run.config_file) if run is not None else name
+    job = without_training_data(load(file, overrides))
+    parts = sound(job)
+    if not console.verbosity.quiet:
+        show_findings(job, Severity.WARNING)
+    if job.recipe is None:
+        raise ConfigError("the file selects no recipe", where=job.name, help="add `recipe: NAME` to it")
+    check_installed()
+    elsewhere = cluster_elsewhere(parts, file)
+    if elsewhere is not None:
+        raise RLinfError(
+            "the machines of the file are others than this one",
+            where=job.name,
+            help=f"run the same command on their head, `{elsewhere.nodes[0].host}`",
+        )
+    choose_cluster(parts, file, told=True)
+    return UsedJob(job, job.recipe, run)
+
+
+def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
+    """Return the run that is meant by a path or a name; None where there is none of it."""
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
+
+    for path in (Path(name), log_path / name):
+        if os.path.lexists(path / STATE):
+            return RunFolder.open(path)
+    return None
+
+
+def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
+    """Return the folder `global_step_N` that is meant: the one given, else the newest of the run.
+
+    Args:
+        given: a `global_step_N` folder, or a run folder or its `checkpoints`, of which the newest is taken.
+        run: see above.
+
+    Raises:
+        CheckpointError: there is none, or it is not whole.
+    """
+    from rlinf_core.errors import CheckpointError
+    from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
+
+    if given is None and run is None:
+        return None
+    if given is not None:
+        path = Path(given)
+        if os.path.lexists(path / STATE):
+            run = RunFolder.open(path)
+        elif (found := CheckpointStore(path).latest()) is not None:
+            return found.path
+        else:
+            return open_checkpoint(path).path
+    latest = run.checkpoints.latest() if run is not None else None
+    if latest is None:
+        raise CheckpointError(
+            "the run has no checkpoint",
+            where=str(run.path if run is not None else given),
+            help="name one by `--checkpoint`",
+        )
+    return latest.path

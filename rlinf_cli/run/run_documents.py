@@ -1,0 +1,132 @@
+"""Documents that a run leaves for `rlinf report` and `rlinf compare`: its story, its placement, its provenance."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_cli.file.findings import without_effect
+from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.view import View
+from rlinf_cli.run import run_events
+from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
+from rlinf_core.errors import RLinfError
+from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
+from rlinf_core.runners.storage import durable
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.topology import ClusterTopology
+
+LOGGER = logging.getLogger("rlinf")
+PLACEMENT: Final = "placement.json"
+PICTURE: Final = "placement.svg"
+ORIGINS: Final = "origins.json"
+
+
+class DocumentWriter(View):
+    """Writes the documents of a run as it goes on. The run is fine without them: a failure is one warning."""
+
+    def __init__(self, progress: RunProgress, job: Job, folder: RunFolder) -> None:
+        super().__init__(progress)
+        self._job, self._folder = job, folder
+        self._pending: dict[str, str] = {}
+        self._provenance: Future[Provenance] | None = None
+        self._warned = False
+        self._keep(self._origins())
+
+    def show(self, event: Event) -> None:
+        if self._provenance is None:
+            self._provenance = self._collect()
+        if isinstance(event, ClusterReady):
+            self._keep(self._placement(event.topology))
+        elif isinstance(event, RunStarted):
+            self._write_pending()
+            found = self._provenance
+            self._guarded(lambda: write_provenance(self._folder.path, found.result()))
+            counts = ", ".join(f"{name} {count}" for name, count in event.components.items())
+            begin = event.first_step - 1
+            if event.resumed_from is not None:
+                self.tell(run_events.RESUMED, begin, f"goes on from {event.resumed_from.name} with {counts}")
+            else:
+                self.tell(run_events.STARTED, begin, f"started with {counts}", self._unread())
+        elif isinstance(event, RunRestarted):
+            what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
+            self.tell(run_events.RESTARTED, event.step, event.reason, [what])
+
+    def _collect(self) -> Future[Provenance]:
+        """Return the provenance of the run, which is collected while its workers start: git may be slow."""
+        recipe = self._job.recipe
+        packages = {"rlinf_core", *([recipe.config.partition(".")[0]] if recipe is not None else [])}
+        inputs = recipe.function("inputs") if recipe is not None else None
+        background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
+        found = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
+        background.shutdown(wait=False)
+        return found
+
+    def _unread(self) -> list[str]:
+        """Return the keys of the file that change nothing, each with its place and why."""
+        return [f"{each.span}: {each.message}" for each in without_effect(self._job.diagnostics)]
+
+    def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
+        """Add to the run's story."""
+        from rlinf_core.config.secrets import mask_text
+
+        lines = (mask_text(line) for each in details for line in each.splitlines())
+        self._guarded(
+            lambda: run_events.append_event(self._folder.path, kind, step, mask_text(text.splitlines()[0]), list(lines))
+        )
+
+    def _keep(self, documents: dict[str, str]) -> None:
+        self._pending |= documents
+        # The folder of a resumed run stays as it is until the run has its workers.
+        if self._folder.state.earlier is None:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        documents, self._pending = self._pending, {}
+        for name, text in documents.items():
+            self._guarded(lambda name=name, text=text: durable.write_whole(self._folder.path / name, text))
+
+    def _guarded(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._warned:
+                LOGGER.warning("a part of what the report shows is not kept: %s", error)
+            self._warned = True
+
+    def _origins(self) -> dict[str, str]:
+        from rlinf_cli.render.config_view import config_record
+        from rlinf_core.config.origins import origins
+        from rlinf_core.config.secrets import mask
+
+        if self._job.tree is None:
+            return {}
+        tree = mask(self._job.tree, self._job.secret)
+        return {ORIGINS: _json(config_record(tree, list(origins(tree, self._job.config))))}
+
+    def _placement(self, topology: ClusterTopology) -> dict[str, str]:
+        from rlinf_cli.file.job_file import sound
+        from rlinf_cli.placement.job_layout import lay_out
+        from rlinf_cli.placement.placement_picture import picture_of
+        from rlinf_cli.placement.placement_record import placement_record
+        from rlinf_cli.placement.placement_svg import placement_svg
+
+        try:
+            parts = sound(self._job)._replace(topology=topology)
+            layout = lay_out(parts, "placement", self._job.name)
+        except RLinfError:
+            return {}
+        title = Path(parts.name).name
+        picture = picture_of(title, parts.cluster, topology, layout.placements, layout.mode)
+        return {PLACEMENT: _json(placement_record(parts, layout)), PICTURE: placement_svg(picture)}
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False) + "\n"

@@ -1,0 +1,401 @@
+"""A recipe's program, run from beginning to end: who is told what, and what the run leaves behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlinf_cli.arguments.options import Output
+from rlinf_cli.console import console
+from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
+from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.file.findings import without_effect
+from rlinf_core.errors import RLinfError
+from rlinf_core.process.signal_mask import sigterm_deferred
+from rlinf_core.runners.events import (
+    EVALUATE,
+    SAVE_CHECKPOINT,
+    CheckpointSaved,
+    CurveDrawn,
+    Event,
+    PhaseStarted,
+    RunFinished,
+)
+from rlinf_core.runners.storage.run_status import RunStatus
+
+if TYPE_CHECKING:
+    import logging
+    from pathlib import Path
+    from types import FrameType
+
+    from rlinf_cli.live.view import View
+    from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+    """Run a sound job in this process, and shows how it goes.
+
+    Raises:
+        RLinfError: there is no run folder to be had.
+    """
+    with signals_held() as release:
+        return Training(job, recipe, make_folder(job, recipe), output).run(release)
+
+
+def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+    """Run a sound job in a process of its own, which outlives this one and its terminal.
+
+    Returns as soon as that process has its run folder, or has failed to get one.
+    """
+    from pathlib import Path
+
+    from rlinf_cli.live.run_summary import shown, summary_record
+    from rlinf_cli.run import detach
+
+    def work(settle: detach.Settle) -> int:
+        from rlinf_cli.main import guarded
+
+        return guarded(lambda: _run_settled(job, recipe, settle))
+
+    told, code = detach.start(work)
+    if told is None:
+        return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
+    folder, pid = Path(told["folder"]), int(told["pid"])
+    if output is Output.JSON:
+        console.result_json(summary_record("running", recipe.name, folder, pid=pid))
+    else:
+        console.result(f"{shown(folder)}, process {pid}")
+        console.message(f"  rlinf logs {shown(folder)} --follow\n  rlinf stop {shown(folder)}")
+    return ExitCode.OK
+
+
+def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
+    from rlinf_cli.live.driver_log import PRINTED
+
+    with signals_held() as release:
+        folder = make_folder(job, recipe)
+        output = folder.log_file(PRINTED, 0)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        settle({"folder": str(folder.path), "pid": os.getpid()}, output)
+        # The driver's log tells how it goes; this output is for what else is printed, and for how it ended.
+        console.verbosity.quiet = True
+        return Training(job, recipe, folder, Output.TEXT).run(release)
+
+
+@contextmanager
+def signals_held() -> Generator[Callable[[], None], None, None]:
+    """Within the block signals that end a run wait until the function that it gives is called.
+
+    From its folder's first moment a run can be found and told to end (`rlinf stop`). Before it has handlers it would
+    just die, and its folder would say for ever that it runs.
+    """
+    command_signals.check()
+    came: list[int] = []
+    released = False
+    earlier: dict[signal.Signals, Any] = {}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    def release() -> None:
+        nonlocal released
+        released = True
+        if came:
+            signal.raise_signal(came.pop(0))
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What is ignored, as under nohup, stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            earlier[number] = signal.signal(number, remember)
+    try:
+        yield release
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        # One that came when the run had ended changes nothing any more.
+        if not released:
+            release()
+
+
+def make_folder(job: Job, recipe: Recipe) -> RunFolder:
+    """Return the folder of a run that starts now.
+
+    Raises:
+        RLinfError: it cannot be made, or there is nothing to continue from.
+    """
+    from rlinf_core.config.sections.runner import RunnerConfig
+    from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
+
+    runner = getattr(job.config, "runner", None)
+    save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
+    # A user's recipe may have no `runner` section, or one of its own.
+    runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
+    facts = recipe.function("facts")
+    text = config_text_of(job)
+    folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None, text)
+    folder.write_config_text(text)
+    return folder
+
+
+class Training:
+    """One run in its folder.
+
+    Args:
+        output: form of the summary on standard output.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
+        from rlinf_cli.live.progress import RunProgress
+        from rlinf_cli.run.run_documents import DocumentWriter
+
+        self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
+        self._progress = RunProgress()
+        self._documents = DocumentWriter(self._progress, job, folder)
+        self._report: Path | None = None
+        self._unread = without_effect(job.diagnostics)
+        self._interrupts = Interrupts(
+            within=Training._run_program.__code__,
+            on_first=self._progress.end,
+            patience=self._patience,
+            # What a launch has started is ended by the guardian of its cluster.
+            holds_nothing=lambda: self._progress.started is None,
+            before_hard=self._before_hard_end,
+        )
+
+    def run(self, ready: Callable[[], None]) -> ExitCode:
+        """Run the program to its end, and tell how it ended: on the streams, in the run's state, by the code.
+
+        Args:
+            ready: called as soon as signals end the run cleanly.
+        """
+        from rlinf_cli.live.driver_log import DRIVER, driver_log
+
+        failure: BaseException | None = None
+        with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
+            # From here on a signal raises within the program alone.
+            ready()
+            for each in self._unread:
+                log.info("%s: %s", each.span, each.message)
+            try:
+                self._run_program(log)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
+                failure = error
+            unseen = _leave_cluster()
+            failure = failure or unseen
+            if self._is_interrupted(failure):
+                return self._interrupted(log)
+            if failure is None:
+                failure = self._end(RunStatus.FINISHED)
+            if failure is not None:
+                return self._failed(failure, log)
+            return self._finished(log)
+
+    def _is_interrupted(self, failure: BaseException | None) -> bool:
+        """Return whether a signal ended the run. One that came when it had come to its end did not."""
+        if self._interrupts.code is None:
+            return isinstance(failure, KeyboardInterrupt)
+        return failure is not None or self._progress.finished is None
+
+    def _run_program(self, log: logging.Logger) -> None:
+        with ExitStack() as stack:
+            views = [stack.enter_context(view) for view in self._views(log)]
+            # Standard output is for the summary: what the program and its workers print is not.
+            stack.enter_context(redirect_stdout(sys.stderr))
+
+            def listen(event: Event) -> None:
+                self._progress.take(event)
+                for view in views:
+                    view.show(event)
+                self._end_where_told(event)
+
+            self._interrupts.check()
+            with sigterm_deferred(), suppress(ImportError):
+                # Its linear algebra starts threads, none of which may take the signal while Ray's native code has it.
+                import_module("numpy")
+            program = self._recipe.function("program")
+            if program is None:
+                raise RLinfError(f"recipe `{self._recipe.name}` has no program")
+            program(self._job, self._folder, listen)
+
+    def _patience(self) -> float:
+        """Return the seconds that a signal leaves the run to finish a step, so that a checkpoint keeps it."""
+        runner = getattr(self._job.config, "runner", None)
+        progress = self._progress
+        if not getattr(runner, "save_on_interrupt", False) or not progress.has_unsaved_steps:
+            return 0.0
+        if progress.phase == SAVE_CHECKPOINT:
+            return SAVING_SECONDS
+        if progress.phase == EVALUATE or progress.seconds_of_step_left > STEP_SECONDS:
+            return 0.0
+        return STEP_SECONDS
+
+    def _end_where_told(self, event: Event) -> None:
+        """End the run at an event where nothing is half done, once a signal has told it to end."""
+        if isinstance(event, PhaseStarted):
+            if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
+                self._interrupts.extend()
+        elif not isinstance(event, RunFinished | CurveDrawn):
+            self._interrupts.check(again=not isinstance(event, CheckpointSaved))
+
+    def _views(self, log: logging.Logger) -> list[View]:
+        from rlinf_cli.live.plain import PlainView
+        from rlinf_cli.live.record import StateWriter
+        from rlinf_cli.live.run_summary import shown
+
+        place = shown(self._folder.path)
+        views: list[View] = [
+            StateWriter(self._progress, self._folder),
+            self._documents,
+            PlainView(self._progress, log.info),
+        ]
+        if console.verbosity.quiet:
+            return views
+        if console.colored(sys.stderr) and not console.verbosity.verbose:
+            from rlinf_cli.live.terminal import TerminalView
+
+            return [*views, TerminalView(self._progress, self._recipe.name, place)]
+        console.message(f"run folder: {place}")
+        return [*views, PlainView(self._progress)]
+
+    def _finished(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli.live.run_summary import summary_text
+        from rlinf_cli.run import run_events
+
+        log.info("finished after step %d", self._progress.step)
+        self._documents.tell(run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
+        self._write_report()
+        if self._output is Output.TEXT:
+            console.result(summary_text(self._progress, self._folder.path, self._report, self._unread))
+        return self._told(RunStatus.FINISHED, ExitCode.OK)
+
+    def _interrupted(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli.live.run_summary import shown
+        from rlinf_cli.run import run_events
+
+        code = self._interrupts.code or ExitCode.INTERRUPTED
+        reason = _reason_of_end(code)
+        self._end_as_can_be(RunStatus.INTERRUPTED, reason)
+        self._documents.tell(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
+        log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
+        console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
+        console.message(self._kept())
+        self._say_how_to_go_on()
+        return self._told(RunStatus.INTERRUPTED, code, reason)
+
+    def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
+        import traceback
+
+        from rlinf_cli.live.run_summary import shown
+        from rlinf_cli.render.failure_report import failure_block, reason_of
+        from rlinf_cli.run import run_events
+
+        reason = reason_of(error)
+        self._end_as_can_be(RunStatus.FAILED, reason)
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        # Not on the screen, too: the block says what a person wants to know first.
+        log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
+        if console.verbosity.verbose:
+            console.error(trace)
+        block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
+        console.error_block(block.what, where=block.where, why=block.why, do=block.do)
+        details = [part for part in (block.where, block.why, block.do) if part]
+        self._documents.tell(run_events.FAILED, self._progress.step, block.what, details)
+        self._say_how_to_go_on()
+        self._write_report()
+        if self._report is not None:
+            console.message(f"report: {shown(self._report)}")
+        return self._told(
+            RunStatus.FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason
+        )
+
+    def _write_report(self) -> None:
+        """Write the report of a run whose end is written already; a signal gives it up."""
+        from rlinf_cli.run.report_writing import write_report_at_end
+
+        before = self._interrupts.code
+        self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
+
+    def _kept(self) -> str:
+        """Return which of the steps that were done a checkpoint keeps."""
+        done, latest = self._progress.step, self._folder.checkpoints.latest()
+        if latest is None:
+            return "nothing is kept: no checkpoint was written"
+        first = latest.step + 1
+        lost = f"step {first} is" if first == done else f"steps {first} to {done} are"
+        return f"kept: checkpoint {latest.path.name}" + (f"; {lost} lost" if first <= done else "")
+
+    def _say_how_to_go_on(self) -> None:
+        if self._folder.checkpoints.latest() is not None:
+            from rlinf_cli.live.run_summary import shown
+
+            place = shown(self._folder.path)
+            console.message(f"the same command with `runner.resume_dir={place}` goes on from the last checkpoint")
+
+    def _end(self, status: str, reason: str = "") -> RLinfError | None:
+        """Write how the run ended, and after which step where one was done; return what keeps it from that."""
+        try:
+            if self._progress.started is not None:
+                self._folder.update(step=self._progress.step)
+            self._folder.end(status, reason)
+        except RLinfError as error:
+            return error
+        return None
+
+    def _end_as_can_be(self, status: str, reason: str) -> None:
+        """Do the same where possible; a folder that cannot be written must not hide why the run ends."""
+        error = self._end(status, reason)
+        if error is not None:
+            console.error(f"how the run ended could not be written to {self._folder.path}: {error.why}")
+
+    def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
+        if self._output is Output.JSON:
+            from rlinf_cli.live.run_summary import summary_record
+
+            record = summary_record(
+                status,
+                self._recipe.name,
+                self._folder.path,
+                self._progress,
+                reason=reason,
+                report=self._report,
+                unread=self._unread,
+            )
+            console.result_json(record)
+        return code
+
+    def _before_hard_end(self, code: ExitCode) -> None:
+        """Write how the run ends, and tell it past the streams, which may be in use at this moment."""
+        if sys.stderr.isatty():
+            # The live view hides the cursor.
+            os.write(2, b"\x1b[?25h")
+        reason = _reason_of_end(code)
+        self._end_as_can_be(RunStatus.INTERRUPTED, reason)
+        if not console.verbosity.quiet:
+            os.write(2, f"{reason} after step {self._progress.step}; the run folder is {self._folder.path}\n".encode())
+
+
+def _components(job: Job) -> dict[str, str]:
+    """Return the component of each worker group that its section gives a name of its own."""
+    placed = job.cluster.component_placement if job.cluster is not None else ()
+    groups = {name: getattr(getattr(job.config, name, None), "group_name", None) for name in placed}
+    return {group: name for name, group in groups.items() if isinstance(group, str)}
+
+
+def _reason_of_end(code: ExitCode) -> str:
+    return "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
+
+
+def _leave_cluster() -> BaseException | None:
+    """End what the program may have left; the first failure of a call that nobody had waited for."""
+    engine: Any = sys.modules.get("rlinf_core.cluster.engine")
+    if engine is None or engine.current() is None:
+        return None
+    unseen = engine.disconnect()
+    return unseen[0] if unseen else None

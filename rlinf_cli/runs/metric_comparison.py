@@ -1,0 +1,277 @@
+"""Comparison of runs: what differs between them, and whether their results differ by more than noise.
+
+Pure: reads nothing. Intervals are of 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, cast
+
+from recipes.training.statistics import mean, t_quantile, wilson_interval
+from rlinf_cli.runs.provenance import Provenance
+
+
+class Kind(StrEnum):
+    """A kind of difference. The order is that in which kinds matter: the first difference is told first."""
+
+    RECIPE = "recipe"
+    EVALUATION = "evaluation protocol"
+    CONFIG = "config"
+    INPUTS = "data"
+    CODE = "code"
+    VERSIONS = "versions"
+    PLACEMENT = "placement"
+    MACHINE = "machine"
+    SEEDS = "seeds"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which runs differ.
+
+    Attributes:
+        kind: what kind of thing it is.
+        name: a key of the configuration, a package, a file.
+        values: its value in each run, None where a run has none.
+    """
+
+    kind: Kind
+    name: str
+    values: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of one run.
+
+    Attributes:
+        metric: its full name.
+        value: of an evaluation the last one; of training the mean of the last `LAST_STEPS` steps that have one; NaN
+            where there is none.
+        step: of the last value.
+        low, high: its interval; None where it is not known.
+        count: what it is the mean of: episodes, or steps; None where that is not known.
+        basis: what the interval is made of, in words; empty without one.
+    """
+
+    metric: str
+    value: float
+    step: int
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class ResultGap:
+    """The difference of two results, second minus first.
+
+    Attributes:
+        gap: the difference.
+        low, high: its interval; None where noise cannot be known.
+        basis: what the interval is made of, in words.
+    """
+
+    gap: float
+    low: float | None
+    high: float | None
+    basis: str
+
+    @property
+    def larger_than_noise(self) -> bool | None:
+        """Whether the interval leaves 0 out; None where noise cannot be known."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low > 0 or self.high < 0
+
+
+# Keys of the run itself that change neither what is learned nor how it is judged.
+_INCIDENTAL: Final = (
+    "runner.logger",
+    "runner.resume_dir",
+    "runner.save_interval",
+    "runner.keep_checkpoints",
+    "runner.save_on_interrupt",
+    "runner.trace",
+    "runner.max_restarts",
+    "runner.sample_interval",
+    "runner.max_samples",
+    "actor.checkpoint_save_path",
+)
+# Steps whose mean stands for the result of training: a single step is too noisy.
+LAST_STEPS: Final = 10
+_FEWEST_STEPS: Final = 3
+
+
+def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Provenance | None]) -> list[Difference]:
+    """Return everything in which runs differ, what matters most first.
+
+    Args:
+        configs: the resolved configuration of each run, as plain data.
+        provenances: those of each run, in the same order; None where a run has none, which is no difference.
+    """
+    flat = [_flat(config) for config in configs]
+    found = [_of_key(name, [each.get(name) for each in flat]) for name in _names(flat) if not _incidental(name)]
+    parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
+    for part, kind in parts:
+        known = [cast("Mapping[str, str]", getattr(each, part)) if each is not None else None for each in provenances]
+        for name in _names([each for each in known if each is not None]):
+            values = tuple(None if each is None else each.get(name) for each in known)
+            # A run without provenance says nothing of versions and code.
+            if len({value for value, each in zip(values, known, strict=True) if each is not None}) > 1:
+                found.append(Difference(kind, name, values))
+    found = [each for each in found if len(set(each.values)) > 1]
+    # What training changes in evaluations matters as much as an evaluation of its own kind, and comes before it.
+    leading = _leading_evaluations({each.name: each for each in found})
+    order = list(Kind)
+    return sorted(found, key=lambda each: order.index(Kind.EVALUATION if each.name in leading else each.kind))
+
+
+def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
+    """Return the keys of training sections that differ as the same keys of evaluation sections do.
+
+    An evaluation takes from training what its own section leaves out (`env.eval.task` from `env.train.task`), and a
+    resolved configuration holds both.
+    """
+    twins = {
+        name: ".".join("train" if word == "eval" else word for word in name.split("."))
+        for name, each in found.items()
+        if each.kind is Kind.EVALUATION
+    }
+    return {
+        twin
+        for name, twin in twins.items()
+        if name != twin and twin in found and found[twin].values == found[name].values
+    }
+
+
+def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def _flat(value: object, name: str = "") -> dict[str, str]:
+    """Return every single value by the dotted path of its key, as text."""
+    if isinstance(value, Mapping) and value:
+        found: dict[str, str] = {}
+        for key, each in cast("Mapping[Any, Any]", value).items():
+            found |= _flat(each, f"{name}.{key}" if name else str(key))
+        return found
+    if isinstance(value, list) and any(isinstance(each, (Mapping, list)) for each in cast("list[Any]", value)):
+        found = {}
+        for number, each in enumerate(cast("list[Any]", value)):
+            found |= _flat(each, f"{name}[{number}]")
+        return found
+    return {name: _text(cast("object", value))}
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _incidental(name: str) -> bool:
+    return any(name == key or name.startswith(f"{key}.") for key in _INCIDENTAL)
+
+
+def _of_key(name: str, values: Sequence[str | None]) -> Difference:
+    words = name.split(".")
+    kind = Kind.CONFIG
+    if name == "recipe":
+        kind = Kind.RECIPE
+    elif words[-1] == "seed" or words[-1].endswith("_seed"):
+        kind = Kind.SEEDS
+    elif any(word == "eval" or word.startswith(("val_", "eval_")) for word in words):
+        kind = Kind.EVALUATION
+    elif words[0] == "cluster":
+        kind = Kind.PLACEMENT
+    return Difference(kind, name, tuple(values))
+
+
+def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
+    """Return the result of a run by one metric, with its interval.
+
+    That of an evaluation is the one which was written with it (`<metric>_low`, `<metric>_high`), or for a share of
+    episodes Wilson's, by their number (`eval/episodes`). That of training is Student's for the mean of the last steps,
+    which depend on each other: a hint.
+
+    Args:
+        metric: its full name, as in `eval/success_at_end`.
+        steps: metrics of each step, in order.
+    """
+    found = [(step, each) for step, each in steps if math.isfinite(each.get(metric, math.nan))]
+    if not found:
+        return RunResult(metric, math.nan, 0)
+    step, metrics = found[-1]
+    space = metric.rpartition("/")[0]
+    if _is_evaluation(space):
+        low, high, count = interval_of(metric, metrics)
+        basis = "the last evaluation" if low is not None else ""
+        return RunResult(metric, metrics[metric], step, low, high, count, basis)
+    values = [each[metric] for _, each in found[-LAST_STEPS:]]
+    if len(values) < _FEWEST_STEPS:
+        return RunResult(metric, mean(values), step, count=len(values))
+    half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
+    center = mean(values)
+    return RunResult(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
+
+
+def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
+    """Return the 95 % interval of one evaluation's figure, and how many episodes it is the mean of; None: not known.
+
+    Args:
+        metric: its full name, below `eval/`; it has a value.
+        metrics: those of the same evaluation.
+    """
+    space, _, name = metric.rpartition("/")
+    low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
+    episodes = metrics.get(f"{space}/episodes")
+    count = int(episodes) if episodes else None
+    if low is None and name.startswith("success") and count:
+        low, high = wilson_interval(metrics[metric] * count, count)
+    return low, high, count
+
+
+def _is_evaluation(space: str) -> bool:
+    return space == "eval" or space.startswith("eval/")
+
+
+def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:
+    """Return how far the results of two sets of runs differ, and by how much they would by chance.
+
+    Runs of a set differ in nothing but seeds. With several in both sets the interval is Welch's of the two means; else
+    it is made of the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10), which
+    does not know how much other seeds would differ.
+    """
+    ours, theirs = [each.value for each in first], [each.value for each in second]
+    gap = mean(theirs) - mean(ours)
+    if len(ours) > 1 and len(theirs) > 1:
+        return ResultGap(gap, *_welch(ours, theirs), f"{len(ours)} and {len(theirs)} seeds")
+    a, b = first[0], second[0]
+    gap = b.value - a.value
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return ResultGap(gap, None, None, "a single value each; several seeds would show the noise")
+    low = gap - math.hypot(b.value - b.low, a.high - a.value)
+    high = gap + math.hypot(b.high - b.value, a.value - a.low)
+    return ResultGap(gap, low, high, f"{a.basis} of one run each; other seeds may differ more")
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the difference of two means (Welch, Biometrika 34, 1947)."""
+    parts = [_variance(values) / len(values) for values in (ours, theirs)]
+    gap, error = mean(theirs) - mean(ours), math.sqrt(sum(parts))
+    if error == 0:
+        return gap, gap
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
+    )
+    half = t_quantile(freedom) * error
+    return gap - half, gap + half
+
+
+def _variance(values: Sequence[float]) -> float:
+    center = mean(values)
+    return sum((value - center) ** 2 for value in values) / (len(values) - 1)

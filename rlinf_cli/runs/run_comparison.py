@@ -1,0 +1,178 @@
+"""The comparison of run folders for `rlinf compare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from rlinf_cli.live import labels
+from rlinf_cli.runs.metric_comparison import (
+    Difference,
+    Kind,
+    ResultGap,
+    RunResult,
+    differences,
+    result_of,
+    verdict,
+)
+from rlinf_cli.runs.provenance import read_provenance
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.files import read_text
+from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        label: its letter in tables.
+        runs: their folders.
+        results: of each run.
+        metrics: all metrics of each run.
+    """
+
+    label: str
+    runs: tuple[RunFolder, ...]
+    results: tuple[RunResult, ...]
+    metrics: tuple[Sequence[Metrics], ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of sets of runs.
+
+    Attributes:
+        metric: the result that is compared.
+        sets: the first one is what the others are compared with.
+        differences: between the sets; of one set, between its runs.
+        verdicts: of each set but the first; of one set with two runs, that of the second run.
+    """
+
+    metric: str
+    sets: tuple[RunSet, ...]
+    differences: tuple[Difference, ...]
+    verdicts: tuple[ResultGap, ...]
+
+
+def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison:
+    """Compare runs.
+
+    Args:
+        folders: two or more.
+        metric: the result that counts; None: that by which the first run's evaluations, else its steps, are judged.
+
+    Raises:
+        RunError: a run has no configuration or no such metric.
+    """
+    configs = [_config(folder) for folder in folders]
+    provenances = [read_provenance(folder.path) for folder in folders]
+    metrics = [read_metrics(folder.metrics_file) for folder in folders]
+    metric = metric or _judged_by(metrics)
+    results = [_result(folder, metric, lines) for folder, lines in zip(folders, metrics, strict=True)]
+    alike: list[list[int]] = []
+    for number in range(len(folders)):
+        for chosen in alike:
+            first = chosen[0]
+            found = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
+            # Where a run was made shapes its speed and not its result.
+            if all(each.kind in (Kind.SEEDS, Kind.MACHINE) for each in found):
+                chosen.append(number)
+                break
+        else:
+            alike.append([number])
+    sets = tuple(
+        RunSet(
+            chr(ord("A") + place) if place < 26 else str(place),
+            tuple(folders[number] for number in chosen),
+            tuple(results[number] for number in chosen),
+            tuple(metrics[number] for number in chosen),
+        )
+        for place, chosen in enumerate(alike)
+    )
+    compared = [chosen[0] for chosen in alike] if len(alike) > 1 else list(range(len(folders)))
+    between = differences([configs[number] for number in compared], [provenances[number] for number in compared])
+    if len(alike) > 1:
+        verdicts = tuple(verdict(sets[0].results, each.results) for each in sets[1:])
+    else:
+        # Seeds of one thing: each run is compared with the first, by what is known of a single run.
+        verdicts = tuple(verdict([results[0]], [each]) for each in results[1:])
+    return Comparison(metric, sets, tuple(between), verdicts)
+
+
+def draw(found: Comparison, path: Path) -> None:
+    """Draw the metric of all runs over each other; the ending of `path` says in which format.
+
+    Raises:
+        RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
+    """
+    from recipes.training.curve import require_matplotlib, save_figure, thinned
+
+    require_matplotlib("no curves were drawn")
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(8.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    palette: Any = colormaps["tab10"]
+    axes = figure.subplots()
+    for colour, each in enumerate(found.sets):
+        for run, lines in zip(each.runs, each.metrics, strict=True):
+            pairs = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+            points = [(step, value) for step, value in pairs if math.isfinite(value)]
+            if points:
+                steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
+                label, color = f"{each.label}  {run.path.name}", palette(colour % palette.N)
+                axes.plot(steps, values, label=label, color=color, linewidth=1.3)
+    axes.set_title(found.metric, fontsize=10)
+    axes.set_xlabel("step")
+    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    try:
+        save_figure(figure, [path])
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RunError("the curves cannot be written", where=str(path), why=why) from error
+
+
+def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
+    """Return the metric that all runs have and that people look at first."""
+    names = [{name for line in lines for name in line.metrics} for lines in metrics]
+    shared = names[0].intersection(*names[1:])
+    for space in ("eval", "env", "rollout"):
+        found = labels.headline_metric(shared, space)
+        if found is not None:
+            return found
+    raise RunError("the runs have no result in common", help="name a metric of theirs with `--metric`")
+
+
+def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResult:
+    found = result_of(metric, [(line.step, line.metrics) for line in lines])
+    if found.value != found.value:
+        raise RunError(
+            f"the run has no metric `{metric}`",
+            where=str(folder.metrics_file),
+            help="name one that all of the runs have with `--metric`",
+        )
+    return found
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    """Return the resolved configuration of a run as plain data."""
+    try:
+        reader: Any = YAML(typ="safe", pure=True)
+        data: Any = reader.load(read_text(folder.config_file))
+    except (OSError, YAMLError, RecursionError) as error:
+        raise RunError(
+            "the configuration of a run cannot be read", where=str(folder.config_file), why=str(error)
+        ) from None
+    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}

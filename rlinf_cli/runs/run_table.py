@@ -1,0 +1,207 @@
+"""The rows of `rlinf runs`: what is known of a run without its workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_cli.console import console
+from rlinf_cli.live import labels
+from rlinf_cli.runs.run_lookup import all_runs, outcome
+from rlinf_core.foreign.files import open_regular
+from rlinf_core.runners.metrics import Metrics, decode
+from rlinf_core.runners.storage.ownership import outside, why_not_own
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
+
+# Of a file of metrics, looked through from its end.
+_LAST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One row of the table: a run, its result and its size.
+
+    Attributes:
+        result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
+            where there is none.
+        value: that figure.
+        size: bytes of its folder, and of its checkpoints where they are elsewhere and its own.
+        elsewhere: the folder of its checkpoints where that is outside of its own folder.
+        elsewhere_size: bytes in there; 0 where it is not the run's own.
+        foreign: why that is not the run's own to delete; None where it is.
+        created: seconds since 1970.
+        ended: likewise, or None.
+    """
+
+    name: str
+    folder: Path
+    recipe: str
+    experiment: str
+    status: RunStatus
+    reason: str
+    step: int
+    result: str
+    value: float | None
+    evaluation: Metrics | None
+    created: float
+    ended: float | None
+    size: int
+    elsewhere: Path | None
+    elsewhere_size: int
+    foreign: str | None
+
+    def record(self) -> dict[str, Any]:
+        """Return the run as it is told in JSON."""
+        found = self.evaluation
+        metrics = (
+            {name: number if math.isfinite(number) else None for name, number in found.metrics.items()} if found else {}
+        )
+        evaluated = {name: number for name, number in sorted(metrics.items()) if name.startswith("eval/")}
+        return {
+            "name": self.name,
+            "folder": str(self.folder),
+            "recipe": self.recipe,
+            "experiment": self.experiment,
+            "status": str(self.status),
+            "reason": self.reason,
+            "step": self.step,
+            "result": {"name": self.result.split()[0], "value": self.value} if self.result else None,
+            "evaluation": {"step": found.step, "metrics": evaluated} if found else None,
+            "created": self.created,
+            "ended": self.ended,
+            "bytes": self.size,
+            "checkpoints_elsewhere": None
+            if self.elsewhere is None
+            else {
+                "folder": str(self.elsewhere),
+                "bytes": self.elsewhere_size,
+                "deleted_with_run": self.foreign is None,
+                "reason": self.foreign or "",
+            },
+        }
+
+
+def selected(
+    log_path: Path,
+    *,
+    statuses: Sequence[RunStatus] | None = None,
+    recipe: str | None = None,
+    among: Sequence[RunFolder] | None = None,
+) -> list[RunFolder]:
+    """Return the runs of a folder, or those of `among`, that have one of the statuses and are of the recipe."""
+    return [
+        run
+        for run in (all_runs(log_path) if among is None else among)
+        if (not statuses or outcome(run.state)[0] in statuses) and recipe in (None, run.state.recipe)
+    ]
+
+
+def rows_of(runs: Iterable[RunFolder]) -> list[RunRow]:
+    """Return the row of each run."""
+    return [_row(run) for run in runs]
+
+
+def _row(run: RunFolder) -> RunRow:
+    state = run.state
+    status, reason = outcome(state)
+    last, evaluated = newest_metrics(run.metrics_file)
+    headlines = labels.headlines(evaluated.metrics, "eval") if evaluated else []
+    if not headlines and last is not None:
+        headlines = labels.headlines(last.metrics, "env", "rollout")
+    word, figure = headlines[0] if headlines else ("", "")
+    elsewhere = outside(run.path, state)
+    elsewhere = elsewhere if elsewhere is not None and os.path.lexists(elsewhere) else None
+    foreign = why_not_own(run.path, state) if elsewhere is not None else None
+    # What is not the run's may be the whole machine.
+    elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
+    return RunRow(
+        name=run.path.name,
+        folder=run.path,
+        recipe=state.recipe,
+        experiment=state.experiment,
+        status=RunStatus(status),
+        reason=reason,
+        step=state.step,
+        result=f"{word} {figure}".strip(),
+        value=float(figure) if figure else None,
+        evaluation=evaluated,
+        created=state.created,
+        ended=state.ended,
+        size=_size(run.path) + elsewhere_size,
+        elsewhere=elsewhere,
+        elsewhere_size=elsewhere_size,
+        foreign=foreign,
+    )
+
+
+def runs_text(rows: Sequence[RunRow]) -> str:
+    """Return the table of runs."""
+    now = time.time()
+    cells = [
+        (row.name, row.recipe, row.status, str(row.step), row.result, age_text(now - row.created), size_text(row.size))
+        for row in rows
+    ]
+    return console.table(
+        ("run", "recipe", "status", "step", "result", "age", "size"), cells, right=(3, 5, 6), keep=(0, 2)
+    )
+
+
+def age_text(seconds: float) -> str:
+    """Return `40 s`, `12 min`, `5 h`, `3 d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def size_text(size: float) -> str:
+    """Return `12 kB`, `3.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{labels.figure(round(size, 1) if unit != 'B' else size)} {unit}"
+        size /= 1000
+    return f"{labels.figure(size)} TB"
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                found = os.lstat(os.path.join(root, name))
+            except OSError:
+                continue  # deleted meanwhile
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
+    """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
+
+    A file that cannot be read has none: the table shows the other runs.
+
+    Reads no more lines than it needs, from the end.
+    """
+    last: Metrics | None = None
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            content = file.read(_LAST_BYTES)
+    except OSError:
+        return None, None
+    for raw in reversed(content.splitlines(keepends=True)):
+        evaluated = b'"eval/' in raw
+        if last is not None and not evaluated:
+            continue
+        line = decode(raw)
+        last = last or line
+        if line is not None and evaluated:
+            return last, line
+    return last, None

@@ -1,0 +1,1 @@
+"""The process that orders a channel's items."""

@@ -1,0 +1,375 @@
+"""The broker of a channel: accepts what producers put, and delivers it to consumers.
+
+Everything happens in the reading thread, one message after another, and nothing in it blocks. A small item passes
+through as the bytes that it came in; a large one stays where it arrived, in shared memory wherever possible, and its
+consumer is told where that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from rlinf_core.channel import wire
+from rlinf_core.channel.broker.broker_clients import REMEMBERED, BrokerClient, ClientOpId, LostItem, Outbox, Payload
+from rlinf_core.channel.broker.memory_gate import MemoryGate
+from rlinf_core.channel.keyed_queue import KeyedQueue
+from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
+from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused
+from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.forwarder import ForwardMode
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.receiver import ServiceMessage
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import PackedError
+from rlinf_core.manager.wait_edges import ChannelView
+
+_log = logging.getLogger(__name__)
+_PLACES = {reason: place for place, reason in enumerate(wire.REASONS)}
+
+
+class Broker:
+    """The queues of one channel, and the service that its clients use through `endpoint`.
+
+    Args:
+        maxsize: how many items each key holds; 0 means any number.
+        gate: decides when it must not accept more; by default by the memory of the machine.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, maxsize: int = 0, gate: MemoryGate | None = None) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._outbox = Outbox(endpoint)
+        self._queue: KeyedQueue[Payload] = KeyedQueue(maxsize)
+        self._gate = MemoryGate() if gate is None else gate
+        # One thread reads; others enter when a message could not be sent, and for `view`.
+        self._lock = threading.RLock()
+        self._clients: dict[str, BrokerClient] = {}
+        self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
+        self._losses: deque[LostItem] = deque(maxlen=REMEMBERED)
+        self._closed_notice: bytes | None = None
+        self._asks: dict[int, Callable[[BrokerClient, RequestHeader, ServiceMessage], None]] = {
+            RequestKind.HELLO: self._hello,
+            RequestKind.PUT: self._put,
+            RequestKind.PUT_MANY: self._put_many,
+            RequestKind.ANNOUNCE: self._announce,
+            RequestKind.GET: self._get,
+            RequestKind.GET_BATCH: self._get_batch,
+            RequestKind.TAKEN: self._taken,
+            RequestKind.CANCEL: self._cancel,
+            RequestKind.CLOSE: self._close,
+            RequestKind.QUERY: self._question,
+        }
+        endpoint.serve(wire.REQUESTS, self._request)
+        endpoint.on_peer_lost(self._lost)
+
+    def view(self) -> ChannelView:
+        """Return what the manager needs to build the wait-for graph."""
+        with self._lock:
+            clients = list(self._clients.values())
+            dead = {error.address for error in self._dead_producers}
+            return ChannelView(
+                tuple(sorted({client.name for client in clients if client.produces} | dead)),
+                tuple(client.name for client in clients if client.consumes),
+                self._queue.maxsize,
+                {key: figures.depth for key, figures in self._queue.statistics().items() if figures.depth},
+            )
+
+    # Requests of clients
+
+    def _request(self, delivery: ServiceMessage) -> None:
+        stream = delivery.stream
+        request = wire.unpack_request(delivery.key)
+        with self._lock:
+            client = self._clients.get(stream.peer)
+            if client is None or client.incarnation != stream.incarnation:
+                client = self._admit(stream)
+            self._collect_receipts(client)
+            self._asks[request.ask](client, request, delivery)
+
+    def _admit(self, stream: PeerStream) -> BrokerClient:
+        if stream.peer in self._clients:
+            self._lost(stream.peer, "it was launched anew")
+        client = self._clients[stream.peer] = BrokerClient(stream)
+        return client
+
+    def _hello(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        shared = delivery.received.lease is not None
+        client.mailbox = BrokerMailbox(delivery.received, request.op_id) if shared else None
+        self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
+        if self._closed_notice is not None:
+            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+
+    def _put(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        client.produces = True
+        received = delivery.received
+        if client.cancelled and request.op_id in client.cancelled:
+            received.release()
+            return
+        payload = received if received.frame.sizes else received.frame.head
+        self._hold(_weigh(payload))
+        self._carry_out(
+            self._queue.put(
+                (client, request.op_id),
+                payload,
+                weight=delivery.weight,
+                key=request.key,
+                size=received.size,
+                producer=client,
+                now=time.monotonic(),
+                wait=request.wait,
+            )
+        )
+
+    def _put_many(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        client.produces = True
+        now = time.monotonic()
+        effects: list[Effect[Payload]] = []
+        for op_id, weight, payload in wire.unpack_puts(delivery.received.frame.head):
+            if client.cancelled and op_id in client.cancelled:
+                continue
+            self._hold(len(payload))
+            effects += self._queue.put(
+                (client, op_id), payload, weight=weight, key=request.key, size=len(payload), producer=client, now=now
+            )
+        self._carry_out(effects)
+
+    def _announce(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        client.produces = True
+        self._queue.announce((client, request.op_id), key=request.key, producer=client)
+
+    def _get(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        op_id, now = (client, request.op_id), time.monotonic()
+        self._consume(client, self._queue.get(op_id, key=request.key, consumer=client, now=now, wait=request.wait))
+
+    def _get_batch(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        op_id, key, now = (client, request.op_id), request.key, time.monotonic()
+        got = self._queue.get_batch(op_id, delivery.weight, key=key, consumer=client, now=now, wait=request.wait)
+        self._consume(client, got)
+
+    def _consume(self, client: BrokerClient, effects: Sequence[Effect[Payload]]) -> None:
+        client.consumes = True
+        self._carry_out(effects)
+        if self._dead_producers:
+            self._fail_orphans()
+
+    def _taken(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        self._carry_out(self._queue.taken((client, request.op_id), time.monotonic()))
+
+    def _cancel(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        effects = self._queue.cancel((client, request.op_id), time.monotonic())
+        if client.mailbox is not None:
+            client.mailbox.acks.drop(request.op_id)
+        # It may be a put that is still on its way behind this message.
+        client.cancelled.append(request.op_id)
+        for effect in effects:
+            if isinstance(effect, Refused) and not effect.why:
+                effect.why = self._state(request.key)
+        self._carry_out(effects or [Refused((client, request.op_id), Reason.CANCELLED)])
+
+    def _state(self, key: str) -> str:
+        depth, bound = self._queue.depth(key), self._queue.maxsize
+        if self._gate.closed:
+            return f"memory runs short on the channel's node, and it holds {self._gate.held} bytes"
+        if 0 < bound <= depth:
+            return f"the queue is full: it holds {depth} items of {bound}"
+        return f"the queue holds {depth} items" if depth else "the queue is empty"
+
+    def _collect_receipts(self, client: BrokerClient) -> None:
+        if client.mailbox is not None:
+            for op_id in client.mailbox.acks.collect():
+                self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
+
+    def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        for each in list(self._clients.values()):
+            self._collect_receipts(each)
+        self._carry_out(self._queue.close(time.monotonic()))
+        self._answer(client, ReplyKind.ANSWER, request.op_id, None)
+
+    def _question(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        answer: object
+        match delivery.weight:
+            case Query.DEPTH:
+                answer = self._queue.depth(request.key)
+            case Query.FULL:
+                answer = self._queue.full(request.key)
+            case Query.STATISTICS:
+                answer = self._queue.statistics()
+            case Query.LOSSES:
+                answer = list(self._losses)
+            case _:
+                self._send_items(client, request.op_id, self._queue.peek_all(request.key), ForwardMode.COPY)
+                return
+        self._answer(client, ReplyKind.ANSWER, request.op_id, answer)
+
+    # Effects
+
+    def _carry_out(self, effects: Sequence[Effect[Payload]], error: Exception | None = None) -> None:
+        """Reply to clients, and drop what nobody needs. A get that ends because of `error` raises it."""
+        accepted: dict[BrokerClient, list[int]] = {}
+        lost: list[LostItem] = []
+        for effect in effects:
+            if isinstance(effect, Accepted):
+                client, op_id = cast("ClientOpId", effect.op_id)
+                # A client that looks into its answer slot needs no message.
+                answers = None if client.mailbox is None else client.mailbox.answers
+                if answers is None or not answers.has_slot(op_id) or answers.write_answer(op_id):
+                    accepted.setdefault(client, []).append(op_id)
+        # Producers first: while a consumer is served, they make the next item.
+        for client, op_ids in accepted.items():
+            head = wire.pack_op_ids(op_ids) if len(op_ids) > 1 else b""
+            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
+        for effect in effects:
+            if isinstance(effect, Accepted):
+                continue
+            if isinstance(effect, Lost):
+                self._drop(effect.dropped)
+                lost.append(LostItem(cast("BrokerClient", effect.producer).name, effect.key))
+                continue
+            client, op_id = cast("ClientOpId", effect.op_id)
+            if isinstance(effect, Delivered):
+                self._send_items(client, op_id, effect.items, ForwardMode.LEND)
+            elif isinstance(effect, Acknowledged):
+                for item in effect.items:
+                    self._hold(-_weigh(item.payload))
+                    if isinstance(item.payload, ReceivedMessage):
+                        self._endpoint.release_lent(client.stream, item.payload)
+            else:
+                self._refuse(client, op_id, effect, error)
+        if lost:
+            self._report(lost)
+
+    def _answer(self, client: BrokerClient, say: ReplyKind, op_id: int, answer: object) -> None:
+        self._outbox.reply(client.stream, wire.pack_reply(say, op_id), pickle.dumps(answer))
+
+    def _send_items(
+        self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], handover: ForwardMode
+    ) -> None:
+        def failed(error: BaseException) -> None:
+            if isinstance(error, Exception) and not isinstance(error, WorkerDiedError):
+                with self._lock:
+                    self._carry_out(self._queue.cancel((client, op_id), time.monotonic()), error)
+
+        mailbox = client.mailbox if handover is ForwardMode.LEND else None
+        # On a closed channel others wait for this acknowledgement, so it must come by a message.
+        ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.acks.reserve(op_id)
+        if mailbox is not None and mailbox.answers.has_slot(op_id):
+            payload = items[0].payload
+            if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
+                if mailbox.answers.write_item(op_id, ack_slot, payload):
+                    self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.MAIL, op_id))
+                return
+        self._outbox.send_items(client.stream, op_id, items, ack_slot, handover, failed)
+
+    def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
+        self._drop(refused.dropped)
+        if error is not None and refused.reason is Reason.CANCELLED:
+            self._answer(client, ReplyKind.FAILED, op_id, PackedError.of(error))
+            return
+        key = wire.pack_reply(ReplyKind.REFUSED, op_id, _PLACES[refused.reason])
+        self._outbox.reply(client.stream, key, refused.why.encode())
+
+    def _report(self, lost: Sequence[LostItem]) -> None:
+        self._losses.extend(lost)
+        for loss, count in Counter(lost).items():
+            _log.warning(
+                "channel `%s`: %d items for key `%s` are lost, for their producer `%s` died before they were accepted",
+                self.name,
+                count,
+                loss.key,
+                loss.producer,
+            )
+
+    # The end
+
+    def announce_end(self) -> bool:
+        """Send all clients the closed notice if the channel has come to its end; return whether it has.
+
+        Then it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that is given
+        back by this process if its user dies.
+        """
+        with self._lock:
+            if not self._queue.drained or self._endpoint.answers_for_memory():
+                return False
+            self._closed_notice = pickle.dumps(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
+            for client in self._clients.values():
+                self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+            return True
+
+    # Memory
+
+    def run_maintenance(self) -> None:
+        """Do what no message triggers: collect acknowledgements and memory; to be called regularly."""
+        self._endpoint.collect()
+        with self._lock:
+            for client in self._clients.values():
+                self._collect_receipts(client)
+            if self._gate.look():
+                self._move_gate()
+
+    def _hold(self, nbytes: int) -> None:
+        if self._gate.add(nbytes):
+            self._move_gate()
+
+    def _move_gate(self) -> None:
+        closed = self._gate.closed
+        if closed:
+            _log.warning(
+                "channel `%s` holds %d bytes and memory runs short: producers wait until something is taken",
+                self.name,
+                self._gate.held,
+            )
+        self._carry_out(self._queue.hold_back(closed, time.monotonic()))
+
+    def _drop(self, payload: Payload | None) -> None:
+        if payload is not None:
+            self._hold(-_weigh(payload))
+        if isinstance(payload, ReceivedMessage):
+            payload.release()
+
+    # Lost clients
+
+    def _lost(self, name: str, reason: str) -> None:
+        with self._lock:
+            client = self._clients.pop(name, None)
+            if client is None:
+                return
+            self._collect_receipts(client)
+            self._carry_out(self._queue.remove(client, time.monotonic()))
+        if client.produces:
+            self._endpoint.explain_later(client.stream, reason, lambda error: self._producer_lost(client, error))
+
+    def _producer_lost(self, client: BrokerClient, error: Exception) -> None:
+        with self._lock:
+            died = error if isinstance(error, WorkerDiedError) else WorkerDiedError(client.name, cause=str(error))
+            self._dead_producers.append(died)
+            self._fail_orphans()
+
+    def _fail_orphans(self) -> None:
+        """Fail the gets that nobody can serve, since every known producer is dead."""
+        if not self._dead_producers or any(client.produces for client in self._clients.values()):
+            return
+        for op_id in self._queue.waiting_gets():
+            # What a batch had reserved goes back, and may be all that the next one needs.
+            if self._queue.waiting(op_id) is not None:
+                self._carry_out(self._queue.cancel(op_id, time.monotonic()), self._orphaned())
+
+    def _orphaned(self) -> WorkerDiedError:
+        last = self._dead_producers[-1]
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(one.address for one in self._dead_producers))
+        why = f"channel `{self.name}` holds too little, and all that ever put into it are dead: {names}"
+        return WorkerDiedError(
+            last.address, node=last.node, cause=f"{last.cause}; {why}" if last.cause else why, where=self.name
+        )
+
+
+def _weigh(payload: Payload) -> int:
+    """Return how many bytes of this process's own memory a payload takes."""
+    return payload.nbytes if isinstance(payload, ReceivedMessage) else len(payload)

@@ -1,0 +1,137 @@
+"""The clients of a broker, and the replies that it sends them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rlinf_core.channel import wire
+from rlinf_core.channel.mailbox import BrokerMailbox
+from rlinf_core.channel.queue_state import QueuedItem
+from rlinf_core.channel.wire import ReplyKind
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.forwarder import ForwardMode
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.work import Work
+from rlinf_core.waiting import OperationKind
+
+# How many losses, names of the dead and cancelled operations are remembered one by one.
+REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LostItem:
+    """An item that was on its way into a channel, under this key, when its producer died."""
+
+    producer: str
+    key: str
+
+
+class BrokerClient:
+    """One life of a process that uses the channel."""
+
+    __slots__ = ("cancelled", "consumes", "incarnation", "mailbox", "name", "produces", "stream")
+
+    def __init__(self, stream: PeerStream) -> None:
+        self.name = stream.peer
+        self.incarnation = stream.incarnation
+        self.stream = stream
+        self.produces = False
+        self.consumes = False
+        self.cancelled: deque[int] = deque(maxlen=REMEMBERED)
+        self.mailbox: BrokerMailbox | None = None
+
+
+# Clients count their op_ids each for itself.
+ClientOpId: TypeAlias = tuple[BrokerClient, int]
+
+
+# A packed item, or one that lies where it arrived.
+Payload: TypeAlias = bytes | bytearray | ReceivedMessage
+# A frame of packed items is sent when it has grown to this size.
+_FRAME = 256 << 10
+
+
+class Outbox:
+    """The sender of replies and items."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        # Nobody waits for a reply to be sent; a peer that is lost is told by other means.
+        self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
+        self._unwatched.finish(None)
+
+    def reply(self, stream: PeerStream, key: bytes, head: bytes | bytearray = b"") -> None:
+        if not self._endpoint.post(stream, wire.REPLIES, key, head):
+            self._endpoint.send_async(stream, Message(bytes(head), tag=wire.REPLIES, key=key), self._unwatched)
+
+    def send_items(
+        self,
+        stream: PeerStream,
+        op_id: int,
+        items: Sequence[QueuedItem[Payload]],
+        ack_slot: int,
+        handover: ForwardMode,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Send the items of one operation: packed ones together, large ones as they lie.
+
+        The consumer signs for them at `ack_slot`. `failed` is called, in whichever thread, when a large one could not
+        be sent.
+        """
+        count = len(items)
+        if count == 1 and not isinstance(items[0].payload, ReceivedMessage):
+            self.reply(stream, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
+            return
+        if not count:
+            self.reply(stream, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack_items(()))
+            return
+        run: list[bytes | bytearray] = []
+        size = 0
+        for index, item in enumerate(items):
+            payload = item.payload
+            if isinstance(payload, ReceivedMessage):
+                self._flush(stream, op_id, ack_slot, index, count, run)
+                size = 0
+                self._forward(
+                    stream, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, handover, failed
+                )
+                continue
+            run.append(payload)
+            size += len(payload)
+            if size >= _FRAME:
+                self._flush(stream, op_id, ack_slot, index + 1, count, run)
+                size = 0
+        self._flush(stream, op_id, ack_slot, count, count, run)
+
+    def _flush(
+        self, stream: PeerStream, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]
+    ) -> None:
+        """Send the packed items that stand just before place `end`."""
+        if run:
+            self.reply(
+                stream, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack_items(run)
+            )
+            run.clear()
+
+    def _forward(
+        self,
+        stream: PeerStream,
+        key: bytes,
+        received: ReceivedMessage,
+        handover: ForwardMode,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        work = self._endpoint.work(OperationKind.SEND, stream.peer)
+
+        def check() -> None:
+            error = work.exception()
+            if error is not None:
+                failed(error)
+
+        work.add_done_callback(check)
+        self._endpoint.forward(stream, received, work, tag=wire.REPLIES, key=key, handover=handover)

@@ -1,0 +1,1 @@
+"""A channel in a process that uses it."""

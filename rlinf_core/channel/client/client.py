@@ -1,0 +1,371 @@
+"""The client of a channel in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel import wire
+from rlinf_core.channel.backend import ChannelBackend
+from rlinf_core.channel.client.pending import AnyOperation, Pending
+from rlinf_core.channel.client.put_pipeline import PutPipeline, QueuedPut
+from rlinf_core.channel.handle import PutOperation, reaper
+from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
+from rlinf_core.channel.operation import ChannelOperation, ResultKind
+from rlinf_core.channel.queue_state import Reason
+from rlinf_core.channel.wire import Query, RequestKind
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import Resolver
+from rlinf_core.collective.messages.codec import Encoded
+from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.manager.worker_registry import CLOSED
+from rlinf_core.waiting import OperationKind
+
+# Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.
+_ANNOUNCED = 4 << 20
+
+
+class ChannelClient(ChannelBackend):
+    """The client of one channel, in one process; `address` is that of the channel's process."""
+
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, pending: Pending, name: str) -> None:
+        super().__init__(name)
+        self.address = WorkerAddress(name).get_child_address(0)
+        self._endpoint = endpoint
+        self._pending = pending
+        self.stream = endpoint.stream(me, self.address, resolver)
+        self._greeting = threading.Lock()
+        # The connection on which this client was registered with the broker.
+        self._greeted: object = None
+        self._maxsize = 0
+        self._pipelines: dict[str, PutPipeline] = {}
+        # Large puts that a thread still sends: later puts must go after them.
+        self._under_way = 0
+        self._lock = threading.Lock()
+
+    @property
+    def maxsize(self) -> int:
+        self.connect()
+        return self._maxsize
+
+    def connect(self, timeout: float | None = None) -> None:
+        if self._is_greeted():
+            return
+        with self._greeting:
+            if self._is_greeted():
+                return
+            # Until the channel has the new mailbox, answers come by message.
+            self._pending.mailboxes.pop(self.stream, None)
+            # By default, as long for the contact and again for the answer.
+            seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
+            hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, ResultKind.ANSWER, detached=False)
+            try:
+                self._greet(hello)
+                self._maxsize = cast("int", hello.wait())
+            except (WorkerDiedError, ChannelClosed) as error:
+                if not self._ended(error):
+                    raise
+            self._greeted = self.stream.outgoing.connection
+
+    def _greet(self, hello: AnyOperation) -> None:
+        message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(RequestKind.HELLO, hello.op_id))
+        work: Work[object] = Work(hello.kind, self.name, hello.seconds, self._endpoint.waits)
+        try:
+            mailbox = self._endpoint.share(self.stream, message, SIZE, work)
+        except BaseException as error:
+            hello.fail(error)
+            raise
+        if mailbox is not None:
+            self._pending.mailboxes[self.stream] = ClientMailbox(mailbox)
+
+    def _is_greeted(self) -> bool:
+        connection = self.stream.outgoing.connection
+        if connection is not None and self._greeted is connection and not connection.closed:
+            return True
+        return self._closed_notice is not None
+
+    # Operations
+
+    def put(
+        self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
+    ) -> ChannelOperation[None]:
+        encoded = self._endpoint.encode(item)
+        self.connect(timeout)
+        operation = self._begin(
+            OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached, use_slot=wait and not detached
+        )
+        if self._closed_notice is not None:
+            self._fail(operation, None)
+        elif detached:
+            self._put_in_pipeline(operation, encoded, weight, key)
+            operation.poller = self.stream.outgoing.connection
+        else:
+            self._issue(operation, lambda: self._put_in_turn(operation, encoded, weight, key, wait=wait))
+        return operation
+
+    def _put_in_turn(self, operation: AnyOperation, encoded: Encoded, weight: float, key: str, *, wait: bool) -> None:
+        pipeline = self._pipelines.get(key)
+        if pipeline is not None:
+            pipeline.flush()
+        if encoded.nbytes <= wire.SMALL:
+            self._send_small(operation, encoded, weight, wait=wait)
+        else:
+            self._send_large(operation, encoded, weight, wait=wait, detached=False)
+        operation.poller = self.stream.outgoing.connection
+
+    def get(
+        self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
+    ) -> ChannelOperation[Any]:
+        self.connect(timeout)
+        if batch_weight is None:
+            operation = self._begin(
+                OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached, use_slot=wait and not detached
+            )
+            self._issue(operation, lambda: self._ask(RequestKind.GET, operation, wait=wait))
+        else:
+            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
+            self._issue(operation, lambda: self._ask(RequestKind.GET_BATCH, operation, batch_weight, wait=wait))
+        return operation
+
+    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
+        self.connect(timeout)
+        shape = ResultKind.LIST if question is Query.PEEK else ResultKind.ANSWER
+        operation = self._begin(OperationKind.QUERY, key, timeout, shape, detached=False)
+        self._ask(RequestKind.QUERY, operation, question)
+        try:
+            return operation.wait()
+        except ChannelClosed:
+            return self._last_answer(question)
+
+    def close(self, timeout: float | None = None) -> None:
+        self.connect(timeout)
+        operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, ResultKind.ANSWER, detached=False)
+        self._ask(RequestKind.CLOSE, operation)
+        # It was closed before and has ended since.
+        with suppress(ChannelClosed):
+            operation.wait()
+
+    # Ends
+
+    def lost(self, reason: str) -> None:
+        self._pending.mailboxes.pop(self.stream, None)
+        for pipeline in list(self._pipelines.values()):
+            pipeline.drop()
+        operations = self._pending.take_all(self.name)
+        if self._closed_notice is not None:
+            for operation in operations:
+                self._fail(operation, None)
+        elif operations:
+            self._endpoint.explain_later(self.stream, reason, lambda error: self._fail_all(operations, error))
+
+    def _fail_all(self, operations: list[AnyOperation], error: Exception) -> None:
+        for operation in operations:
+            self._fail(operation, error)
+
+    @property
+    def _closed_notice(self) -> wire.ClosedNotice | None:
+        return self._pending.closed_notices.get(self.stream)
+
+    def _ended(self, error: BaseException | None) -> bool:
+        """Return whether the channel's process ended because the channel is closed and drained."""
+        if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
+            # A client that was not connected then has no statistics of it.
+            self._pending.closed_notices.setdefault(self.stream, wire.ClosedNotice({}, []))
+        return self._closed_notice is not None
+
+    def _fail(self, operation: AnyOperation, error: BaseException | None) -> bool:
+        """End an operation that will not be answered; return whether that is because the channel has ended."""
+        if not self._ended(error):
+            operation.fail(cast("BaseException", error))
+            return False
+        self._pending.forget(operation)
+        operation.refuse(Reason.CLOSED, "")
+        return True
+
+    def _last_answer(self, question: Query) -> Any:
+        closed_notice = self._closed_notice
+        match question:
+            case Query.DEPTH:
+                return 0
+            case Query.FULL:
+                return False
+            case Query.PEEK:
+                return []
+            case Query.STATISTICS:
+                return {} if closed_notice is None else closed_notice.statistics
+            case Query.LOSSES:
+                return [] if closed_notice is None else closed_notice.losses
+
+    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+        if operation.kind is OperationKind.CONNECT:
+            # There is nothing to undo at the channel.
+            self._pending.forget(operation)
+            return False
+        if self._pending.withdraw(operation):
+            words = wire.pack_request(RequestKind.CANCEL, operation.op_id, operation.packed_key)
+            if not self._endpoint.post(self.stream, wire.REQUESTS, words):
+                self._pending.forget(operation)
+                return False
+        return True
+
+    # Sending
+
+    def _begin(
+        self,
+        kind: OperationKind,
+        key: str,
+        timeout: float | None,
+        shape: ResultKind,
+        *,
+        detached: bool,
+        use_slot: bool = False,
+    ) -> AnyOperation:
+        """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
+        seconds = self._endpoint.seconds(timeout)
+        op_id, slots = self._pending.next_op_id(), None
+        mailbox = self._pending.mailboxes.get(self.stream) if use_slot else None
+        if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
+            op_id = mailbox.slots.reserve(op_id)
+            slots = mailbox.slots if slot_of(op_id) else None
+        make: type[ChannelOperation[Any]] = ChannelOperation
+        if detached:
+            reaper().start()
+            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        operation: AnyOperation = make(
+            op_id,
+            kind,
+            self.name,
+            key,
+            seconds,
+            shape,
+            self._withdraw,
+            self._endpoint.waits,
+            # A put pipeline publishes all of its puts as one operation.
+            detached=detached and kind is not OperationKind.PUT,
+            slots=slots,
+        )
+        self._pending.add(operation, detached=detached)
+        return operation
+
+    def _issue(self, operation: AnyOperation, send: Callable[[], None]) -> None:
+        """Send an operation, and look into its answer slot for a moment."""
+        try:
+            send()
+            self._pending.watch(self.stream, operation)
+        except BaseException:
+            # Interrupted: nobody will take its result.
+            operation.cancel()
+            raise
+        finally:
+            if operation.slots is not None:
+                operation.slots.client_done(operation.op_id)
+
+    def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
+        if self._closed_notice is not None:
+            self._fail(operation, None)
+            return
+        words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
+        if not self._endpoint.post(self.stream, wire.REQUESTS, words, b"", weight):
+            self._send(operation, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
+        operation.poller = self.stream.outgoing.connection
+
+    def _send_small(self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool) -> None:
+        words, head = wire.pack_request(RequestKind.PUT, operation.op_id, operation.packed_key, wait), _packed(encoded)
+        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+            self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+
+    def _send_large(
+        self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
+    ) -> None:
+        key = operation.packed_key
+        # Where there are no parts, the pickle stream is the body, since a body marks a large item.
+        limit = self._endpoint.settings.inline_limit if encoded.parts else 0
+        words = wire.pack_request(RequestKind.PUT, operation.op_id, key, wait)
+        message = Message.of(encoded, limit, tag=wire.REQUESTS, key=words, weight=weight)
+        if message.body_size >= _ANNOUNCED:
+            self._endpoint.post(
+                self.stream, wire.REQUESTS, wire.pack_request(RequestKind.ANNOUNCE, operation.op_id, key)
+            )
+        if detached:
+            self._send_in_background(operation, message)
+        else:
+            self._send(operation, message)
+
+    def _send(self, operation: AnyOperation, message: Message) -> None:
+        work: Work[object] = Work(operation.kind, self.name, operation.seconds, self._endpoint.waits, key=operation.key)
+        try:
+            self._endpoint.send(self.stream, message, work)
+        except CommunicationTimeoutError as late:
+            # If it was not sent, nothing is. If it was, the channel answers what became of it.
+            work.fail(late)
+            operation.expire(late)
+        except BaseException as error:
+            work.fail(error)
+            if not self._fail(operation, error):
+                raise
+
+    def _send_in_background(self, operation: AnyOperation, message: Message) -> None:
+        """Send in the background; a failure is that of the operation."""
+        work: Work[object] = Work(operation.kind, self.name, operation.seconds, key=operation.key)
+        operation.sending = work
+        with self._lock:
+            self._under_way += 1
+
+        def sent() -> None:
+            with self._lock:
+                self._under_way -= 1
+            error = work.exception()
+            if error is not None:
+                self._fail(operation, error)
+
+        work.add_done_callback(sent)
+        self._endpoint.send_async(self.stream, message, work)
+
+    # Asynchronous puts
+
+    def _put_in_pipeline(self, operation: AnyOperation, encoded: Encoded, weight: float, key: str) -> None:
+        item = _packed(encoded) if encoded.nbytes <= wire.SMALL else encoded
+        put = QueuedPut(operation, item, weight, encoded.nbytes)
+        while True:
+            pipeline = self._pipelines.get(key)
+            if pipeline is None:
+                with self._lock:
+                    pipeline = self._pipelines.get(key) or self._open_pipeline(key)
+            operation.pipeline = pipeline
+            if pipeline.add(put):
+                return
+
+    def _open_pipeline(self, key: str) -> PutPipeline:
+        operations = self._endpoint.waits.operations
+        serial = operations.begin(OperationKind.PUT, self.name, key, detached=True)
+
+        def idle() -> None:
+            operations.end(serial)
+            self._pipelines.pop(key, None)
+
+        pipeline = self._pipelines[key] = PutPipeline(self._send_run, idle)
+        return pipeline
+
+    def _send_run(self, run: Sequence[QueuedPut]) -> None:
+        first = run[0]
+        operation = first.operation
+        if isinstance(first.item, Encoded):
+            self._send_large(operation, first.item, first.weight, detached=True)
+            return
+        key = operation.packed_key
+        if len(run) == 1:
+            words, head, weight = wire.pack_request(RequestKind.PUT, operation.op_id, key), first.item, first.weight
+        else:
+            words, weight = wire.pack_request(RequestKind.PUT_MANY, operation.op_id, key), 0.0
+            head = wire.pack_puts([(put.operation.op_id, put.weight, cast("bytes", put.item)) for put in run])
+        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+            self._send_in_background(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+
+
+def _packed(encoded: Encoded) -> bytes:
+    return wire.pack_item(encoded.head, encoded.parts)

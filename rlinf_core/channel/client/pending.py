@@ -1,0 +1,202 @@
+"""The pending channel operations of this process."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from rlinf_core.channel import wire
+from rlinf_core.channel.handle import reaper
+from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
+from rlinf_core.channel.operation import ChannelOperation, Pipeline, let_go
+from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
+from rlinf_core.collective.connections.spin import spin
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.receiver import ServiceMessage
+from rlinf_core.failures import PackedError
+from rlinf_core.process import tracing
+from rlinf_core.waiting import OperationKind
+
+AnyOperation: TypeAlias = ChannelOperation[Any]
+# Long after this many seconds, a store of one processor is visible to all others.
+_VISIBLE_AFTER = 1e-3
+
+
+class Pending:
+    """The pending operations by id. Whoever removes one settles it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._op_ids = itertools.count(ID_STEP, ID_STEP)
+        self._open: dict[int, AnyOperation] = {}
+        # Operations that were withdrawn and that the channel has not answered yet.
+        self._withdrawn: dict[int, AnyOperation] = {}
+        # The mailboxes that are shared with the channel at the other end of each stream.
+        self.mailboxes: dict[PeerStream, ClientMailbox] = {}
+        # The closed notices of channels that have ended.
+        self.closed_notices: dict[PeerStream, ClosedNotice] = {}
+        self._table = lambda: self._open
+        endpoint.serve(wire.REPLIES, self._reply)
+        endpoint.on_close(self._fail_all)
+
+    def next_op_id(self) -> int:
+        return next(self._op_ids)
+
+    def add(self, operation: AnyOperation, *, detached: bool) -> None:
+        """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
+        self._open[operation.op_id] = operation
+        if detached:
+            reaper().watch(self._table)
+
+    def watch(self, stream: PeerStream, operation: AnyOperation) -> None:
+        """Look into the operation's answer slot for a moment, then request a message for its answer."""
+        slots, op_id = operation.slots, operation.op_id
+        if slots is None or operation.settled:
+            return
+        waits = self._endpoint.waits
+        waits.check()
+        # With tracing on, it waits as everything does.
+        seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
+        if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
+            waits.operations.passed(operation.kind)
+            self._unpack(stream, operation)
+            return
+        slots.request_wakeup(op_id)
+        if not slots.answered(op_id):
+            operation.wait_until(min(operation.deadline, time.monotonic() + _VISIBLE_AFTER), operation.seconds)
+        if slots.answered(op_id):
+            self._unpack(stream, operation)
+
+    def withdraw(self, operation: AnyOperation) -> bool:
+        """Move an operation to the withdrawn ones; return False when it has ended."""
+        op_id = operation.op_id
+        if op_id not in self._open:
+            return False
+        # First this one: a reply at this very moment must find it in one of the two.
+        self._withdrawn[op_id] = operation
+        if self._open.pop(op_id, None) is None:
+            self._withdrawn.pop(op_id, None)
+            return False
+        return True
+
+    def forget(self, operation: AnyOperation) -> None:
+        self._open.pop(operation.op_id, None)
+        self._withdrawn.pop(operation.op_id, None)
+
+    def take_all(self, channel: str) -> list[AnyOperation]:
+        taken: list[AnyOperation] = []
+        for operations in (self._open, self._withdrawn):
+            for op_id, operation in operations.copy().items():
+                if operation.target == channel and operations.pop(op_id, None) is not None:
+                    taken.append(operation)
+        return taken
+
+    def _fail_all(self, error: Exception) -> None:
+        for operations in (self._open, self._withdrawn):
+            for operation in operations.copy().values():
+                if operation.fail(error):
+                    # Seen: a put may have been accepted, so nobody is told that its item is lost.
+                    operation.exception()
+
+    # Replies of brokers, in the reading thread
+
+    def _reply(self, delivery: ServiceMessage) -> None:
+        reply = wire.unpack_reply(delivery.key)
+        say, op_id = reply.say, reply.op_id
+        head = delivery.received.frame.head
+        if say == ReplyKind.ACCEPTED:
+            self._accepted(wire.unpack_op_ids(head) if head else (op_id,))
+        elif say == ReplyKind.ITEM:
+            operation = self._open.pop(op_id, None)
+            if operation is not None:
+                self._note_size(delivery.stream, len(head) <= LARGEST)
+                self._taken(delivery.stream, operation, reply.ack_slot, (head,))
+        elif say == ReplyKind.MAIL:
+            operation = self._open.get(op_id)
+            if operation is not None:
+                self._unpack(delivery.stream, operation)
+        elif say == ReplyKind.LARGE:
+            self._note_size(delivery.stream, False)
+            self._some(delivery, reply, [delivery.received])
+        elif say == ReplyKind.ITEMS:
+            self._some(delivery, reply, wire.unpack_items(head))
+        elif say == ReplyKind.ENDED:
+            self.closed_notices[delivery.stream] = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+        else:
+            operation = self._take(op_id)
+            if operation is not None:
+                _end(operation, reply, head)
+
+    def _accepted(self, op_ids: tuple[int, ...]) -> None:
+        pipelines: dict[Pipeline, list[int]] = {}
+        for op_id in op_ids:
+            operation = self._take(op_id)
+            if operation is not None:
+                operation.finish(None)
+                pipeline = operation.pipeline
+                if pipeline is not None:
+                    pipelines.setdefault(pipeline, []).append(op_id)
+        for pipeline, ended in pipelines.items():
+            pipeline.ended(ended)
+
+    def _take(self, op_id: int) -> AnyOperation | None:
+        operation = self._open.pop(op_id, None)
+        return self._withdrawn.pop(op_id, None) if operation is None else operation
+
+    def _some(self, delivery: ServiceMessage, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
+        operation = self._open.get(reply.op_id)
+        if operation is None:
+            let_go(pieces)  # it was withdrawn
+        elif operation.add(reply.place, reply.total, pieces):
+            if self._open.pop(reply.op_id, None) is None:
+                let_go(pieces)
+            else:
+                self._taken(delivery.stream, operation, reply.ack_slot, operation.pieces)
+
+    def _note_size(self, stream: PeerStream, small: bool) -> None:
+        mailbox = self.mailboxes.get(stream)
+        if mailbox is not None:
+            mailbox.small = small
+
+    def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
+        if operation.slots is None or self._open.pop(operation.op_id, None) is None:
+            return  # it was withdrawn, or a message came first
+        if operation.kind is OperationKind.PUT:
+            operation.finish(None)
+        else:
+            ack_slot, item = operation.slots.read_item(operation.op_id)
+            self._taken(stream, operation, ack_slot, (item,))
+
+    def _taken(self, stream: PeerStream, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:
+        """Acknowledge the items before their consumer sees them: they cannot be redelivered any more."""
+        if not operation.claim():
+            # It was cancelled at this very moment, when it was already removed here.
+            let_go(pieces)
+            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
+            return
+        self._sign(stream, ack_slot, operation.op_id)
+        operation.arrive(pieces)
+
+    def _sign(self, stream: PeerStream, ack_slot: int, op_id: int) -> None:
+        mailbox = self.mailboxes.get(stream)
+        if ack_slot != NO_ACK_SLOT and mailbox is not None:
+            mailbox.acknowledge(ack_slot, op_id)
+        else:
+            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
+
+
+def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -> None:
+    if reply.say == ReplyKind.REFUSED:
+        operation.refuse(wire.REASONS[reply.place], head.decode())
+    elif reply.say == ReplyKind.FAILED:
+        packed = cast("PackedError", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+        operation.fail(packed.unpack())
+    else:
+        operation.arrive((head,))
+    if operation.pipeline is not None:
+        operation.pipeline.ended((operation.op_id,))

@@ -1,0 +1,235 @@
+"""The connection pool: one connection for each pair of endpoints, dialed by the side that needs it first."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from rlinf_core.collective.connections import handshake
+from rlinf_core.collective.connections.connection import Connection, ConnectionHandler
+from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
+from rlinf_core.collective.connections.listener import peer_credentials, tune_tcp
+from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.errors import AuthenticationError, RuntimeFailure
+
+_RETRY_AFTER = 0.2
+_DIAL_TIMEOUT = 5.0
+_UNIX_BUFFER = 1 << 20
+
+
+class UnreachableError(RuntimeFailure):
+    """No connection to an endpoint could be made.
+
+    Attributes:
+        gone: whether nothing listens there any more, so that its process has ended.
+    """
+
+    def __init__(self, message: str, *, gone: bool, why: str | None = None) -> None:
+        super().__init__(message, why=why)
+        self.gone = gone
+
+
+class ConnectionPool:
+    """The connections of one endpoint, by the incarnation of the other end."""
+
+    def __init__(
+        self,
+        info: EndpointInfo,
+        secret: ClusterSecret,
+        settings: Settings,
+        watcher: ConnectionHandler,
+        opened: Callable[[Connection], None],
+    ) -> None:
+        """Make an empty pool. `opened` is called for every new connection before anything is read from it."""
+        self._info = info
+        self._secret = secret
+        self._settings = settings
+        self._watcher = watcher
+        self._opened = opened
+        self._changed = threading.Condition()
+        self._established: dict[str, list[Connection]] = {}
+        # Endpoints that this one is dialing, and whether the socket is connected yet.
+        self._dialing: dict[str, bool] = {}
+        self._last_lost: dict[str, str] = {}
+
+    def all(self) -> list[Connection]:
+        with self._changed:
+            return [connection for group in self._established.values() for connection in group]
+
+    def inherited(self) -> list[Connection]:
+        """Return all connections without locking, for a forked child: another thread may have held the lock."""
+        return [connection for group in self._established.values() for connection in group]
+
+    def get(self, incarnation: str) -> Connection | None:
+        """Return the connection to an endpoint, if there is one."""
+        with self._changed:
+            return self._get(incarnation)
+
+    def connect(self, info: EndpointInfo, deadline: float) -> Connection:
+        """Return the connection to `info`, made when there is none.
+
+        Raises:
+            UnreachableError: there is none by the deadline, or nothing can be there.
+            AuthenticationError: whoever is there does not belong to this cluster.
+        """
+        peer = info.incarnation
+        trouble: UnreachableError | None = None
+        refused = False
+        retry_at = 0.0
+        while True:
+            with self._changed:
+                connection = self._get(peer)
+                if connection is not None:
+                    return connection
+                now = time.monotonic()
+                if now >= deadline or (trouble is not None and trouble.gone):
+                    raise trouble or UnreachableError(f"no connection to {info} in time", gone=False)
+                # Another thread dials, or the other side does: a peer that cannot be reached may still reach us.
+                if peer in self._dialing or now < retry_at:
+                    self._changed.wait(min(deadline - now, _RETRY_AFTER))
+                    continue
+                self._dialing[peer] = False
+            try:
+                trouble = self._dial(info, deadline)
+            except AuthenticationError:
+                # A peer that is killed during the handshake looks like a stranger; a second attempt tells them apart.
+                if refused:
+                    raise
+                refused = True
+            finally:
+                with self._changed:
+                    self._dialing.pop(peer, None)
+                    self._changed.notify_all()
+            retry_at = time.monotonic() + _RETRY_AFTER
+
+    def admit(self, sock: socket.socket, acceptance: Acceptance) -> None:
+        """Answer an authenticated dialer."""
+        dialer = acceptance.dialer
+        with self._changed:
+            verdict = self._judge(dialer)
+        try:
+            acceptance.answer(verdict, self._identity(dialer.incarnation, dialer.connection))
+        except OSError:
+            sock.close()
+            raise
+        if verdict is not Admission.WELCOME:
+            sock.close()
+            return
+        self._establish(dialer.connection, sock, dialer)
+
+    def forget(self, connection: Connection) -> bool:
+        """Remove a connection that is over; return whether it was in the pool."""
+        peer = connection.peer.incarnation
+        with self._changed:
+            group = self._established.get(peer, [])
+            if connection not in group:
+                return False
+            group.remove(connection)
+            if not group:
+                del self._established[peer]
+            self._last_lost[peer] = connection.name
+            return True
+
+    def _get(self, incarnation: str) -> Connection | None:
+        group = self._established.get(incarnation)
+        return next((one for one in group if not one.closed), None) if group else None
+
+    def _judge(self, dialer: PeerIdentity) -> Admission:
+        if dialer.seeks != self._info.incarnation:
+            return Admission.STALE
+        existing = self._get(dialer.incarnation)
+        if existing is not None:
+            # The other side may have noticed its loss before us.
+            return Admission.WELCOME if dialer.replaces == existing.name else Admission.DUPLICATE
+        # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
+        # may.
+        if self._dialing.get(dialer.incarnation) and self._info.incarnation < dialer.incarnation:
+            return Admission.DUPLICATE
+        return Admission.WELCOME
+
+    def _dial(self, info: EndpointInfo, deadline: float) -> UnreachableError | None:
+        """Dial once; return None when the caller should look for the connection at once."""
+        try:
+            sock = self._reach(info, deadline)
+        except OSError as error:
+            gone = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            return UnreachableError(f"{info} cannot be reached", gone=gone, why=error.strerror or str(error))
+        with self._changed:
+            self._dialing[info.incarnation] = True
+            replaces = self._last_lost.get(info.incarnation, "")
+        name = secrets.token_hex(8)
+        timeout = time.monotonic() + self._settings.handshake_timeout
+        try:
+            verdict, peer = handshake.dial(
+                sock, self._secret, self._identity(info.incarnation, name, replaces), min(deadline, timeout)
+            )
+        except (OSError, AuthenticationError) as error:
+            sock.close()
+            if isinstance(error, AuthenticationError):
+                raise
+            return UnreachableError(f"{info} does not answer", gone=False, why=error.strerror or str(error))
+        if verdict is Admission.WELCOME:
+            self._establish(name, sock, peer)
+            return None
+        sock.close()
+        if verdict is Admission.STALE:
+            return UnreachableError(f"{info} is another process by now", gone=True)
+        return UnreachableError(f"{info} did not dial back", gone=False)
+
+    def _reach(self, info: EndpointInfo, deadline: float) -> socket.socket:
+        if self._info.shares_host_with(info) and info.unix_path is not None:
+            try:
+                return self._reach_unix(info.unix_path)
+            except (PermissionError, FileNotFoundError):
+                # Two containers share a kernel, not a file system.
+                if os.path.isdir(os.path.dirname(info.unix_path)):
+                    raise
+        family = socket.AF_INET6 if ":" in info.tcp_host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            tune_tcp(sock, self._settings.socket_buffer)
+            sock.settimeout(max(0.01, min(_DIAL_TIMEOUT, deadline - time.monotonic())))
+            sock.connect((info.tcp_host, info.tcp_port))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _reach_unix(self, path: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_DIAL_TIMEOUT)
+            sock.connect(path)
+            if peer_credentials(sock)[1] != os.getuid():
+                raise PermissionError("the socket belongs to another user")
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _establish(self, name: str, sock: socket.socket, peer: PeerIdentity) -> None:
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
+        connection = Connection(name, sock, peer, self._watcher)
+        with self._changed:
+            self._established.setdefault(peer.incarnation, []).append(connection)
+            self._opened(connection)
+            self._changed.notify_all()
+
+    def _identity(self, seeks: str, connection: str, replaces: str = "") -> PeerIdentity:
+        return PeerIdentity(
+            incarnation=self._info.incarnation,
+            seeks=seeks,
+            connection=connection,
+            replaces=replaces,
+            pid=os.getpid(),
+            interpreter=sys.executable,
+            python=platform.python_version(),
+        )

@@ -1,0 +1,271 @@
+"""The arena: the shared memory that a process sends from, one capped segment that is recycled block by block.
+
+Fresh pages cost ten times what recycled ones do, so blocks are taken from the lowest free place, and pages beyond
+those in use before are only taken when the memory_budget of the machine and the control group allows.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import threading
+import time
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_core.collective.memory import memory_budget
+from rlinf_core.collective.memory.segment import (
+    CONTROL_SIZE,
+    FIRST_LEASE,
+    LEASES,
+    PAGE,
+    BlockLease,
+    LeaseState,
+    SharedSegment,
+)
+from rlinf_core.errors import PayloadError
+
+_SLICE = 0.1
+# The owner of blocks that were not sent yet, or stay here.
+LOCAL = "this process"
+
+
+@dataclass(slots=True, eq=False)
+class ArenaBlock:
+    """A piece of an arena, or of a segment of its own: whole pages, and a lease for each holder."""
+
+    segment: SharedSegment
+    offset: int
+    size: int
+    leases: tuple[int, ...]
+    standing: int = 0
+
+    def memory(self) -> memoryview:
+        return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
+
+    def lease(self, place: int = 0, private: bool = False) -> BlockLease:
+        return BlockLease(self.segment, self.offset, self.size, self.leases[place], private)
+
+
+@dataclass(slots=True)
+class _Holder:
+    block: ArenaBlock
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaUse:
+    """The memory use of an arena. Sizes in bytes.
+
+    Attributes:
+        committed: the pages that it has touched, and keeps.
+        holders: bytes by the name of who holds them.
+    """
+
+    capacity: int
+    used: int
+    committed: int
+    holders: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Arena:
+    """The shared memory of one process for its outgoing messages and for what it receives from other hosts."""
+
+    def __init__(
+        self, capacity: int, release_event: int, free_bytes: Callable[[], int] = memory_budget.free_bytes
+    ) -> None:
+        """`release_event` is an eventfd, borrowed, that receivers write when they give a block back."""
+        self._capacity = max(PAGE, capacity & -PAGE)
+        self._event = release_event
+        self._free_bytes = free_bytes
+        self._lock = threading.Lock()
+        self._free: list[tuple[int, int]] = [(CONTROL_SIZE, self._capacity)]
+        self._used = 0
+        self._top = CONTROL_SIZE
+        self._holders: dict[int, _Holder] = {}
+        self._next_lease = 0
+        self._gone: dict[str, Callable[[], bool]] = {}
+        self._segment: SharedSegment | None = None
+
+    @property
+    def segment(self) -> SharedSegment:
+        """The memory itself, made when first needed."""
+        if self._segment is None:
+            self._segment = new_segment(CONTROL_SIZE + self._capacity, os.dup(self._event))
+        return self._segment
+
+    def use(self) -> ArenaUse:
+        with self._lock:
+            self._reap()
+            holders: dict[str, int] = {}
+            for holder in self._holders.values():
+                holders[holder.owner] = holders.get(holder.owner, 0) + holder.block.size
+            return ArenaUse(self._capacity, self._used, self._top - CONTROL_SIZE, holders)
+
+    @property
+    def capacity(self) -> int:
+        """The most that it may hold, in bytes."""
+        return self._capacity
+
+    def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
+        """Return a block of at least `size` bytes with a lease for each of `owners`; None when there is no room now."""
+        size = (max(1, size) + PAGE - 1) & -PAGE
+        with self._lock:
+            # Reuse released blocks first: their pages are mapped already, and fresh ones cost ten times as much.
+            self._reap()
+            found = self._take(size, len(owners))
+            if found is None:
+                return None
+            offset, leases = found
+            block = ArenaBlock(self.segment, offset, size, leases, len(leases))
+            for lease, owner in zip(leases, owners, strict=True):
+                self._holders[lease] = _Holder(block, owner)
+                self.segment.mark(lease, LeaseState.HELD)
+            self._used += size
+            self.segment.publish_use(self._capacity, self._used)
+            return block
+
+    def wait_for_room(self, deadline: float) -> None:
+        """Wait until a receiver releases a block, at most a tenth of a second."""
+        poller = select.poll()
+        poller.register(self._event, select.POLLIN)
+        left = min(_SLICE, deadline - time.monotonic())
+        if left > 0 and poller.poll(left * 1000):
+            try:
+                os.eventfd_read(self._event)
+            except BlockingIOError:
+                return  # another thread read it; both look again
+
+    def cancel(self, block: ArenaBlock) -> None:
+        """Free a block that was never sent."""
+        if block.segment is not self._segment:
+            return  # spilled: it goes with its last reference
+        with self._lock:
+            for lease in block.leases:
+                self._free_lease(lease)
+            self.segment.publish_use(self._capacity, self._used)
+
+    def cancel_lease(self, block: ArenaBlock, place: int) -> None:
+        """Free the lease of one receiver that never heard of it."""
+        if block.segment is self._segment:
+            with self._lock:
+                self._free_lease(block.leases[place])
+                self.segment.publish_use(self._capacity, self._used)
+
+    def owner_lost(self, owner: str, is_dead: Callable[[], bool]) -> None:
+        """Free the leases of a receiver whose connection ended, once `is_dead()`: a dead process has no views."""
+        with self._lock:
+            if any(holder.owner == owner for holder in self._holders.values()):
+                self._gone[owner] = is_dead
+            self._reap()
+
+    def _take(self, size: int, leases: int) -> tuple[int, tuple[int, ...]] | None:
+        if len(self._holders) + leases > LEASES:
+            return None
+        for place, (offset, free) in enumerate(self._free):
+            if free < size:
+                continue
+            if not self._commit(offset + size):
+                return None
+            if free == size:
+                del self._free[place]
+            else:
+                self._free[place] = (offset + size, free - size)
+            return offset, tuple(self._take_lease() for _ in range(leases))
+        return None
+
+    def _take_lease(self) -> int:
+        index = self._next_lease
+        taken = self._holders
+        while index in taken or self.segment.memory[FIRST_LEASE + index] != LeaseState.FREE:
+            index = (index + 1) % LEASES
+        self.segment.mark(index, LeaseState.HELD)
+        self._next_lease = (index + 1) % LEASES
+        return index
+
+    def _commit(self, end: int) -> bool:
+        """Allocate the pages up to `end` now: a lack of memory at the first write would kill the process."""
+        if end <= self._top:
+            return True
+        if end - self._top > self._free_bytes():
+            return False
+        try:
+            os.posix_fallocate(self.segment.fd, self._top, end - self._top)
+        except OSError:
+            return False
+        self._top = end
+        return True
+
+    def _reap(self) -> None:
+        memory = self.segment.memory
+        found = memory.find(_RELEASED, FIRST_LEASE, CONTROL_SIZE)
+        before = self._used
+        while found >= 0:
+            self._free_lease(found - FIRST_LEASE)
+            found = memory.find(_RELEASED, found + 1, CONTROL_SIZE)
+        for owner in [owner for owner, is_dead in self._gone.items() if is_dead()]:
+            del self._gone[owner]
+            held = [lease for lease, holder in self._holders.items() if holder.owner == owner]
+            for lease in held:
+                if memory[FIRST_LEASE + lease] == LeaseState.HELD:
+                    self._free_lease(lease)
+        if self._used != before:
+            self.segment.publish_use(self._capacity, self._used)
+
+    def _free_lease(self, lease: int) -> None:
+        self.segment.mark(lease, LeaseState.FREE)
+        holder = self._holders.pop(lease, None)
+        if holder is None:
+            return
+        block = holder.block
+        block.standing -= 1
+        if not block.standing:
+            self._used -= block.size
+            self._give_back(block.offset, block.size)
+
+    def _give_back(self, offset: int, size: int) -> None:
+        free = self._free
+        insort(free, (offset, size))
+        place = free.index((offset, size))
+        if place + 1 < len(free) and free[place][0] + free[place][1] == free[place + 1][0]:
+            free[place] = (offset, free[place][1] + free[place + 1][1])
+            del free[place + 1]
+        if place and free[place - 1][0] + free[place - 1][1] == offset:
+            free[place - 1] = (free[place - 1][0], free[place - 1][1] + free[place][1])
+            del free[place]
+
+
+_RELEASED = bytes([LeaseState.RELEASED])
+
+
+def new_segment(size: int, release_event: int | None) -> SharedSegment:
+    """Return shared memory without a name, so that nothing can be left behind; it takes over `release_event`.
+
+    Raises:
+        PayloadError: the kernel gives none.
+    """
+    try:
+        fd = os.memfd_create("rlinf", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return SharedSegment(fd, secrets.randbits(63), release_event, owns_event=True)
+    except OSError as error:
+        raise PayloadError(f"no shared memory of {size} bytes", why=str(error)) from error
+
+
+def spill(size: int, owners: int, free_bytes: Callable[[], int] = memory_budget.free_bytes) -> ArenaBlock | None:
+    """Return a block in a segment of its own, for when the arena stays full; None when there is no memory for it.
+
+    It is not recycled: the memory is freed when the last process unmaps it.
+    """
+    size = (max(1, size) + PAGE - 1) & -PAGE
+    if size > free_bytes():
+        return None
+    segment = new_segment(CONTROL_SIZE + size, None)
+    try:
+        os.posix_fallocate(segment.fd, 0, CONTROL_SIZE + size)
+    except OSError:
+        return None
+    segment.publish_use(size, 0)
+    return ArenaBlock(segment, CONTROL_SIZE, size, tuple(range(owners)), owners)

@@ -1,0 +1,229 @@
+"""Received messages that are not decoded yet, and the receives that are posted for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from rlinf_core.collective.memory.segment import BlockLease
+from rlinf_core.collective.messages.codec import decode
+from rlinf_core.collective.messages.frame import Flag, Frame, layout
+from rlinf_core.collective.messages.payload import PartKind, copy_bytes, private_memory
+from rlinf_core.collective.messages.pipelined_copy import Growth
+from rlinf_core.collective.messages.torch_payload import TensorTarget
+from rlinf_core.collective.work import DecodedWork, WaitTable
+from rlinf_core.errors import MismatchError
+from rlinf_core.waiting import OperationKind
+
+# (kind, handle to device memory) -> the flat tensor of bytes that it stands for.
+Adopt = Callable[[int, memoryview], object]
+
+
+class ReceivedMessage:
+    """A received message. It is decoded once with `load`, forwarded, or dropped with `release`.
+
+    Attributes:
+        frame: the message's frame.
+        nbytes: the bytes that it takes of this process's own memory.
+        growth: the progress of its body, where its sender still writes it.
+    """
+
+    __slots__ = ("_body", "_lease", "frame", "growth", "nbytes")
+
+    def __init__(
+        self,
+        frame: Frame,
+        body: memoryview | None = None,
+        lease: BlockLease | None = None,
+        growth: Growth | None = None,
+    ) -> None:
+        self.frame = frame
+        self.growth = growth
+        self._body = body
+        self._lease = lease
+        self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
+
+    @property
+    def lease(self) -> BlockLease | None:
+        return self._lease
+
+    @property
+    def size(self) -> int:
+        return len(self.frame.head) + sum(self.frame.sizes)
+
+    def parts(self, *, keep: bool) -> list[memoryview]:
+        """Return the bytes of each part.
+
+        With `keep` they may be kept and written for as long as anybody likes; without, only until `release`.
+        """
+        frame = self.frame
+        if not frame.sizes:
+            return []
+        offsets, _ = layout(frame.sizes)
+        whole = self._whole(keep)
+        return [whole[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
+
+    def load(self, adopt: Adopt | None = None) -> object:
+        """Return the object that was sent.
+
+        Raises:
+            PayloadError: it cannot be rebuilt in this process; the message is gone all the same.
+        """
+        try:
+            buffers: list[memoryview] = self.parts(keep=True)
+            head: bytes | bytearray | memoryview = self.frame.head
+            if self.frame.flags & Flag.HEAD_IN_BODY:
+                head = buffers[0]
+                buffers = buffers[1:]
+                kinds = self.frame.kinds[1:]
+            else:
+                kinds = self.frame.kinds
+            return decode(head, adopted(kinds, buffers, adopt))
+        finally:
+            self._body = self._lease = None
+
+    def fill(self, target: TensorTarget, adopt: Adopt | None = None) -> None:
+        try:
+            if self.growth is not None:
+                self._follow(self.growth, target)
+                return
+            (source,) = adopted(self.frame.kinds, self.parts(keep=False), adopt)
+            target.fill(source)
+        finally:
+            self.release()
+
+    def _follow(self, growth: Growth, target: TensorTarget) -> None:
+        (source,) = self.parts(keep=False)
+        into = target.view()
+        done = 0
+        while done < source.nbytes:
+            there = growth.wait_beyond(done)
+            if into is not None:
+                copy_bytes(into[done:there], source[done:there])
+            done = there
+        if into is None:
+            target.fill(source)
+
+    def release(self) -> None:
+        """Drop the message undecoded."""
+        lease, self._lease, self._body = self._lease, None, None
+        if lease is not None:
+            lease.release()
+
+    def take_lease(self) -> BlockLease | None:
+        """Return the lease, which is the caller's from now on."""
+        lease, self._lease = self._lease, None
+        return lease
+
+    def body(self) -> memoryview:
+        """Return the whole body, until `release`."""
+        return self._whole(keep=False)
+
+    def _whole(self, keep: bool) -> memoryview:
+        lease = self._lease
+        if lease is None:
+            return self._body if self._body is not None else memoryview(b"")
+        if not keep:
+            return lease.peek()
+        if lease.segment.crowded() and not lease.private:
+            # A receiver that keeps what it receives must not fill the sender's memory.
+            copy = private_memory(lease.size)
+            copy_bytes(copy, lease.peek())
+            lease.release()
+            return copy
+        return lease.view()
+
+
+def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | None) -> Sequence[object]:
+    """Return the buffers, with those that are handles to device memory replaced by what they stand for."""
+    if adopt is None or not any(kinds):
+        return buffers
+    return [
+        buffer if kind == PartKind.HOST else adopt(kind, buffer) for kind, buffer in zip(kinds, buffers, strict=True)
+    ]
+
+
+T = TypeVar("T")
+
+
+class PostedReceive(DecodedWork[T], Generic[T]):
+    """A receive that was issued.
+
+    Attributes:
+        buffer: the buffer that `recv_tensor` fills, or None for `recv`.
+        filled: whether the connection wrote the body straight into that buffer.
+    """
+
+    __slots__ = ("_opener", "buffer", "filled")
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        source: str,
+        seconds: float,
+        opener: Callable[[ReceivedMessage, bool], T],
+        waits: WaitTable | None = None,
+        *,
+        detached: bool = False,
+        target: TensorTarget | None = None,
+    ) -> None:
+        """`opener(received, filled)` makes the result.
+
+        It must not refer to this handle: in a cycle, a large message would stay until the next garbage collection.
+        """
+        super().__init__(kind, source, seconds, waits, detached=detached)
+        self.buffer = target
+        self.filled = False
+        self._opener = opener
+
+    def arrive(self, received: ReceivedMessage) -> bool:
+        """Take a message that is here or still being written; return whether this receive still wanted it."""
+        growth = received.growth
+        if growth is not None:
+            growth.expect(self.seconds, self.since)
+            if self.serial is not None and not self._done:
+                # The operation is asynchronous: nothing that is asked of its handle may block.
+                growth.when_ended(lambda: self._complete(received, growth))
+                return True
+        return self._settle(received, None)
+
+    def _complete(self, received: ReceivedMessage, growth: Growth) -> None:
+        settled = self.fail(growth.error) if growth.error is not None else self._settle(received, None)
+        if growth.error is not None or not settled:
+            received.release()
+
+    def _decode(self, value: ReceivedMessage) -> T:
+        return self._opener(value, self.filled)
+
+
+def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
+    # The last bracket opens the shape; a dtype may hold others, as in `<M8[s]`.
+    return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
+
+
+def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: str) -> MismatchError | None:
+    """Return why a message does not fit a receive, or None when it does."""
+    frame, target = received.frame, posted.buffer
+    is_tensor = bool(frame.flags & Flag.TENSOR)
+    sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
+    if target is None:
+        if not is_tensor:
+            return None
+        return MismatchError(
+            f"{sent} with `send_tensor`", "an object: it called `recv`", where=where, help="pair it with `recv_tensor`"
+        )
+    if not is_tensor:
+        return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
+    size = frame.sizes[0]
+    if any(frame.kinds):
+        # A handle has a size of its own: what it stands for has that of its shape.
+        size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
+    if fits(target.dtype, target.nbytes, sent, size):
+        return None
+    return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
+
+
+def _elements(dtype_and_shape: str) -> int:
+    shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
+    return math.prod(map(int, shape.split(","))) if shape else 1

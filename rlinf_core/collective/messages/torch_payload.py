@@ -1,0 +1,279 @@
+"""The codec of tensors: their bytes out of band, whatever their dtype, device and strides.
+
+The one file of the data plane that imports torch, and only when a process holds a tensor or receives one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from rlinf_core.collective.messages.payload import DeviceExport, HostPart, Part, copy_bytes
+from rlinf_core.collective.messages.pinned import PinnedStager, flat_bytes
+from rlinf_core.collective.messages.tensor_checks import (
+    check_array,
+    check_memory,
+    check_separate,
+    check_tensor,
+    dtype_words,
+)
+from rlinf_core.errors import PayloadError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class TensorPart(Part):
+    """The bytes of a tensor, in C order."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        check_memory(tensor)
+        self._tensor = tensor.detach()
+        self.nbytes = tensor.numel() * tensor.element_size()
+
+    def view(self) -> memoryview | None:
+        tensor = self._tensor
+        if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            return None
+        # The part holds the tensor, and whoever uses the view holds the part.
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+    def copy_into(self, target: memoryview) -> None:
+        import torch
+
+        if not self.nbytes:
+            return
+        ready = self.view()
+        if ready is not None:
+            copy_bytes(target, ready)
+            return
+        tensor = self._tensor
+        if tensor.device.type == "cuda":
+            _stager().copy_off(flat_bytes(tensor), target)
+            return
+        torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
+
+
+@functools.cache
+def _stager() -> PinnedStager:
+    return PinnedStager()
+
+
+class TorchPickler(pickle.Pickler):
+    """Pickles with every dense tensor taken out of band."""
+
+    def __init__(self, stream: io.BytesIO, parts: list[Part], export: DeviceExport | None = None) -> None:
+        # A closure over lists, not a bound method: a cycle through the pickler would keep the tensors alive.
+        placeholders: dict[int, Part] = {}
+
+        def add(buffer: pickle.PickleBuffer) -> None:
+            part = placeholders.pop(id(buffer), None)
+            parts.append(HostPart(buffer.raw()) if part is None else part)
+
+        super().__init__(stream, protocol=5, buffer_callback=add)
+        self._placeholders = placeholders
+        self._export = export
+
+    def reducer_override(self, obj: Any) -> Any:
+        import torch
+
+        if not isinstance(obj, torch.Tensor):
+            return NotImplemented
+        kind: type[torch.Tensor] = type(obj)
+        dense = obj.layout is torch.strided and not obj.is_quantized and obj.device.type != "meta"
+        if not dense or kind not in (torch.Tensor, torch.nn.Parameter):
+            return NotImplemented
+        part = self._export(obj) if self._export is not None else None
+        # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
+        placeholder = pickle.PickleBuffer(bytearray())
+        self._placeholders[id(placeholder)] = TensorPart(obj) if part is None else part
+        device = (obj.device.type, obj.device.index)
+        arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
+        if kind is torch.nn.Parameter:
+            return rebuild_parameter, (*arguments, obj.requires_grad)
+        return rebuild_tensor, arguments
+
+
+def rebuild_tensor(
+    buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None]
+) -> torch.Tensor | np.ndarray[Any, Any]:
+    """Return the tensor whose bytes are `buffer`, on a device of this process; a numpy array where torch is missing.
+
+    Raises:
+        PayloadError: there is no torch, and numpy has no such dtype.
+    """
+    try:
+        import torch
+    except ImportError:
+        return _rebuild_array(buffer, dtype, shape)
+    kind = cast("torch.dtype", getattr(torch, dtype))
+    if isinstance(buffer, torch.Tensor):
+        flat = buffer.view(kind)
+    elif memoryview(buffer).nbytes:
+        flat = torch.frombuffer(buffer, dtype=kind)
+    else:
+        flat = torch.empty(0, dtype=kind)
+    tensor = flat.reshape(shape)
+    return tensor if device[0] == "cpu" else tensor.to(_local_device(torch, *device))
+
+
+def rebuild_parameter(
+    buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None], requires_grad: bool
+) -> object:
+    """Return a parameter of a module, see `rebuild_tensor`."""
+    data = rebuild_tensor(buffer, dtype, shape, device)
+    torch = sys.modules.get("torch")
+    return data if torch is None else torch.nn.Parameter(data, requires_grad)
+
+
+def _local_device(torch: Any, kind: str, index: int | None) -> torch.device:
+    """Return the device of the same number where there is one, else the current one, else the host.
+
+    Each process may see its own accelerator as number 0.
+    """
+    module = getattr(torch, kind, None)
+    if module is None or not module.is_available():
+        return torch.device("cpu")
+    return torch.device(kind, index if index is not None and index < module.device_count() else module.current_device())
+
+
+def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    try:
+        import numpy as np
+    except ImportError:
+        raise PayloadError(
+            f"a tensor arrived, but `{sys.executable}` has neither torch nor numpy", help="install one of them there"
+        ) from None
+    try:
+        return np.frombuffer(buffer, dtype=np.dtype(dtype)).reshape(shape)
+    except TypeError:
+        raise PayloadError(
+            f"a tensor of dtype `{dtype}` arrived, but `{sys.executable}` has no torch, and numpy has no such dtype",
+            help="install torch there, or send `float32`",
+        ) from None
+
+
+class TensorTarget:
+    """A buffer that `recv_tensor` fills: a torch tensor or a numpy array.
+
+    Attributes:
+        dtype: what its bytes mean, see `dtype_words`; the same in torch and numpy.
+    """
+
+    def __init__(self, buffer: torch.Tensor | np.ndarray[Any, Any]) -> None:
+        """Take a buffer.
+
+        Raises:
+            PayloadError: it is neither, or cannot be filled: read-only, without memory, or its elements share it.
+        """
+        self.buffer = buffer
+        self._tensor = _as_tensor(buffer)
+        self.nbytes: int
+        self.dtype: str
+        # Whether received bytes can be copied there as they are, into one piece of host memory.
+        self._plain: bool
+        if self._tensor is not None:
+            tensor = self._tensor
+            check_tensor(tensor, "recv_tensor")
+            check_memory(tensor)
+            contiguous = tensor.is_contiguous()
+            if not contiguous:
+                check_separate(tensor.shape, tensor.stride())
+            self._plain = contiguous and tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg())
+            self.nbytes = tensor.numel() * tensor.element_size()
+            self.dtype = str(tensor.dtype).removeprefix("torch.")
+        else:
+            numpy = sys.modules.get("numpy")
+            if numpy is None or not isinstance(buffer, numpy.ndarray):
+                raise PayloadError(f"`recv_tensor` fills a tensor or an array, not a `{type(buffer).__name__}`")
+            array = cast("np.ndarray[Any, Any]", buffer)
+            check_array(array, "recv_tensor")
+            self._plain = array.flags.c_contiguous
+            if not array.flags.writeable:
+                raise PayloadError(
+                    "`recv_tensor` cannot fill a read-only array", help="receive into a copy: `array.copy()`"
+                )
+            if not self._plain:
+                check_separate(array.shape, array.strides, array.itemsize)
+            # Some subclasses, as `numpy.matrix`, have no flat bytes.
+            self._array = array.view(numpy.ndarray)
+            self.nbytes = array.nbytes
+            self.dtype = dtype_words(array.dtype)
+        self.shape = tuple(int(size) for size in buffer.shape)
+
+    def __str__(self) -> str:
+        return describe(self.dtype, self.shape)
+
+    def view(self) -> memoryview | None:
+        """Return the memory to fill where it lies in one piece on the host, else None."""
+        if not self._plain:
+            return None
+        if self._tensor is not None:
+            return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._tensor.data_ptr())).cast("B")
+        return _bytes_of(self._array)
+
+    def fill(self, source: Any) -> None:
+        """Copy the bytes `source` (or a flat tensor of bytes on a device) into the buffer."""
+        if not self.nbytes:
+            return
+        on_host = isinstance(source, memoryview)
+        target = self.view() if on_host else None
+        if target is not None:
+            copy_bytes(target, cast("memoryview", source))
+        elif self._tensor is not None:
+            import torch
+
+            kind = self._tensor.dtype
+            flat = torch.frombuffer(source, dtype=kind) if on_host else source.view(kind)
+            # A tensor that was made in inference mode can only be changed in it.
+            with torch.no_grad(), torch.inference_mode(self._tensor.is_inference()):
+                self._tensor.detach().copy_(flat.view(self.shape))
+        else:
+            import numpy as np
+
+            array = self._array
+            data = cast("Any", source if on_host else source.cpu().numpy())
+            np.copyto(array, np.frombuffer(data, dtype=array.dtype).reshape(self.shape))
+
+
+def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExport | None) -> tuple[bytes, Part]:
+    """Return the words and the bytes of one tensor for `send_tensor`.
+
+    Raises:
+        PayloadError: it is neither a tensor nor an array, or not just its bytes: sparse, quantized, of objects.
+    """
+    ours = _as_tensor(tensor)
+    if ours is not None:
+        check_tensor(ours, "send_tensor")
+        part = export(ours) if export is not None else None
+        words = describe(str(ours.dtype).removeprefix("torch."), tuple(ours.shape))
+        return words.encode(), TensorPart(ours) if part is None else part
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(tensor, numpy.ndarray):
+        raise PayloadError(
+            f"`send_tensor` takes a tensor or an array of numbers, not a `{type(tensor).__name__}`", help="use `send`"
+        )
+    check_array(cast("np.ndarray[Any, Any]", tensor), "send_tensor")
+    array = cast("np.ndarray[Any, Any]", numpy.ascontiguousarray(tensor))
+    return describe(dtype_words(array.dtype), tuple(array.shape)).encode(), HostPart(_bytes_of(array))
+
+
+def _as_tensor(obj: object) -> torch.Tensor | None:
+    """Return `obj` if it is a tensor; a process that has not imported torch has none."""
+    module = sys.modules.get("torch")
+    return cast("torch.Tensor", obj) if module is not None and isinstance(obj, module.Tensor) else None
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    # Elements may be empty text, which has no bytes to look at.
+    return memoryview(cast("Any", array.reshape(-1).view("uint8"))) if array.nbytes else memoryview(b"")
+
+
+def describe(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return a dtype and a shape as text: `float32[4, 2]`."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"

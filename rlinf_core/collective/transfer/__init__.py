@@ -1,0 +1,1 @@
+"""The transfer of messages over connections: sending, receiving, forwarding, streams to peers."""

@@ -1,0 +1,212 @@
+"""Passing on what has arrived, as a channel does: without a copy where both sides share memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.memory.segment import BlockLease, LeaseState
+from rlinf_core.collective.messages.frame import Flag, FrameKind, SharedPlace
+from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message, PlaceholderPart
+from rlinf_core.collective.messages.payload import HostPart
+from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.sender import Sender
+from rlinf_core.collective.transfer.shared_memory import descriptors
+from rlinf_core.collective.work import Work
+
+# Released leases are removed whenever the table has grown by about this many.
+_SWEEP_AT = 4096
+
+
+class ForwardedLeases:
+    """The leases on other processes' memory that this process forwarded and that are not released yet.
+
+    Attributes:
+        mark: the value of these leases' bytes, which tells them from those that others forwarded.
+    """
+
+    def __init__(self) -> None:
+        self.mark = random.randint(LeaseState.FIRST_MARK, 255)
+        self._lock = threading.Lock()
+        # By segment and index, which are reused: the latest receiver holds the lease.
+        self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
+        self._departed: set[Connection] = set()
+        self._sweep_at = _SWEEP_AT
+
+    def remember(self, lease: BlockLease, connection: Connection) -> None:
+        with self._lock:
+            self._held[lease.segment.identity, lease.index] = (lease, connection)
+            if connection.closed:
+                self._departed.add(connection)
+            if len(self._held) >= self._sweep_at:
+                self._sweep()
+
+    def lost(self, connection: Connection) -> None:
+        """Release what the other side of a connection that ended holds, once that process is dead."""
+        with self._lock:
+            self._departed.add(connection)
+        self.collect()
+
+    def collect(self) -> None:
+        """Release what dead processes held; a process that merely disconnected may still use it."""
+        with self._lock:
+            # Released leases keep their owner's memory mapped for nothing.
+            self._sweep()
+            if not self._departed:
+                return
+            left = {connection for _, connection in self._held.values()}
+            dead = {one for one in self._departed if one.peer_is_dead()}
+            for lease, holder in self._held.values():
+                if holder in dead:
+                    lease.reclaim(self.mark)
+            self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
+            self._departed = (self._departed & left) - dead
+
+    def outstanding(self) -> bool:
+        with self._lock:
+            self._sweep()
+            return bool(self._held)
+
+    def _sweep(self) -> None:
+        self._held = {key: held for key, held in self._held.items() if held[0].forwarded_by(self.mark)}
+        self._sweep_at = 2 * len(self._held) + _SWEEP_AT
+
+
+# The flags of a message that still hold when it is forwarded.
+_LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
+
+
+class ForwardMode(Enum):
+    """The ownership of a message that is forwarded."""
+
+    MOVE = "give"  # it is the other side's
+    LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on anew
+    COPY = "copy"  # it stays, and the other side gets a copy
+
+
+class Forwarder:
+    """The part of an endpoint that sends received messages on."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.forwards = ForwardedLeases()
+
+    def forward(
+        self,
+        stream: PeerStream,
+        received: ReceivedMessage,
+        work: Work[object],
+        handover: ForwardMode,
+        *,
+        tag: int,
+        key: bytes,
+        weight: float,
+    ) -> None:
+        """Pass a message on in the background; `work` finishes when that is done."""
+        message = _outline(received, tag=tag, key=key, weight=weight)
+
+        def at_once() -> bool:
+            connection = self._sender.ready_connection(stream)
+            body = None if connection is None else self._pass_on(received, connection, handover)
+            if connection is None or body is None:
+                return False
+
+            def write() -> bool:
+                return self._sender.write_now(stream, connection, message, body, None)
+
+            return self._hand_over(received, connection, body, handover, write)
+
+        try:
+            if stream.outgoing.run_at_once(at_once):
+                work.finish(None)
+                return
+        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+            work.fail(error)
+            return
+        stream.outgoing.queue(lambda: self._forward(stream, received, message, work, handover), work)
+
+    def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        lease = received.take_lease()
+        connection = stream.outgoing.connection
+        if lease is None or connection is None:
+            return
+        if lease.forwarded:
+            self.forwards.remember(lease, connection)
+        else:
+            lease.release()
+
+    def _forward(
+        self, stream: PeerStream, received: ReceivedMessage, message: Message, work: Work[object], handover: ForwardMode
+    ) -> None:
+        connection = self._sender.connect(stream, work)
+        if connection is None and handover is ForwardMode.MOVE:
+            self._sender.hand_over(
+                stream,
+                ReceivedMessage(
+                    message.frame(FrameKind.MESSAGE, 0, 0, EncodedBody()), received.body(), received.take_lease()
+                ),
+            )
+            return
+        body = None if connection is None else self._pass_on(received, connection, handover)
+        if connection is not None and body is not None:
+
+            def write() -> bool:
+                self._sender.write(stream, connection, message, body, work, None)
+                return True
+
+            self._hand_over(received, connection, body, handover, write)
+            return
+        message.parts = [
+            HostPart(view, kind) for view, kind in zip(received.parts(keep=False), received.frame.kinds, strict=True)
+        ]
+        self._sender.transmit(stream, message, work, None)
+        if handover is ForwardMode.MOVE:
+            received.release()
+
+    def _pass_on(self, received: ReceivedMessage, connection: Connection, handover: ForwardMode) -> EncodedBody | None:
+        """Return the encoded body of a received message where it needs no copy, else None."""
+        frame, lease = received.frame, received.lease
+        if lease is None and frame.body_size <= self._sender.limit:
+            buffers: list[Bytes] = [received.body()] if frame.body_size else []
+            return EncodedBody(buffers=buffers, size=frame.body_size)
+        if lease is None or lease.private or handover is ForwardMode.COPY or not connection.shares_memory:
+            return None
+        segment = lease.segment
+        flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
+        place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
+        return EncodedBody(flags, place, fds=descriptors(segment))
+
+    def _hand_over(
+        self,
+        received: ReceivedMessage,
+        connection: Connection,
+        body: EncodedBody,
+        handover: ForwardMode,
+        write: Callable[[], bool],
+    ) -> bool:
+        """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
+        lease = received.lease if body.place is not None else None
+        if lease is not None:
+            lease.forward(self.forwards.mark)
+        done = False
+        try:
+            done = write()
+        finally:
+            if done and handover is ForwardMode.MOVE:
+                received.take_lease()
+                if lease is not None:
+                    self.forwards.remember(lease, connection)
+            elif not done and lease is not None:
+                lease.keep()
+        return done
+
+
+def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:
+    """Return a message with the header fields of a received one; its bytes are in the encoded body, or added later."""
+    frame = received.frame
+    parts = [PlaceholderPart(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
+    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)

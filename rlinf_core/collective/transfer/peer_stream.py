@@ -1,0 +1,375 @@
+"""The two directions between one local address and one remote address, each ordered by itself.
+
+Incoming messages and posted receives are matched in the order in which each was issued. Outgoing messages leave in the
+order of issue, sent by the calling thread where it may block, else by a thread of the stream that lives while there
+is something to send.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
+from rlinf_core.collective.messages.frame import Flag, Frame
+from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage, find_mismatch, fits
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
+
+_DRAIN_SLICE = 0.005
+# Unraised mismatches kept for each peer. Each is logged as well.
+_MISMATCHES_KEPT = 64
+AnyReceive = PostedReceive[object]
+
+
+class MessageSource(ABC):
+    """The origin of a message, to which it is acknowledged."""
+
+    @abstractmethod
+    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
+        """Acknowledge that a receive took the message, or why it did not fit. Must not block."""
+
+    def queued(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
+        """Record that the message waits for a receive."""
+
+    def taken(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
+        """Record that a message that waited was taken."""
+
+
+class ReceiveQueue:
+    """The messages of one peer, matched with the receives that were posted for them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._arrived: deque[tuple[ReceivedMessage, MessageSource]] = deque()
+        self._pending: deque[AnyReceive] = deque()
+
+    def deliver(self, received: ReceivedMessage, origin: MessageSource) -> bool:
+        """Match an arriving message; return whether a receive was waiting."""
+        with self._lock:
+            posted = self._next_posted()
+            if posted is None:
+                self._arrived.append((received, origin))
+                origin.queued(received)
+                return False
+        self._match(posted, received, origin)
+        return True
+
+    def post(self, posted: AnyReceive) -> bool:
+        """Match a new receive; return whether a message was waiting."""
+        with self._lock:
+            if not self._arrived:
+                self._pending.append(posted)
+                return False
+            received, origin = self._arrived.popleft()
+        origin.taken(received)
+        self._match(posted, received, origin)
+        return True
+
+    def claim(self, size: int, dtype_and_shape: str) -> AnyReceive | None:
+        """Take the next receive, if the body can be read straight into its buffer."""
+        with self._lock:
+            while self._pending and self._pending[0].settled:
+                self._pending.popleft()
+            if not self._pending or self._arrived:
+                return None
+            target = self._pending[0].buffer
+            if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
+                return None
+            return self._pending.popleft() if target.view() is not None else None
+
+    def withdraw(self, posted: AnyReceive) -> None:
+        """Remove a receive that nobody waits for any more."""
+        with self._lock:
+            if posted in self._pending:
+                self._pending.remove(posted)
+
+    def reset(self) -> int:
+        """Drop what a predecessor of the peer sent and nobody took; return how many messages."""
+        with self._lock:
+            stale = list(self._arrived)
+            self._arrived.clear()
+        for received, origin in stale:
+            origin.taken(received)
+            received.release()
+        return len(stale)
+
+    def pending(self) -> list[AnyReceive]:
+        with self._lock:
+            return [posted for posted in self._pending if not posted.settled]
+
+    def arrived(self) -> int:
+        return len(self._arrived)
+
+    def _next_posted(self) -> AnyReceive | None:
+        while self._pending:
+            posted = self._pending.popleft()
+            if not posted.settled:
+                return posted
+        return None
+
+    def _match(self, posted: AnyReceive, received: ReceivedMessage, origin: MessageSource) -> None:
+        mismatch = find_mismatch(posted, received, self._name)
+        if mismatch is None:
+            if not posted.arrive(received):
+                received.release()
+        else:
+            received.release()
+            posted.fail(mismatch)
+        frame = received.frame
+        if mismatch is not None:
+            origin.acknowledge(frame, mismatch)
+        elif frame.flags & Flag.ACKNOWLEDGE:
+            if received.growth is None:
+                origin.acknowledge(frame, None)
+            else:
+                # Not before: its sender may then change the memory that it still copies from.
+                received.growth.when_ended(lambda: origin.acknowledge(frame, None))
+
+
+class SendQueue:
+    """The messages to one peer, sent in the order of issue."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._order = threading.Lock()
+        self._jobs_lock = threading.Lock()
+        self._jobs: deque[tuple[Callable[[], None], Work[object]]] = deque()
+        self._busy = False
+        self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
+        # The mismatches of messages up to this one are nobody's any more.
+        self._disregarded = 0
+        self.unacknowledged: dict[int, Work[None]] = {}
+        self.sequence = 0
+        self.route = 0
+        self.connection: Connection | None = None
+        # The connection that knows `route`.
+        self.routed: Connection | None = None
+
+    def run(self, job: Callable[[], None], work: Work[object]) -> None:
+        """Run `job` in its turn and return when it is done; raise what it raised."""
+        if not self._busy and self._order.acquire(blocking=False):
+            try:
+                if not self._jobs:
+                    job()
+                    return
+            finally:
+                self._order.release()
+        self.queue(job, work)
+        work.wait()
+
+    def run_at_once(self, job: Callable[[], bool]) -> bool:
+        """Run `job` if it is its turn now and it need not wait; return whether it was done."""
+        if self._busy or not self._order.acquire(blocking=False):
+            return False
+        try:
+            return not self._jobs and job()
+        finally:
+            self._order.release()
+
+    def queue(self, job: Callable[[], None], work: Work[object]) -> None:
+        """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
+        with self._jobs_lock:
+            self._jobs.append((job, work))
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
+
+    def queued(self) -> list[Work[object]]:
+        with self._jobs_lock:
+            return [work for _, work in self._jobs]
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until the jobs under way are done, at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(_DRAIN_SLICE)
+        return not self._busy
+
+    def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
+        """Record the peer's answer to a message: that a receive took it, or why it fitted none.
+
+        A mismatch fails the operation that sent the message. Where that has returned it is kept for `take_mismatches`:
+        an operation that comes after it is sound and must not fail in its place.
+        """
+        work = self.unacknowledged.get(sequence)
+        if error is None:
+            if work is not None:
+                work.finish(None)
+        elif work is None or work.serial is None or not work.fail(error):
+            if sequence > self._disregarded:
+                self._mismatches.append(error)
+            if work is not None:
+                work.fail(error)
+        # Last: once nothing is unacknowledged, every mismatch has been recorded.
+        self.unacknowledged.pop(sequence, None)
+
+    def take_mismatches(self) -> list[MismatchError]:
+        """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""
+        taken = list(self._mismatches)
+        self._mismatches.clear()
+        return taken
+
+    def disregard_mismatches(self) -> None:
+        """Forget the mismatches of what was sent until now, also those that the peer reports later."""
+        self._disregarded = self.sequence
+        self._mismatches.clear()
+
+    def _work_off(self) -> None:
+        while True:
+            with self._order:
+                with self._jobs_lock:
+                    if not self._jobs:
+                        self._busy = False
+                        return
+                    job, work = self._jobs[0]
+                error: BaseException | None = work.exception() if work.settled else None
+                if error is None:
+                    try:
+                        job()
+                    except Exception as raised:  # noqa: BLE001 - it is the outcome of the operation
+                        error = raised
+                with self._jobs_lock:
+                    self._jobs.popleft()
+            if error is not None:
+                work.fail(error)
+            else:
+                work.finish(None)
+
+
+class PeerStream:
+    """The stream of messages between two addresses, in both directions.
+
+    Its resolver finds the peer; it is None where it was the peer that came to us.
+    """
+
+    def __init__(self, me: str, peer: str) -> None:
+        self.me = me
+        self.peer = peer
+        self.incoming = ReceiveQueue(f"{peer} -> {me}")
+        self.outgoing = SendQueue(peer)
+        self.incarnation: str | None = None
+        self.resolver: Resolver | None = None
+
+    def open_works(self) -> list[Work[object]]:
+        """Return the operations that the peer's death ends."""
+        waiting: list[Work[object]] = list(self.incoming.pending())
+        waiting.extend(cast("Work[object]", work) for work in list(self.outgoing.unacknowledged.values()))
+        waiting.extend(self.outgoing.queued())
+        return waiting
+
+
+_log = logging.getLogger(__name__)
+# (peer, what happened to the connection) -> the error that its operations raise.
+Explain = Callable[[str, str], Exception]
+
+
+def died(peer: str, reason: str) -> Exception:
+    """Return the error for a lost peer of which nothing more is known."""
+    return WorkerDiedError(peer, cause=reason)
+
+
+def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
+    for work in works:
+        work.fail(error)
+
+
+class PeerStreams:
+    """The streams of one endpoint, each made on first use; `explain` may block for a moment."""
+
+    def __init__(
+        self, connections: ConnectionPool, info: EndpointInfo, connect_timeout: float, explain: Explain
+    ) -> None:
+        self._connections = connections
+        self._info = info
+        self._connect_timeout = connect_timeout
+        self.explain = explain
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, str], PeerStream] = {}
+        self._lost_callbacks: list[Callable[[str, str], None]] = []
+
+    def of(self, me: str, peer: str) -> PeerStream:
+        with self._lock:
+            stream = self._streams.get((me, peer))
+            if stream is None:
+                stream = self._streams[me, peer] = PeerStream(me, peer)
+            return stream
+
+    def all(self) -> list[PeerStream]:
+        with self._lock:
+            return list(self._streams.values())
+
+    def on_lost(self, callback: Callable[[str, str], None]) -> None:
+        self._lost_callbacks.append(callback)
+
+    def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
+        """Return the stream's connection; None when the peer lives in this process."""
+        connection = stream.outgoing.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if stream.incarnation == self._info.incarnation:
+            return None
+        if stream.resolver is None:
+            raise PeerNotFoundError(stream.peer, f"`{stream.peer}` is not connected, and nothing tells where it is")
+        deadline = min(work.deadline, time.monotonic() + self._connect_timeout)
+        info = stream.resolver.lookup(WorkerAddress.from_name(stream.peer), deadline - time.monotonic())
+        if info.incarnation == self._info.incarnation:
+            stream.incarnation = info.incarnation
+            return None
+        try:
+            connection = self._connections.connect(info, deadline)
+        except UnreachableError as error:
+            if error.gone:
+                raise self.explain(stream.peer, error.why or error.message) from error
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            if deadline == work.deadline:
+                # It was given less time than a connection may take.
+                raise CommunicationTimeoutError(work.title, work.seconds, picture=why) from error
+            raise PeerNotFoundError(
+                stream.peer,
+                f"`{stream.peer}` could not be reached in {self._connect_timeout:g} s",
+                why=why,
+                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks; allow"
+                " more seconds by RLINF_CONNECT_TIMEOUT where they are very busy",
+            ) from error
+        self.bind(stream, connection)
+        return connection
+
+    def bind(self, stream: PeerStream, connection: Connection) -> None:
+        incarnation = connection.peer.incarnation
+        if stream.incarnation not in (None, incarnation):
+            dropped = stream.incoming.reset()
+            if dropped:
+                _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped)
+        stream.incarnation = incarnation
+        current = stream.outgoing.connection
+        if current is None or current.closed or current.peer.incarnation != incarnation:
+            stream.outgoing.connection = connection
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """Fail the operations that go on through a connection that is over."""
+        for stream in self.all():
+            if stream.outgoing.connection is connection:
+                for callback in self._lost_callbacks:
+                    callback(stream.peer, reason)
+                works = stream.open_works()
+                stream.outgoing.unacknowledged.clear()
+                if works:
+                    self.explain_later(stream.peer, reason, lambda error, works=works: fail_all(works, error))
+
+    def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
+        """Call `then` with the error for a lost peer, in a thread of its own: the explanation may take a moment.
+
+        Everything that ends because a peer was lost ends here: the thread that notices the loss reads for everybody.
+        """
+        threading.Thread(target=lambda: then(self.explain(peer, reason)), name="rlinf-lost-peer", daemon=True).start()

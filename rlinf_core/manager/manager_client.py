@@ -1,0 +1,381 @@
+"""A process's line to the manager of its job, and through it to everybody else."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.connections.connection import NO_ANSWER
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver
+from rlinf_core.collective.messages.codec import FallbackDumps
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.work import Work
+from rlinf_core.context import Session
+from rlinf_core.errors import (
+    CancelledOperationError,
+    CommunicationTimeoutError,
+    DeadlockError,
+    PeerNotFoundError,
+    RLinfError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
+from rlinf_core.manager import manager_messages as m
+from rlinf_core.manager import postmortem
+from rlinf_core.manager.control_rpc import ControlRpc, expect
+from rlinf_core.manager.long_waits import LongWaits
+from rlinf_core.manager.stacks import describe_stacks
+from rlinf_core.manager.wait_edges import ChannelView
+from rlinf_core.manager.watch import is_long_wait
+from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+
+_log = logging.getLogger("rlinf.job")
+_REPORT_EVERY = 1.0
+# How long the failure of an operation may be held up to learn why its peer died.
+_CAUSE_SECONDS = 1.0
+_PICTURE_SECONDS = 1.5
+# The serial of an operation that has ended already; no other one has it.
+_EXPIRED = -2
+
+
+class ManagerClient(Resolver):
+    """The connection of a process to its manager: to find others, to hear of their ends, and to say what it waits for.
+
+    Attributes:
+        me: the address of this process: of its worker, or a name without ranks, as `driver`.
+        endpoint: through which it talks.
+        in_flight: tells the workers that have not answered a call of this process.
+        channels: tells the channels that live in this process.
+        on_cancel: called with the calls that whoever made them gave up, or None for all.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        info: EndpointInfo,
+        me: WorkerAddress,
+        *,
+        ip: str | None = None,
+        has_main: bool = False,
+        fallback: FallbackDumps | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """
+        Args:
+            info: where the manager of the job is.
+            me: the address of this process.
+            ip: the address under which other nodes reach it.
+            has_main: whether it runs code of its own outside methods, as a driver does.
+            fallback: pickles what plain pickle cannot.
+            settings: of its endpoint; by default from the environment.
+        """
+        self.me = me
+        self.info = info
+        self.operations = InflightOps(has_main=has_main)
+        self.in_flight: Callable[[], Sequence[str]] = tuple
+        self.channels: Callable[[], Mapping[str, ChannelView]] = dict
+        self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
+        self._name = me.get_name()
+        self._serials = itertools.count(1)
+        self._requests: dict[int, Work[object]] = {}
+        self._notices: dict[int, m.NotYetNotice] = {}
+        self._failures: dict[int, Exception] = {}
+        self._deaths: dict[str, m.Died] = {}
+        self._news = threading.Condition()
+        self._next_report = 0.0
+        self._long_waits = LongWaits()
+        self._closed = False
+        self.endpoint = Endpoint(
+            ClusterSecret(session.secret),
+            ip=ip,
+            settings=settings,
+            directory=_own(session.folder),
+            operations=self.operations,
+            fallback=fallback,
+            explain=self._explain,
+        )
+        self.endpoint.waits.picture = self._picture
+        manager = WorkerAddress(m.MANAGER)
+        self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
+        self.endpoint.on_peer_lost(self._peer_lost)
+        self._control = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
+
+    # What it says
+
+    def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
+        log = postmortem.own_log()
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, postmortem.memory_kills())
+        self._control.send(self._stream, hello)
+
+    def tell(self, message: m.ToManager) -> None:
+        self._control.send(self._stream, message)
+
+    def tell_exit_reason(self, cause: str) -> None:
+        """Tell why this process is about to end by its own will."""
+        with suppress(RuntimeFailure):
+            self.request(m.ExitReason(cause), _CAUSE_SECONDS)
+
+    def request(
+        self,
+        body: object,
+        timeout: float,
+        kind: OperationKind = OperationKind.CONNECT,
+        target: str = m.MANAGER,
+    ) -> object:
+        """Return what the manager answers.
+
+        Raises:
+            CommunicationTimeoutError: it does not within `timeout` seconds.
+            Exception: whatever it answers with.
+        """
+        serial = next(self._serials)
+        work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
+        self._requests[serial] = work
+        try:
+            self._control.send(self._stream, m.ManagerRequest(serial, body))
+            return work.wait()
+        except CommunicationTimeoutError:
+            self.tell(m.Forget(serial))
+            notice = self._notices.get(serial)
+            if notice is not None:
+                raise PeerNotFoundError(
+                    target, f"`{target}` was not there within {timeout:.3g} s", why=notice.message, help=notice.help
+                ) from None
+            raise
+        finally:
+            self._requests.pop(serial, None)
+            self._notices.pop(serial, None)
+
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+        name = address.get_name()
+        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
+        with self._news:
+            self._deaths.pop(name, None)
+        return found
+
+    def group_size(self, name: str, timeout: float) -> int:
+        """Return how many workers a group has, once it is being launched."""
+        return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
+
+    def group_life(self, name: str, timeout: float) -> m.GroupLife:
+        """Return which life of a group is the present one, and where its workers run.
+
+        Raises:
+            UnknownGroupError: no such group is there.
+        """
+        return expect(self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name), m.GroupLife)
+
+    def open_group(self, name: str, size: int, timeout: float, *, channel: bool = False) -> int:
+        """Register a group, or a channel, that is about to be launched; return its incarnation."""
+        return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
+
+    # What it hears
+
+    def _at_once(self, message: object) -> bool:
+        """Handle, in the thread that reads, what somebody waits for."""
+        if isinstance(message, m.Reply):
+            work = self._requests.get(message.serial)
+            if work is not None:
+                if message.error is not None:
+                    work.fail(message.error.unpack())
+                else:
+                    work.finish(message.value)
+            return True
+        if isinstance(message, m.Died):
+            with self._news:
+                self._deaths[message.address] = message
+                self._news.notify_all()
+        return False
+
+    def _handle(self, stream: PeerStream | None, message: object) -> None:
+        if isinstance(message, m.Question):
+            stacks = describe_stacks() if message.stacks else ""
+            answer = m.ProcessAnswer(
+                message.round, self.operations.publication(), tuple(self.in_flight()), self.channels(), stacks
+            )
+            self.tell(answer)
+        elif isinstance(message, m.Died):
+            self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
+        elif isinstance(message, m.Stuck):
+            self._fail_stuck(message)
+        elif isinstance(message, m.Cancelled):
+            self.on_cancel(message.calls)
+        elif isinstance(message, m.NotYetNotice):
+            self._warn(message)
+        elif isinstance(message, m.PostmortemQuestion):
+            cause = postmortem.describe_end(message.hello.log, message.hello.memory_kills)
+            self.tell(m.Postmortem(message.name, cause))
+
+    def _warn(self, notice: m.NotYetNotice) -> None:
+        work = self._requests.get(notice.serial)
+        if work is None:
+            return
+        self._notices[notice.serial] = notice
+        if notice.help:
+            _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
+        else:
+            # As it should be: groups and channels start at the same time.
+            _log.debug("%s; waiting up to %.3g s", notice.message, work.seconds)
+
+    # Waiting
+
+    def failure(self, serial: int) -> Exception | None:
+        """Return why an operation that is no `Work` has to end, once there is a reason; told once."""
+        return self._failures.pop(serial, None)
+
+    def _fail_stuck(self, stuck: m.Stuck) -> None:
+        current = {one.operation.serial for one in self.operations.publication().operations}
+        for serial in stuck.serials:
+            error = DeadlockError(stuck.members, stuck.picture, where=self._name)
+            if not self.endpoint.waits.fail(serial, error) and serial in current:
+                self._failures[serial] = error
+
+    def _free_for(self) -> float:
+        return max(0.0, self._next_report - time.monotonic())
+
+    def _report_long_waits(self) -> None:
+        now = time.monotonic()
+        if now < self._next_report or self._closed:
+            return
+        self._next_report = now + _REPORT_EVERY
+        publication = self.operations.publication()
+        if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
+            self.tell(m.WaitReport(publication))
+        for operation in self._long_waits.due(publication):
+            # On a thread of its own: to find out for whom it waits takes the answers of others, and of this one.
+            word = threading.Thread(
+                target=self._say_word, args=(operation, publication), name="rlinf-first-word", daemon=True
+            )
+            word.start()
+
+    def _say_word(self, operation: Operation, publication: Publication) -> None:
+        picture = self._ask_for_picture(operation.serial, publication)
+        if picture is None:
+            picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
+        if not self._closed:
+            _log.warning("%s", picture)
+
+    def picture_of(self, serial: int) -> str | None:
+        """Return whom an operation of this process waits for, in words, where that can be found out in a moment."""
+        return self._ask_for_picture(serial, self.operations.publication())
+
+    def _picture(self, work: Work[object]) -> str | None:
+        """Return whom an operation waits for that has reached its deadline; blocks for a moment."""
+        if work.target == m.MANAGER:
+            return None
+        # It may have ended already: it is shown as it was.
+        operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
+        shown = PublishedOperation(operation, time.monotonic() - work.since)
+        now = self.operations.publication()
+        return self._ask_for_picture(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
+
+    def _ask_for_picture(self, serial: int, publication: Publication) -> str | None:
+        if self._closed:
+            return None
+        try:
+            return cast("str", self.request(m.Explain(serial, publication), _PICTURE_SECONDS)) or None
+        except RuntimeFailure:
+            return None
+
+    # The ends of others
+
+    def _explain(self, peer: str, reason: str) -> Exception:
+        """Return why a peer was lost; waits for what the manager finds out."""
+        if peer == m.MANAGER or self._closed:
+            return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
+        if reason.startswith(NO_ANSWER):
+            # The manager has a connection of its own to that host, and may notice later.
+            return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
+        # Which life of it that was: there may be news of an earlier one.
+        endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
+        died = self._await_death(peer, endpoints=endpoints - {None})
+        if died is not None:
+            return self._death(died)
+        return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
+
+    def _node_of(self, peer: str) -> str | None:
+        """Return where a worker runs or ran, in words, as far as the manager tells."""
+        address = WorkerAddress.from_name(peer)
+        try:
+            life = self.group_life(str(address.get_parent_address()), _CAUSE_SECONDS)
+            return life.nodes[address.rank] or None
+        except (RLinfError, IndexError):
+            return None
+
+    def cause_of_death(self, peer: str, incarnation: int) -> str | None:
+        """Return why a worker of this life of its group died; wait a moment for what the manager finds out."""
+        died = self._await_death(peer, incarnation)
+        return died.cause if died is not None else None
+
+    def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
+        """Return the error for a worker whose whole host is gone, as far as is known by now."""
+        died = self._death_of(peer, incarnation)
+        return WorkerDiedError(peer, node=died.node, cause=died.cause) if died is not None and died.vanished else None
+
+    def _await_death(self, peer: str, incarnation: int = 0, endpoints: Collection[str | None] = ()) -> m.Died | None:
+        def look() -> m.Died | None:
+            died = self._death_of(peer, incarnation)
+            return died if died is not None and (not endpoints or died.endpoint in endpoints) else None
+
+        with self._news:
+            self._news.wait_for(lambda: self._closed or look() is not None, _CAUSE_SECONDS)
+            return look()
+
+    def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
+        """Return the news of a death in this life of a group or a later one."""
+        died = self._deaths.get(peer)
+        return died if died is not None and died.incarnation >= incarnation else None
+
+    def _death(self, died: m.Died) -> WorkerDiedError:
+        return WorkerDiedError(died.address, node=died.node, cause=died.cause, where=self._name)
+
+    def _peer_lost(self, peer: str, reason: str) -> None:
+        if peer != m.MANAGER:
+            return
+        error = RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}", where=self._name)
+        for work in list(self._requests.values()):
+            work.fail(error)
+
+    def _cancel_all(self, calls: tuple[str, ...] | None) -> None:
+        self.endpoint.fail(CancelledOperationError("the call was cancelled", where=self._name))
+
+    def close(self, linger: float = 1.0) -> None:
+        """Say goodbye; safe to call twice."""
+        with self._news:
+            if self._closed:
+                return
+            self._closed = True
+            self._news.notify_all()
+        self._control.stop()
+        self.endpoint.close(linger=linger)
+
+
+def _own(folder: str | None) -> str | None:
+    """Return the folder, where it is one of this user's on this machine."""
+    return folder if folder is not None and os.access(folder, os.W_OK) else None
+
+
+_client: ManagerClient | None = None
+
+
+def current_client() -> ManagerClient | None:
+    """Return this process's line to its job's manager, or None before it has one."""
+    return _client
+
+
+def enter_job(client: ManagerClient | None) -> None:
+    """Make `client` this process's line to its job."""
+    global _client
+    _client = client

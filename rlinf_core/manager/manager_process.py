@@ -1,0 +1,43 @@
+"""The process in which a job's manager lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.manager.manager import Manager
+
+
+class ManagerProcess:
+    """The one Ray actor for each job. It is on the path of no message between workers.
+
+    Args:
+        ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
+        folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
+    """
+
+    def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
+        self._job = job
+        self._secret = secret
+        self._started = time.time()
+        self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
+        self._manager = Manager(self._endpoint, job)
+
+    def __repr__(self) -> str:
+        """Return what Ray puts before each line that this process prints."""
+        return "manager"
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked."""
+        return function(*args)
+
+    def record(self) -> tuple[str, str, EndpointInfo, float]:
+        """Return the job's name, its secret in hex, where this is reached, and since when: for a look from outside."""
+        return self._job, self._secret.hex(), self._endpoint.info, self._started
+
+    def info(self) -> EndpointInfo:
+        return self._endpoint.info

@@ -1,0 +1,98 @@
+"""The order of imports: the standard library, rlinf's own packages, the user's folders, then installed packages.
+
+A working folder may hold `recipes/` or `random.py`: such a name hides neither the standard library nor rlinf in a
+driver that `rlinf` starts and in its workers, and an installed package does not hide it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Final
+
+# The top-level packages that rlinf is installed as, side by side.
+OWN_PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
+OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+_managed = False
+
+
+class OwnPackages:
+    """Finds rlinf's packages beside `rlinf_core`; folders of the same name elsewhere on `sys.path` are searched after
+    ours.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in OWN_PACKAGES:
+            return None
+        spec = PathFinder.find_spec(fullname, [OWN_ROOT])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.extend(_namesakes(fullname, sys.path))
+        return spec
+
+
+def pin_own_packages() -> None:
+    """Have this process find rlinf's packages beside `rlinf_core`; safe to call twice."""
+    if not any(isinstance(finder, OwnPackages) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OwnPackages())
+
+
+def manage(folder: str | None) -> None:
+    """Put in order the imports of this process and of the workers that it starts; `folder` is the working folder, or
+    None.
+    """
+    global _managed
+    _managed = True
+    # `python -m` puts the working folder before the standard library.
+    sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
+    if folder is not None:
+        add_user_folders([folder])
+
+
+def is_managed() -> bool:
+    """Return whether the imports of this process are in the order of this module, and not as Python would have it."""
+    return _managed
+
+
+def add_user_folders(folders: Iterable[str]) -> None:
+    """Put folders on `sys.path` behind the standard library and before installed packages, if they are not there."""
+    new = [folder for folder in folders if folder not in sys.path]
+    standard = _standard_library()
+    last = max((i for i, entry in enumerate(sys.path) if entry and os.path.realpath(entry) in standard), default=-1)
+    sys.path[last + 1 : last + 1] = new
+    for name in OWN_PACKAGES:
+        loaded = sys.modules.get(name)
+        if loaded is not None and name != "rlinf_core":
+            loaded.__path__.extend(each for each in _namesakes(name, new) if each not in loaded.__path__)
+
+
+def user_folders() -> tuple[str, ...]:
+    """Return the entries of `sys.path` that belong neither to the interpreter nor to installed packages."""
+    import sysconfig  # not in time for every command
+
+    installed = tuple(
+        os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
+    )
+    found: dict[str, None] = {}
+    for entry in sys.path:
+        folder = os.path.realpath(entry or os.getcwd())
+        if not any(folder == each or folder.startswith(each + os.sep) for each in installed):
+            found.setdefault(folder)
+    return tuple(found)
+
+
+def _standard_library() -> tuple[str, str]:
+    folder = os.path.dirname(os.path.realpath(os.__file__))
+    return folder, os.path.join(folder, "lib-dynload")
+
+
+def _namesakes(name: str, folders: Iterable[str]) -> list[str]:
+    """Return the folders called `name` in `folders`, besides rlinf's own."""
+    paths = [os.path.join(os.path.realpath(folder or os.getcwd()), name) for folder in folders]
+    own = os.path.join(OWN_ROOT, name)
+    return [path for path in paths if path != own and os.path.isdir(path)]

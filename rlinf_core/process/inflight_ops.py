@@ -1,0 +1,231 @@
+"""The operations that one process is in at this moment, by its threads and by its asyncio tasks, for others to read."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterable
+from contextlib import contextmanager
+from typing import TypeAlias, cast
+
+from rlinf_core.process import tracing
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+
+# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
+_STILL_MOVING = 5.0
+
+# Kind, target, key, since, detached, peers, task_key, bounded.
+_Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
+
+
+class InflightOps:
+    """The operations that this process is in, kept cheaply enough to be always on.
+
+    Any thread may write and any may read without a lock: every change is one dictionary operation, and an `Operation`
+    is only made of it when somebody asks. `has_main`: the process runs code of its own outside methods, as a driver
+    does.
+    """
+
+    def __init__(self, *, has_main: bool = False) -> None:
+        self._has_main = has_main
+        self._serials = itertools.count(1)
+        self._current: dict[int, _Entry] = {}
+        # Detached operations that somebody waits for now, and who.
+        self._attached: dict[int, tuple[Hashable, bool]] = {}
+        # Threads that have been in an operation, and whether the user started them.
+        self._threads: dict[int, bool] = {}
+        self._changes = 0
+        self._moved_at = float("-inf")
+        self._quiet_since = time.monotonic()
+        self._last_call = ""
+
+    def begin(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        detached: bool = False,
+        peers: tuple[str, ...] = (),
+        task_key: Hashable = None,
+        bounded: bool = False,
+    ) -> int:
+        """Publish that an operation begins, and return its serial for `end`.
+
+        Args:
+            kind, target, key, detached, peers, bounded: as in `Operation`.
+            task_key: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
+                anything but None on a thread of the runtime's own.
+        """
+        serial = next(self._serials)
+        if task_key is None:
+            task_key = self._thread(kind)
+        self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, task_key, bounded)
+        self._changes += 1
+        return serial
+
+    def _thread(self, kind: OperationKind) -> int:
+        task_key = threading.get_ident()
+        if task_key not in self._threads:
+            self._threads[task_key] = kind is not OperationKind.METHOD and not _is_ours()
+        return task_key
+
+    def passed(self, kind: OperationKind) -> None:
+        """Publish that the calling thread was in an operation, so shortly that nobody need have seen it."""
+        self._thread(kind)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
+
+    def attach(self, serial: int, task_key: Hashable = None, *, bounded: bool = False) -> None:
+        """Publish that the calling thread, or the task `task_key`, now waits for an operation begun as detached."""
+        # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
+        self._attached[serial] = (threading.get_ident() if task_key is None else task_key, bounded)
+        self._changes += 1
+
+    def detach(self, serial: int) -> None:
+        """Publish that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
+        self._attached.pop(serial, None)
+        self._changes += 1
+
+    def end(self, serial: int) -> None:
+        """Publish that an operation is over, however it ended; a second time does nothing."""
+        entry = self._current.pop(serial, None)
+        if tracing.recorder is not None and entry is not None and not entry[4]:
+            _record(tracing.recorder, entry)
+        if self._attached:
+            self._attached.pop(serial, None)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
+
+    def returned(self, method: str, failure: str | None) -> None:
+        """Publish how a call of a method ended; `failure` is what it raised, as in `ValueError: no camera`, or None."""
+        self._last_call = f"its `{method}` raised {failure}" if failure is not None else f"its `{method}` returned"
+
+    def task_key(self, serial: int) -> Hashable:
+        """Return what is held up by an operation, or None when it is over."""
+        attached, entry = self._attached.get(serial), self._current.get(serial)
+        return None if entry is None else entry[6] if attached is None else attached[0]
+
+    def moved(self) -> None:
+        """Publish that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        self._moved_at = time.monotonic()
+
+    @contextmanager
+    def during(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        peers: tuple[str, ...] = (),
+        task_key: Hashable = None,
+        bounded: bool = False,
+    ) -> Generator[None, None, None]:
+        """Publish an operation for as long as the block lasts."""
+        serial = self.begin(kind, target, key, peers=peers, task_key=task_key, bounded=bounded)
+        try:
+            yield
+        finally:
+            self.end(serial)
+
+    def publication(self) -> Publication:
+        """Return what to tell others now."""
+        now = time.monotonic()
+        if now - self._moved_at < _STILL_MOVING:
+            self._changes += 1
+        # dict.copy is one step for the interpreter, so no writer comes between.
+        current = sorted(self._current.copy().items())
+        attached = self._attached.copy()
+        operations: list[PublishedOperation] = []
+        held_up: set[Hashable] = set()
+        for serial, (kind, target, key, since, detached, peers, task_key, bounded) in current:
+            in_background = detached and serial not in attached
+            if serial in attached:
+                task_key, bounded = attached[serial]
+            operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
+            operations.append(PublishedOperation(operation, now - since))
+            if not in_background and kind is not OperationKind.METHOD:
+                held_up.add(task_key)
+        for serial in attached:
+            if serial not in self._current:
+                # It ended while it was being attached.
+                self._attached.pop(serial, None)
+        held_up |= _held_up_threads(held_up)
+        running = not all(_is_held_up(task_key, held_up) for task_key in self._task_keys(entry for _, entry in current))
+        quiet = 0.0 if current else now - self._quiet_since
+        return Publication(tuple(operations), self._changes, running, quiet, self._last_call)
+
+    def _task_keys(self, entries: Iterable[_Entry]) -> set[Hashable]:
+        """Return what may be running code: methods under way, the main thread of a driver, threads of the user's.
+
+        A user's thread counts as long as it lives. The threads on which methods are called, and a worker's main thread,
+        count in methods only: outside they wait to be called.
+        """
+        task_keys: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
+        alive = {thread.ident for thread in threading.enumerate()}
+        main = threading.main_thread().ident
+        for thread, users in self._threads.copy().items():
+            if thread not in alive:
+                self._threads.pop(thread, None)
+            elif users and thread != main:
+                task_keys.add(thread)
+        return task_keys | {main} if self._has_main else task_keys
+
+
+def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
+    """Keep an operation that is over, for the trace."""
+    kind, target, key, since, _, _, task_key, _ = entry
+    ended = time.monotonic()
+    if kind is OperationKind.METHOD:
+        recorder.add(tracing.METHOD, target, since, ended, task_key)
+    else:
+        recorder.add(tracing.WAIT, Operation(kind, target, key, since, 0).title, since, ended, task_key)
+
+
+def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
+    """Return the threads whose event loop has nothing but tasks that are held up, or that wait for such tasks."""
+    others = [task_key for task_key in held_up if not isinstance(task_key, int)]
+    if not others:
+        return set()
+    import asyncio
+
+    found: set[Hashable] = set()
+    for loop in {cast("asyncio.Task[object]", each).get_loop() for each in others if isinstance(each, asyncio.Task)}:
+        try:
+            tasks = asyncio.all_tasks(loop)
+        except RuntimeError:
+            continue  # they come and go so fast that they cannot be listed: it runs
+        if tasks and all(_is_held_up(task, held_up) for task in tasks):
+            found.add(getattr(loop, "_thread_id", None))
+    return found
+
+
+def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
+    """Return whether a task is in an operation, or waits for tasks that all are; a timer, say, may still wake it."""
+    if isinstance(awaited, Hashable) and awaited in held_up:
+        return True
+    inner = getattr(awaited, "_fut_waiter", None)
+    if inner is not None:
+        return _is_held_up(inner, held_up)
+    children = [child for child in getattr(awaited, "_children", ()) if not child.done()]
+    return bool(children) and all(_is_held_up(child, held_up) for child in children)
+
+
+def current_task_key() -> Hashable:
+    """Return what a wait of the running task holds up: the task, and its whole thread where it is the only task there.
+
+    Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
+    """
+    import asyncio
+
+    if not _is_ours() and len(asyncio.all_tasks()) == 1:
+        return threading.get_ident()
+    return asyncio.current_task()
+
+
+def _is_ours() -> bool:
+    """Return whether the runtime started the calling thread, which may then wait for work without being stuck."""
+    return threading.current_thread().name.startswith("rlinf-")

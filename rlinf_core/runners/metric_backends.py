@@ -1,0 +1,209 @@
+"""Further places for metrics, by `runner.logger.logger_backends`. Each is imported only when it is named."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.config.sections.runner import LOGGER_MODULES
+from rlinf_core.errors import ConfigError, RunError
+from rlinf_core.foreign.files import make_folder
+from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.suggest import did_you_mean, quoted
+
+
+class BackendSettings(NamedTuple):
+    """The facts about a run that a backend is told.
+
+    Attributes:
+        folder: the run's own folder, for files of the backend.
+        project, name: under which the run is filed.
+        config: the resolved configuration without secrets, as plain data.
+        resumed: whether the run goes on where an earlier one ended.
+        known: the last step that an earlier process of the run told of; -1: none.
+    """
+
+    folder: Path
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    resumed: bool = False
+    known: int = -1
+
+
+class MetricsBackend(ABC):
+    """One further place for metrics."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of `step`, numbers by name. A step may come in several parts."""
+
+    def rewind(self, step: int) -> None:  # noqa: B027 - most services keep what they have been told
+        """Go back to `step`: what came later will come again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is held back. Called once."""
+
+
+class TensorBoard(MetricsBackend):
+    """Event files in `tensorboard/` of the run folder."""
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._folder = settings.folder / "tensorboard"
+        make_folder(self._folder)
+        self._module: Any = import_module("torch.utils.tensorboard")
+        self._purge_step: int | None = None
+        self._writer: Any = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._module.SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def rewind(self, step: int) -> None:
+        # TensorBoard hides what earlier files say from this step on. A run that begins has a single file.
+        self.close()
+        self._purge_step = step + 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class _Tracker(MetricsBackend):
+    """A service whose module has `init`, `log` and `finish`.
+
+    Their steps only rise, so what comes again after a `rewind` is held back until the run is past what they have.
+    """
+
+    module: str
+    # Whether a run that is resumed goes on in what the service has of it; else it begins there anew.
+    continues = True
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._module: Any = import_module(self.module)
+        self._known = settings.known if settings.resumed and self.continues else -1
+        self._replayed_until = -1
+        self._module.init(**self.arguments(settings))
+
+    @abstractmethod
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        """Return the keyword arguments of the module's `init`."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > self._replayed_until:
+            self._known = step
+            self._module.log(dict(metrics), step=step)
+
+    def rewind(self, step: int) -> None:
+        self._replayed_until = self._known
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class WandB(_Tracker):
+    """Weights & Biases; offline where its own settings say so."""
+
+    module = "wandb"
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "name": settings.name,
+            # The same run goes on after a resume.
+            "id": settings.name,
+            "resume": "allow" if settings.resumed else "never",
+            "dir": str(settings.folder),
+            "config": dict(settings.config),
+        }
+
+
+class SwanLab(_Tracker):
+    """SwanLab; local where its own settings say so."""
+
+    module = "swanlab"
+    continues = False
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "name": settings.name,
+            "log_dir": str(settings.folder / "swanlab"),
+            "config": dict(settings.config),
+        }
+
+
+class Trackio(_Tracker):
+    """Trackio, which keeps its own database on this machine."""
+
+    module = "trackio"
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "name": settings.name,
+            "resume": "allow" if settings.resumed else "never",
+            "config": dict(settings.config),
+        }
+
+
+_BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "swanlab": SwanLab,
+    "trackio": Trackio,
+}
+
+
+def open_backends(names: Sequence[str], settings: BackendSettings) -> list[MetricsBackend]:
+    """Return the backends of these names, ready to be told metrics.
+
+    Raises:
+        ConfigError: one is unknown, or its package is not installed.
+        RunError: one cannot be started, as where it needs a login.
+    """
+    for name in names:
+        check_backend(name)
+    opened: list[MetricsBackend] = []
+    for name in names:
+        try:
+            opened.append(_BACKENDS[name](settings))
+        except Exception as error:
+            for backend in opened:
+                with suppress(Exception):
+                    backend.close()
+            raise RunError(
+                f"the logger backend `{name}` does not start",
+                where="runner.logger.logger_backends",
+                why=f"{type(error).__name__}: {error}",
+                help="repair its own settings, or take it out of the list; `metrics.jsonl` is always written",
+            ) from error
+    return opened
+
+
+def check_backend(name: str) -> None:
+    """Look whether a backend can be imported, without importing it.
+
+    Raises:
+        ConfigError: it is unknown, or its package is not installed; `help` has the pip command.
+    """
+    where = "runner.logger.logger_backends"
+    if name not in _BACKENDS:
+        hint = did_you_mean(name, _BACKENDS) or f"known: {quoted(_BACKENDS)}"
+        raise ConfigError(f"unknown logger backend `{name}`", where=where, help=hint)
+    missing = missing_modules(LOGGER_MODULES[name])
+    if missing:
+        raise ConfigError(
+            f"the logger backend `{name}` needs {quoted(missing)}, which this Python does not have",
+            where=where,
+            help=f"run `{install_command(*missing)}`, or take it out of the list",
+        )

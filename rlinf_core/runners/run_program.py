@@ -1,0 +1,88 @@
+"""The part of a recipe's program that all recipes share: the run's record, its cluster, and recovery after a death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.job.load import Job
+from rlinf_core.runners import events
+from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.storage.run_folder import RunFolder
+
+T = TypeVar("T")
+
+Launch: TypeAlias = Callable[[Any, Cluster, RunRecord], Runner]
+"""Called with the configuration, the cluster and the record; launches the worker groups and returns their runner."""
+
+
+def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> None:
+    """Run a job to its end, and keep what happens in `folder`.
+
+    Where a worker dies, all end, and the run goes on from its last checkpoint with new ones, up to
+    `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration has a section
+    `runner`.
+
+    Raises:
+        WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
+        ClusterError: the machines cannot be had.
+        CheckpointError: the checkpoint to continue from does not fit, or one cannot be written.
+    """
+    config: Any = job.config
+    with RunRecord.open(job, folder, listener) as record:
+        with_recovery(lambda: _attempt(config, record, launch), record, config.runner.max_restarts)
+        record.finished()
+
+
+def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
+    record.tell(events.Waiting("the cluster"))
+    with Cluster(cluster_cfg=config.cluster) as cluster:
+        record.watch(cluster, _components(config))
+        runner = launch(config, cluster, record)
+        runner.init_workers()
+        runner.run()
+
+
+def _components(config: Any) -> dict[str, str]:
+    """Return the placed components by the names of their groups: `group_name` of their section, where it has one."""
+    placed: list[str] = list(config.cluster.component_placement)
+    return {getattr(getattr(config, name, None), "group_name", name): name for name in placed}
+
+
+def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int) -> T:
+    """Return what `attempt` returns. It is called again where a worker had died, after the record has gone back.
+
+    An exception that a worker raised is not a death: it would come again.
+
+    Args:
+        attempt: launches all workers and runs to the end, from `record.step` on. It ends its workers before it raises.
+        record: of the run.
+        max_restarts: how often it is called again at most.
+
+    Raises:
+        WorkerGroupError: what was raised, or the death of a worker after the last restart.
+    """
+    restart = 0
+    while True:
+        try:
+            return attempt()
+        except WorkerGroupError as error:
+            cause = death(error)
+            if cause is None or restart >= max_restarts:
+                raise
+            restart += 1
+            step = record.go_back()
+            record.tell(events.RunRestarted(step, restart, max_restarts, str(cause).splitlines()[0]))
+
+
+def death(error: WorkerGroupError) -> WorkerDiedError | None:
+    """Return the death that is the first cause of a failure, or None when it has another one."""
+    first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, WorkerDiedError) else None

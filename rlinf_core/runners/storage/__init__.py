@@ -1,0 +1,1 @@
+"""The folder of a run: state, checkpoints, policies, durable writes."""

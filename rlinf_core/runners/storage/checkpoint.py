@@ -1,0 +1,311 @@
+"""Checkpoints: written aside, checked, and given their name in one step, so that half of one is never taken for whole.
+
+checkpoints/
+  global_step_100/          complete: it has a manifest, and every file that the manifest lists
+    manifest.json
+    ...                     whatever the workers wrote
+  .writing-global_step_200  being written, or left behind by a run that was killed
+  latest                    the name of the newest, for people and other tools
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from rlinf_core.errors import CheckpointError
+from rlinf_core.foreign.file_models import read_model
+from rlinf_core.foreign.files import BadFileError
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.manifest_file import ManifestFile
+from rlinf_core.version import __version__
+
+SCHEMA: Final = "rlinf.checkpoint/1"
+MANIFEST: Final = "manifest.json"
+LATEST: Final = "latest"
+KEEP_ALL: Final = -1
+
+_NAME: Final = re.compile(r"global_step_(\d+)")
+_WRITING: Final = ".writing-"
+_REPLACED: Final = ".replaced-"
+_DISCARDED: Final = ".discarded-"
+
+Fact: TypeAlias = str | int | float | bool | None
+
+
+class Manifest(NamedTuple):
+    """The description of a checkpoint, kept beside it.
+
+    Attributes:
+        step: the training step after which it was written.
+        config_hash: of the run's configuration.
+        facts: what another run must agree in to continue, by the path of the key, as in `actor.model.hidden_dim`.
+        metrics: the newest value of every metric.
+        weight_version: how often the weights had changed.
+        world_sizes: number of processes of each component; another number is fine.
+        versions: of rlinf, python and torch.
+        time: when it was written, in seconds since 1970.
+        files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
+    """
+
+    step: int
+    config_hash: str = ""
+    facts: Mapping[str, Fact] = {}
+    metrics: Mapping[str, float | None] = {}
+    weight_version: int = 0
+    world_sizes: Mapping[str, int] = {}
+    versions: Mapping[str, str] = {}
+    time: float = 0.0
+    files: Mapping[str, int] = {}
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint: the folder with the state after training step `step`."""
+
+    step: int
+    path: Path
+    manifest: Manifest
+
+    def check(self, facts: Mapping[str, Fact]) -> None:
+        """Refuse to be continued by a run that it does not fit.
+
+        `facts` are those of the run, as `Manifest.facts`. One that the checkpoint does not know is not judged.
+
+        Raises:
+            CheckpointError: with every difference.
+        """
+        missing = object()
+        differences = [
+            f"`{name}` is {_shown(old)} there and {_shown(facts.get(name))} now"
+            for name, old in self.manifest.facts.items()
+            if facts.get(name, missing) != old
+        ]
+        if differences:
+            raise CheckpointError(
+                f"this run cannot continue from step {self.step}",
+                where=str(self.path),
+                why="; ".join(differences),
+                help="give these keys the checkpoint's values, or start anew without `runner.resume_dir`",
+            )
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where they are; made when the first one is begun.
+        keep: how many complete ones stay, the newest; -1: all.
+    """
+
+    def __init__(self, folder: Path, keep: int = KEEP_ALL) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def begin(self, step: int) -> Path:
+        """Return an empty folder aside, for the workers to write the checkpoint of `step` into; then comes `commit`.
+
+        What an earlier process left half-written is removed: a run has one writer.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+        """
+        work = self.folder / f"{_WRITING}{_name(step)}"
+        try:
+            self.recover()
+            work.mkdir(parents=True)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+        return work
+
+    def commit(self, step: int, manifest: Manifest) -> Path:
+        """Make what was written since `begin` the checkpoint of `step`, and remove those that are too many.
+
+        One of the same step that exists is replaced, and stays until the new one has its name.
+
+        Returns:
+            Its folder, `global_step_N`.
+
+        Raises:
+            CheckpointError: nothing was begun for this step, or the folder cannot be written.
+        """
+        work, final = self.folder / f"{_WRITING}{_name(step)}", self.folder / _name(step)
+        if not work.is_dir():
+            raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
+        whole = manifest._replace(
+            step=step,
+            time=manifest.time or time.time(),
+            versions=manifest.versions or versions(),
+            files=_sizes(work),
+        )
+        try:
+            durable.sync_tree(work)
+            durable.write_whole(work / MANIFEST, _encode(whole))
+            if final.exists():
+                durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
+            durable.rename(work, final)
+            durable.write_whole(self.folder / LATEST, f"{final.name}\n")
+            self._retain()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+        return final
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written since `begin`: it will not be whole, and may be what filled the disk."""
+        durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
+
+    def latest(self) -> Checkpoint | None:
+        """Return the complete checkpoint of the highest step, or None.
+
+        It is looked for, not read from the file `latest`: a run can be killed between the two.
+        """
+        return next((each for each in map(_look, self._folders()) if each is not None), None)
+
+    def complete(self) -> list[Checkpoint]:
+        """Return all complete checkpoints, those of the lowest steps first."""
+        return [each for each in map(_look, reversed(self._folders())) if each is not None]
+
+    def recover(self) -> None:
+        """Clear away what a process that was killed left half-done. Only the process that writes calls it."""
+        for path in self._entries():
+            if path.name.startswith((_WRITING, _DISCARDED)):
+                durable.remove_tree(path)
+            elif path.name.startswith(_REPLACED):
+                final = self.folder / path.name.removeprefix(_REPLACED)
+                if final.exists():
+                    durable.remove_tree(path)
+                else:
+                    durable.rename(path, final)
+            elif path.name.startswith(".") and path.name.endswith(".part"):
+                path.unlink(missing_ok=True)
+
+    def _retain(self) -> None:
+        """Remove what the newest checkpoint and `keep` have made superfluous, each by one step out of sight first."""
+        if self.keep != KEEP_ALL:
+            for old in self.complete()[: -self.keep]:
+                durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
+        for path in self._entries():
+            if path.name.startswith((_REPLACED, _DISCARDED)):
+                durable.remove_tree(path)
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+
+    def _folders(self) -> list[Path]:
+        """Return the folders with a checkpoint's name, complete or not; the highest step first."""
+        found = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(found, reverse=True)]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the complete checkpoint in a folder `global_step_N`.
+
+    Raises:
+        CheckpointError: there is none, or it is not complete.
+    """
+    manifest = load_manifest(path)
+    damage = _damage(path, manifest)
+    if damage:
+        raise CheckpointError("the checkpoint is not complete", where=str(path), why=damage, help=_ANOTHER)
+    return Checkpoint(manifest.step, path, manifest)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Return what the checkpoint in the folder `path` says about itself, complete or not.
+
+    Raises:
+        CheckpointError: there is none, it is of a version that this rlinf does not know, or one of its fields has a
+            value that it cannot have.
+    """
+    try:
+        content = read_model(path / MANIFEST, ManifestFile)
+    except OSError as error:
+        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {_reason(error)}"
+        raise CheckpointError("this is not a complete checkpoint", where=str(path), why=why, help=_ANOTHER) from None
+    return Manifest(**{name: getattr(content, name) for name in Manifest._fields})
+
+
+def config_hash(text: str) -> str:
+    """Return what tells one resolved configuration from another; `text` is its YAML."""
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a checkpoint was made with, torch's where it is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"rlinf": __version__, "python": platform.python_version()}
+    try:
+        found["torch"] = version("torch")
+    except PackageNotFoundError:
+        return found
+    return found
+
+
+_ANOTHER: Final = "name another `global_step_N` folder, or `runner.resume_dir=auto` for the newest complete one"
+
+
+def _name(step: int) -> str:
+    return f"global_step_{step}"
+
+
+def _look(path: Path) -> Checkpoint | None:
+    try:
+        return open_checkpoint(path)
+    except CheckpointError:
+        return None
+
+
+def _damage(path: Path, manifest: Manifest) -> str | None:
+    """Return the first file of the manifest that is not there as it was written, in words."""
+    for name, size in manifest.files.items():
+        try:
+            found = os.stat(path / name).st_size
+        except OSError:
+            return f"`{name}` is missing"
+        if found != size:
+            return f"`{name}` has {found} bytes, {size} were written"
+    return None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return dict(sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in _files(folder)))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            yield Path(parent) / name
+
+
+def _encode(manifest: Manifest) -> str:
+    # JSON has no NaN: a metric without a number is null.
+    metrics = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in manifest.metrics.items()
+    }
+    return json.dumps({"schema": SCHEMA, **manifest._asdict(), "metrics": metrics}, indent=2) + "\n"
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else f"`{value}`"
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or type(error).__name__
+    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"
+
+
+def _unwritable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        "a checkpoint cannot be written",
+        where=str(folder),
+        why=error.strerror or str(error),
+        help="make room there or correct its permissions; the checkpoints before are untouched",
+    )

@@ -1,0 +1,364 @@
+"""The folder of a run: its files and its state.
+
+    runs/embodied-20260314-101502/
+      run.json        see `rlinf_core.runners.storage.run_state`
+      config.yaml     the resolved configuration, secrets masked
+      metrics.jsonl   one JSON object for each step
+      logs/COMPONENT/rank_N.log
+      checkpoints/    see `rlinf_core.runners.storage.checkpoint`
+      memory.json     the most memory that each process held, by phase
+      trace.json      with `runner.trace: true`
+      curve.png, curve.svg
+      events.jsonl    its start, checkpoints, restarts and end, one JSON object a line
+      origins.json, placement.json, placement.svg, report.html
+
+Imports nothing heavy: commands look into run folders too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
+
+from rlinf_core.config.origins import resolved_text
+from rlinf_core.config.secrets import mask
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.files import read_text
+from rlinf_core.node.process_identity import Presence, own_identity
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
+from rlinf_core.runners.storage.ownership import mark, why_not_own
+from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
+from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, read_state, runs_in
+from rlinf_core.runners.storage.run_status import RunStatus
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+
+
+class RunFolder:
+    """One run's folder. Made by `create`, found by `open` and `latest`.
+
+    Attributes:
+        path: the folder, absolute.
+        resumed_from: the checkpoint that this process continues from, or None; `create` sets it.
+    """
+
+    def __init__(self, path: Path, state: RunState, keep: int = KEEP_ALL, resumed_from: Path | None = None) -> None:
+        self.path = path
+        self.resumed_from = resumed_from
+        self._state = state
+        self._keep = keep
+        # The resolved configuration of a resumed run, which is written when the run has its workers.
+        self._pending_config: str | None = None
+        # Gives back what the process that drives the run holds open of it.
+        self._let_go: Callable[[], object] = lambda: None
+
+    @classmethod
+    def create(
+        cls,
+        runner: RunnerConfig,
+        recipe: str,
+        checkpoint_save_path: str | None = None,
+        facts: Mapping[str, Fact] | None = None,
+        config_text: str | None = None,
+    ) -> Self:
+        """Return the folder of a run that starts now, in this process.
+
+        Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
+        is the folder of that checkpoint. Where that has newer ones, or is a copy whose checkpoints belong to another
+        folder, they stay, and the new run begins in a new folder with the metrics up to the checkpoint.
+
+        Args:
+            runner: the run's own section.
+            recipe: what is trained.
+            checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
+            facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
+            config_text: the resolved configuration, secrets masked: `auto` goes on with a run of the same one only
+                (`resuming`); None: with any.
+
+        Raises:
+            CheckpointError: there is no complete checkpoint where `resume_dir` says, it does not fit, or `auto` finds
+                only runs of other configurations; no folder was changed.
+            RunError: the folder cannot be written, or the run to continue is still going on.
+        """
+        log_path = Path(runner.logger.log_path).absolute()
+        experiment = runner.logger.experiment_name or recipe
+        source = find_source(runner.resume_dir, log_path, experiment, config_text)
+        if source is not None and facts is not None:
+            source.check(facts)
+        path = None if source is None else run_of(source.path, log_path)
+        home = None if path is None else cls.open(path)
+        try:
+            if home is None or source is None:
+                folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
+                folder._begin(runner, source)
+                return folder
+            # Of two commands that come at the same moment one goes on with the run.
+            with durable.claimed(home.path / STATE) as ours:
+                if not ours or home.refresh().going_on:
+                    raise _going_on(home)
+                newest = home.checkpoints.latest()
+                own = why_not_own(home.path, home.state) is None
+                if own and newest is not None and newest.step == source.step:
+                    folder = cls(home.path, home.state)
+                else:
+                    folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
+                    _copy_metrics(home.metrics_file, folder.metrics_file, source.step)
+                folder._begin(runner, source)
+                return folder
+        except OSError as error:
+            raise _unwritable(log_path, error) from error
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Return the run folder at `path`, to look into.
+
+        Raises:
+            RunError: it is none.
+        """
+        folder = Path(path).absolute()
+        return cls(folder, read_state(folder))
+
+    @classmethod
+    def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
+        """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
+        found = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
+        wanted = [each for each in found if experiment in (None, each.state.experiment)]
+        return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
+
+    @classmethod
+    def _make(cls, log_path: Path, recipe: str, experiment: str, checkpoint_save_path: str | None) -> Self:
+        """Return a new folder with a state; no folder that exists is touched, and two runs never share one."""
+        log_path.mkdir(parents=True, exist_ok=True)
+        # A name may hold anything, a folder's name may not; a leading dot would hide it.
+        name = f"{_UNSAFE.sub('_', experiment).lstrip('.') or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while True:
+            path = log_path / (name if number == 1 else f"{name}-{number}")
+            elsewhere = None if checkpoint_save_path is None else Path(checkpoint_save_path).absolute() / path.name
+            if _made(path, elsewhere):
+                break
+            number += 1
+        run_id = uuid4().hex
+        if elsewhere is not None:
+            mark(elsewhere, path, run_id)
+        checkpoints = "checkpoints" if elsewhere is None else str(elsewhere)
+        state = RunState(
+            recipe=recipe, experiment=experiment, run_id=run_id, created=time.time(), checkpoints=checkpoints
+        )
+        folder = cls(path, state)
+        folder.logs.mkdir()
+        return folder
+
+    def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
+        """Write that this process drives the run from now on; a resumed run's earlier end is kept until `started`."""
+        self._keep = runner.keep_checkpoints
+        self.resumed_from = source.path if source else None
+        # Whoever is about to signal the process that `run.json` names looks whether it has the folder open.
+        opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._let_go = weakref.finalize(self, os.close, opened)
+        earlier = self._state.before_attempt()
+        fields = Attempt.model_validate(
+            {
+                **own_identity()._asdict(),
+                "step": source.step if source else 0,
+                "resumed_from": str(source.path) if source else None,
+            }
+        )
+        self.update(**dict(fields), earlier=earlier)
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration, secrets masked."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object for each step; `rlinf_core.runners.metrics` writes and reads it."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace_file(self) -> Path:
+        """The trace for Chrome and Perfetto, with `runner.trace: true`."""
+        return self.path / "trace.json"
+
+    @property
+    def memory_file(self) -> Path:
+        """The most memory that each process held, by phase."""
+        return self.path / "memory.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the workers' logs."""
+        return self.path / "logs"
+
+    def log_file(self, component: str, rank: int) -> Path:
+        """Return the log of one worker. On another machine it is there only where this folder is shared."""
+        return self.logs / component / f"rank_{rank}.log"
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.path / self._state.checkpoints, self._keep)
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run, as this object read or wrote it last."""
+        return self._state
+
+    def refresh(self) -> RunState:
+        """Return the state as it is on the disk now.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        self._state = read_state(self.path)
+        return self._state
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the state, by their names in `RunState`, and write it whole.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self._write(self._state.changed(**changes, updated=time.time()))
+
+    def _write(self, state: RunState) -> None:
+        try:
+            durable.write_short(self.path / STATE, state.encoded())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._state = state
+
+    def started(self) -> None:
+        """Write that the run has its workers: from now on it is this attempt that the folder tells of.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        text, self._pending_config = self._pending_config, None
+        if text is not None:
+            self._keep_config(text)
+        if self._state.earlier is not None:
+            self.update(earlier=None)
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Write how the run ended: its `RunStatus`, and the first line of why it failed.
+
+        A resumed run that did not get as far as `started` is again what it was.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            if self._state.earlier is not None and status != RunStatus.FINISHED:
+                self._write(self._state.as_before().changed(updated=time.time()))
+                return
+            line = (reason.strip().splitlines() or [""])[0]
+            self.update(status=status, reason=line, ended=time.time(), earlier=None)
+        finally:
+            self._let_go()
+
+    def write_config(self, job: Job) -> str:
+        """Keep the resolved configuration, defaults included and secrets masked; return its `config_hash`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        return self.write_config_text(config_text_of(job))
+
+    def write_config_text(self, text: str) -> str:
+        """Keep YAML as the run's configuration, and return its `config_hash`.
+
+        An earlier one that says something else gets a number. That of a resumed run is written by `started`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        if self._state.earlier is not None:
+            self._pending_config = text
+        else:
+            self._keep_config(text)
+        return config_hash(text)
+
+    def _keep_config(self, text: str) -> None:
+        try:
+            if os.path.lexists(self.config_file) and _other_text(self.config_file, text):
+                durable.keep_old(self.config_file)
+            durable.write_whole(self.config_file, text)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        values = values_of(text)
+        self.update(config_id=config_id(values) if values is not None else "")
+
+
+def config_text_of(job: Job) -> str:
+    """Return the resolved configuration of a job as YAML, defaults included and secrets masked."""
+    if job.tree is None:
+        raise ValueError("a job that could not be read has no configuration to keep")
+    return resolved_text(mask(job.tree, job.secret), job.config)
+
+
+def _made(run: Path, checkpoints: Path | None) -> bool:
+    """Make the folders of a new run; return False where one of that name is there, of whichever run it is."""
+    try:
+        run.mkdir()
+    except FileExistsError:
+        return False
+    if checkpoints is None:
+        return True
+    try:
+        checkpoints.parent.mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir()
+    except OSError as error:
+        run.rmdir()
+        if isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
+
+
+def _other_text(path: Path, text: str) -> bool:
+    try:
+        return read_text(path) != text
+    except OSError:
+        return True
+
+
+def _going_on(run: RunFolder) -> RunError:
+    state = run.state
+    why, help = "another command goes on with it", "wait for its end, or end it with `rlinf stop`"
+    match state.presence:
+        case Presence.ALIVE:
+            why = f"process {state.pid} on {state.host} drives it"
+        case Presence.UNKNOWN:
+            why = f"{state.process} drives it, or did: that cannot be told from here"
+            help = f"end it there; where it has ended for certain, `rlinf stop {run.path} --force` gives it up"
+        case Presence.GONE:
+            pass
+    return RunError("the run to continue from is still going on", where=str(run.path), why=why, help=help)
+
+
+def _copy_metrics(old: Path, new: Path, step: int) -> None:
+    from rlinf_core.runners.metrics import metrics_up_to
+
+    durable.write_whole(new, metrics_up_to(old, step))
+
+
+def _unwritable(folder: Path, error: OSError) -> RunError:
+    return RunError(
+        "the run folder cannot be written",
+        where=str(folder),
+        why=error.strerror or str(error),
+        help="make room there or correct its permissions, or choose another folder by `runner.logger.log_path`",
+    )

@@ -1,0 +1,85 @@
+"""Trained policies, loaded for use apart from their run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.recipe import Recipe, find_recipe
+from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
+
+_DESCRIPTION = "policy.json"
+
+
+class Policy(Protocol):
+    """A policy that acts on observations: a torch `module`, and the `spec` of its observations and actions."""
+
+    module: Any
+    spec: Any
+
+    def act(self, observations: Any, *, greedy: bool = True) -> Any:
+        """Return actions [n, C, A] for n observations, arrays by name."""
+        ...
+
+
+def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, device: str = "cpu") -> Policy:
+    """Return a trained policy, ready to act. It needs neither a cluster nor the environment.
+
+    Args:
+        path: a run folder, whose newest checkpoint is taken; a checkpoint `global_step_N`; or a folder that `rlinf
+            export --format safetensors` wrote.
+        checkpoint: another checkpoint of the run.
+        device: where it acts, as torch names it.
+
+    Raises:
+        RunError: there is no such folder.
+        CheckpointError: there is no checkpoint, or it cannot be read.
+        ConfigError: the recipe has no policies of this kind, or what is there is of another.
+    """
+    folder = Path(path)
+    job: Job | None = None
+    recipe: Recipe | None = None
+    if (run := _run_of(folder)) is not None:
+        # What the file finds fault with on this machine, such as a simulator that is missing, is no matter here.
+        job = load_job(str(run.config_file))
+        recipe = job.recipe
+    if (folder / STATE).is_file() and run is not None:
+        latest = run.checkpoints.latest()
+        if checkpoint is None and latest is None:
+            raise CheckpointError("the run has no checkpoint", where=str(run.path))
+        folder = Path(checkpoint) if checkpoint is not None else latest.path if latest is not None else folder
+        folder = open_checkpoint(folder).path
+    elif (found := CheckpointStore(folder).latest()) is not None:
+        folder = found.path
+    if recipe is None:
+        recipe = find_recipe(_recipe_of(folder))
+    function = recipe.function("policy")
+    if function is None:
+        raise ConfigError(f"recipe `{recipe.name}` has no policies that `load_policy` can load")
+    return function(folder, job.config if job is not None else None, device)
+
+
+def _run_of(folder: Path) -> RunFolder | None:
+    """Return the run that a run folder, its `checkpoints` or one of its checkpoints belongs to, if it is there."""
+    for path in (folder, folder.absolute().parent, folder.absolute().parent.parent):
+        if (path / STATE).is_file():
+            return RunFolder.open(path)
+    return None
+
+
+def _recipe_of(folder: Path) -> str:
+    """Return the name of the recipe whose policy is in a folder apart from a run."""
+    try:
+        return str(json.loads((folder / _DESCRIPTION).read_text())["recipe"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "there is no policy in the folder",
+            where=str(folder),
+            why=f"`{_DESCRIPTION}` is missing" if isinstance(error, OSError) else f"`{_DESCRIPTION}`: {error}",
+            help="name a run, a checkpoint, or a folder of `rlinf export --format safetensors`",
+        ) from None
