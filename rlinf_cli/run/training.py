@@ -335,8 +335,8 @@ class Training:
         if self._folder.checkpoints.latest() is not None:
             from rlinf_cli.live.run_summary import shown
 
-            place = shown(self._folder.path)
-            console.message(f"the same command with `runner.resume_dir={place}` goes on from the last checkpoint")
+            place = f"runner.resume_dir={shown(self._folder.path)}"
+            console.message(f"the same command with `{place}` goes on from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> RLinfError | None:
         """Write how the run ended, and after which step where one was done; return what keeps it from that."""

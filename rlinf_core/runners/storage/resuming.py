@@ -21,6 +21,7 @@ from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, ru
 # Keys that may differ between a run and what goes on with it; a key stands for all below it.
 FREE_KEYS: Final = (
     *("runner.max_steps", "runner.max_epochs", "runner.resume_dir", "runner.max_restarts", "runner.trace"),
+    "runner.only_eval",
     *("runner.val_check_interval", "runner.val_before_train", "runner.sample_interval"),
     *("runner.save_interval", "runner.save_on_interrupt", "runner.keep_checkpoints"),
     *("runner.logger.log_path", "runner.logger.project_name", "runner.logger.logger_backends"),
@@ -115,7 +116,7 @@ def run_of(checkpoint: Path, log_path: Path) -> Path | None:
 
 
 def differences(old: Values, new: Values) -> list[str]:
-    """Return what differs between two configurations, in words: `actor.optim.lr` is 0.1 there and 0.2 now."""
+    """Return what differs between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
     names = [name for name in (*old, *(name for name in new if name not in old)) if old.get(name) != new.get(name)]
     return [f"`{name}` is {_shown(old, name)} there and {_shown(new, name)} now" for name in names]
 
@@ -192,5 +193,6 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
 def _shown(values: Values, name: str) -> str:
     if name not in values:
         return "not set"
-    text = json.dumps(values[name], default=str)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    value = values[name]
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return f"`{text}`" if len(text) <= _LONGEST_VALUE else f"`{text[:_LONGEST_VALUE]}...`"

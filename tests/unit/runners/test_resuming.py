@@ -125,8 +125,8 @@ def test_what_is_no_configuration_is_none(text: str) -> None:
 
 def test_what_differs_is_in_words() -> None:
     assert differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == [
-        "`b` is 2 there and 3 now",
-        "`c` is not set there and 4 now",
+        "`b` is `2` there and `3` now",
+        "`c` is not set there and `4` now",
     ]
 
 
