@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
-from rlinf_core.runners.storage import durable
+from rlinf_core.foreign.files import open_regular
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -32,7 +32,7 @@ def digest(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    with durable.open_regular(path) as file:
+    with open_regular(path) as file:
         return file_digest(cast("BufferedReader", file), "sha256").hexdigest()
 
 
