@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from recipes.demonstrations.info import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS, Feature
+from recipes.demonstrations.info import Feature
+from recipes.demonstrations.names import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
 from recipes.demonstrations.writer import DatasetWriter, check_new
 from recipes.embodied.collecting import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.collection import collecting
@@ -78,7 +79,7 @@ def record(
     intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         features = features_of(collection.spec, video=video, interventions=device is not None)
-        rate = fps or round(collection.facts["control_hz"] or environments.video_cfg.fps)
+        rate = fps or collection.facts["control_hz"] or environments.video_cfg.fps
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:
