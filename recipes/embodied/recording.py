@@ -17,6 +17,7 @@ from recipes.embodied.collecting import ACTIONS, INTERVENED, REWARDS, SUCCESSES,
 from recipes.embodied.collection import collecting
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.data_reading import action_bounds
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.interventions.table import SOURCES
@@ -88,7 +89,7 @@ def record(
                     solved = bool(episode.success_at_end)
                     if kept == episodes or (successes_only and not solved) or not episode.length:
                         continue
-                    writer.add(columns_of(episode), episode.task)
+                    writer.add(columns_of(episode, collection.spec), episode.task)
                     starts.append({"env": episode.env, "reset": episode.reset})
                     kept, frames, successes = kept + 1, frames + episode.length, successes + solved
                 tell(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
@@ -165,14 +166,19 @@ def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = Fal
     }
 
 
-def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
-    """Return the columns of an episode by the names of its features."""
+def columns_of(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray[Any]]:
+    """Return the columns of an episode by the names of its features.
+
+    Actions are those that the environment carried out: numbers beyond its bounds count as these.
+    """
     columns = dict(episode.columns)
     renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
-    found = {renamed.get(name, name): array for name, array in columns.items()}
+    named = {renamed.get(name, name): array for name, array in columns.items()}
     prefix = image_key("")
-    found = {
+    named = {
         f"{IMAGES}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
-        for name, array in found.items()
+        for name, array in named.items()
     }
-    return {**found, _DONE: np.arange(episode.length) == episode.length - 1}
+    if ACTION in named and spec.num_choices is None:
+        named[ACTION] = np.clip(named[ACTION], *action_bounds(spec)).astype(np.float32)
+    return {**named, _DONE: np.arange(episode.length) == episode.length - 1}

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.errors import DatasetError
-from recipes.demonstrations.load import load_demonstrations
+from recipes.demonstrations.names import REWARD, SUCCESS
 from recipes.embodied.data_fit import check_fits
+from recipes.embodied.data_reading import fitted_actions, read_data, tell_notes
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.messages import INTERVENTIONS
@@ -133,15 +134,12 @@ def demonstrations_buffer(
     Raises:
         DatasetError: the data cannot be read, are of another environment, or have no rewards.
     """
-    whole = load_demonstrations(config.train_data_paths, config.state_keys)
-    data = whole.chosen(config.episodes) if config.episodes else whole
-    named = check_fits(whole.shape, spec, config.cameras)
+    data = read_data(config)
+    named = check_fits(data.shape, spec, config.cameras)
+    data = fitted_actions(data, spec, clips=config.clip_actions)
+    tell_notes(data)
     if data.rewards is None or data.successes is None:
-        raise DatasetError(
-            "the demonstrations have no rewards: `next.reward` and `next.success` are missing",
-            where=data.where,
-            help="`rlinf record` writes them; data sets without rewards can be learned from by recipe `sft`",
-        )
+        raise without_rewards(data)
     columns, rows = transition_spec(spec), len(data) + data.episodes + 4
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
@@ -154,6 +152,21 @@ def demonstrations_buffer(
             observed[STATES] = data.states[rows]
         _add_episode(buffer, data, rows, observed, data.rewards, data.successes)
     return buffer
+
+
+def without_rewards(data: Demonstrations) -> DatasetError:
+    """Return the error for demonstrations without a reward, or that do not say which steps solve the task."""
+    missing = [
+        f"`{name}`" for name, each in ((REWARD, data.rewards), (SUCCESS, data.successes)) if each is None
+    ]
+    what = "have no rewards" if data.rewards is None else "do not say which steps solve the task"
+    is_are = "are" if len(missing) > 1 else "is"
+    return DatasetError(
+        f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
+        where=data.where,
+        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names others; recipe `sft`"
+        " learns without",
+    )
 
 
 def _add_episode(
@@ -171,7 +184,7 @@ def _add_episode(
         buffer.add(
             Transitions(
                 {name: each[step : step + 1] for name, each in observed.items()},
-                np.clip(data.actions[rows[step : step + 1]], -1, 1),
+                data.actions[rows[step : step + 1]],
                 rewards[rows[step : step + 1]],
                 np.array([last]),
                 np.array([not solved and step == count - 2]),
