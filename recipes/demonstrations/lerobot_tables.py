@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -296,7 +297,7 @@ def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
     """
     episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
     numbers = [each.number for each in episodes]
-    twice = next((number for number, after in zip(numbers, numbers[1:], strict=False) if number == after), None)
+    twice = next((number for number, after in pairwise(numbers) if number == after), None)
     if twice is not None:
         raise DatasetError(f"episode {twice} is listed twice", where=str(folder / "meta"), help=_AGREE)
     empty = next((each for each in episodes if each.length < 1), None)
@@ -363,7 +364,7 @@ def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         length = int(row.get("length", end - begin))
         if begin != at or end - begin != length:
             raise DatasetError(
-                f"episode {number} is listed with rows {begin} to {end}, and {at} rows are before it and {length} in it",
+                f"episode {number} is listed with rows {begin} to {end}, and it has {length} rows, {at} before it",
                 where=str(file),
                 help=_AGREE,
             )

@@ -99,7 +99,7 @@ class DemonstrationsConfig(ConfigModel):
     flip: Literal["none", "vertical", "horizontal", "rotate180"] | None = Field(
         default=None,
         description="Turn the pictures as the environment's stand: `vertical` exchanges above and below (LIBERO's own"
-        " HDF5 files), `rotate180` also left and right (HuggingFaceVLA/libero). Default: what the file says, else none.",
+        " HDF5 files), `rotate180` also left and right (HuggingFaceVLA/libero). Default: as the file says, or none.",
     )
     action_scale: Float | tuple[Float, ...] | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
 from recipes.demonstrations.load_set import read_demonstrations
+from recipes.demonstrations.names import REWARD, SUCCESS
 
 if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DataSource, DemonstrationsConfig
@@ -89,9 +90,7 @@ def _scaled(data: Demonstrations, config: DemonstrationsConfig) -> Demonstration
     if data.actions.dtype.kind in "iu" or scale.size not in (1, size):
         is_choice = data.actions.dtype.kind in "iu"
         message = "actions that are choices have no scale" if is_choice else f"an action has {size} numbers"
-        raise DatasetError(
-            f"`data.action_scale` does not fit: {message}", where=data.where, help="remove or correct it"
-        )
+        raise DatasetError(f"`data.action_scale` does not fit: {message}", where=data.where, help="correct it")
     return replace(data, actions=data.actions * scale, statistics=None)
 
 
@@ -183,3 +182,25 @@ def tell_notes(data: Demonstrations) -> None:
     """Log what was left out or converted of demonstrations."""
     for note in data.notes:
         _LOGGER.warning("demonstrations, %s: %s", data.where, note)
+
+
+def without_rewards(data: Demonstrations) -> DatasetError:
+    """Return the error for demonstrations without a reward, or that do not say which steps solve the task."""
+    missing = [f"`{name}`" for name, each in ((REWARD, data.rewards), (SUCCESS, data.successes)) if each is None]
+    what = "have no rewards" if data.rewards is None else "do not say which steps solve the task"
+    is_are = "are" if len(missing) > 1 else "is"
+    return DatasetError(
+        f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
+        where=data.where,
+        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names others; recipe `sft`"
+        " learns without",
+    )
+
+
+def without_interventions(data: Demonstrations) -> DatasetError:
+    """Return the error for demonstrations that do not say where somebody intervened."""
+    return DatasetError(
+        "the demonstrations do not say in which rows somebody intervened",
+        where=data.where,
+        help="`data.columns: {intervention: NAME}` names the column; or remove `data.only_interventions`",
+    )

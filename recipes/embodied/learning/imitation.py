@@ -15,7 +15,7 @@ from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes
+from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_interventions
 from recipes.embodied.models.normalization import Normalization, Statistics
 
 if TYPE_CHECKING:
@@ -143,11 +143,7 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
     if not only_interventions:
         return np.arange(len(data))
     if data.interventions is None:
-        raise DatasetError(
-            "the demonstrations do not say in which rows somebody intervened",
-            where=data.where,
-            help="`data.columns: {intervention: NAME}` names the column; or remove `data.only_interventions`",
-        )
+        raise without_interventions(data)
     found = np.flatnonzero(data.interventions)
     if not len(found):
         raise DatasetError(

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.names import REWARD, SUCCESS
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes
+from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_rewards
+from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
@@ -151,19 +150,6 @@ def demonstrations_buffer(
             observed[STATES] = data.states[rows]
         _add_episode(buffer, data, rows, observed, data.rewards, data.successes)
     return buffer
-
-
-def without_rewards(data: Demonstrations) -> DatasetError:
-    """Return the error for demonstrations without a reward, or that do not say which steps solve the task."""
-    missing = [f"`{name}`" for name, each in ((REWARD, data.rewards), (SUCCESS, data.successes)) if each is None]
-    what = "have no rewards" if data.rewards is None else "do not say which steps solve the task"
-    is_are = "are" if len(missing) > 1 else "is"
-    return DatasetError(
-        f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
-        where=data.where,
-        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names others; recipe `sft`"
-        " learns without",
-    )
 
 
 def _add_episode(

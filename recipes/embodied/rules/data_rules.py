@@ -16,8 +16,15 @@ from recipes.demonstrations.video_faults import check_videos
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import check_sources, fitted_actions, read_source
+from recipes.embodied.learning.data_reading import (
+    check_sources,
+    fitted_actions,
+    read_source,
+    without_interventions,
+    without_rewards,
+)
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from rlinf_core.config.diagnostics import Severity
@@ -105,11 +112,9 @@ def _rows(
 def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations], report: Report) -> None:
     """Report columns that what is learned needs, and that no data set has."""
     if config.data.only_interventions and all(part.interventions is None for part in parts):
-        try:
-            imitated_rows_known(parts[0])
-        except DatasetError as error:
-            about = [("data", "only_interventions")]
-            report(at, "dataset-mismatch", _told(error), error.help or "", about=about)
+        error = without_interventions(parts[0])
+        about = [("data", "only_interventions")]
+        report(at, "dataset-mismatch", _told(error), error.help or "", about=about)
     if not is_off_policy(config.algorithm.loss_type) or config.recipe != "embodied":
         return
     for part in parts:

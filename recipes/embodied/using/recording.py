@@ -18,6 +18,8 @@ from recipes.embodied.config.env_config import EnvironmentConfig, InterventionCo
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.episodes.collection_job import collecting
+from recipes.embodied.episodes.collector import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.learning.data_reading import action_bounds
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.registry import import_target
