@@ -134,10 +134,10 @@ def demonstrations_buffer(
     """
     data = read_data(config)
     named = check_fits(data.shape, spec, config.cameras)
-    data = fitted_actions(data, spec, clips=config.clip_actions)
-    tell_notes(data)
     if data.rewards is None or data.successes is None:
         raise without_rewards(data)
+    data = fitted_actions(data, spec, clips=config.clip_actions)
+    tell_notes(data)
     columns, rows = transition_spec(spec), len(data) + data.episodes + 4
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
