@@ -58,6 +58,12 @@ class EnvSpec:
             return np.ones(self.action_size, np.bool_)
         return np.array([None not in pair for pair in zip(self.low, self.high, strict=True)], np.bool_)
 
+    def carried_out(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return actions [..., A] as the environment counts them: numbers beyond -1 and 1 as these, where bounded."""
+        if self.num_choices is not None:
+            return actions
+        return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
+
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape of one row, and numpy's kind or type, of each observation: `float32`, `uint8` or `U` for text."""

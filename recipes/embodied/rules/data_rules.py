@@ -169,6 +169,8 @@ def _check_environment(
         try:
             check_fits(shape, facts.spec, config.data.cameras)
             for data in whole.values():
+                if data.actions.shape[1] != facts.spec.action_size:
+                    continue  # told as a difference between the data sets
                 fitted = fitted_actions(data, facts.spec, clips=config.data.clip_actions)
                 for note in fitted.notes[len(data.notes) :]:
                     report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)
