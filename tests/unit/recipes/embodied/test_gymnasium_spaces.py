@@ -43,19 +43,14 @@ def test_bounds_are_told() -> None:
         Writer("task", spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64))
 
 
-@pytest.mark.parametrize(
-    ("shape", "camera"),
-    [((32, 24, 3), (32, 24, 3)), ((3, 32, 24), (32, 24, 3)), ((32, 24, 1), (32, 24, 3)), ((1, 32, 24), (32, 24, 3)), ((32, 24), (32, 24, 3))],
-)  # fmt: skip
-def test_pictures_are_turned_into_ours(shape: tuple[int, ...], camera: tuple[int, ...]) -> None:
-    space = spaces.Box(shape=shape, **BYTES)
-    reader = Reader("task", space)
-    assert (reader.cameras, reader.state_size) == ({"main": camera}, 0)
+@pytest.mark.parametrize("shape", [(32, 24, 3), (3, 32, 24), (32, 24, 1), (1, 32, 24), (32, 24)])
+def test_pictures_are_turned_into_ours(shape: tuple[int, ...]) -> None:
+    reader = Reader("task", spaces.Box(shape=shape, **BYTES))
+    assert (reader.cameras, reader.state_size) == ({"main": (32, 24, 3)}, 0)
     seen = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     picture = reader(seen)["images.main"]
-    axes = {3: seen if shape[-1] in (1, 3) else seen.transpose(1, 2, 0)}.get(seen.ndim, seen[..., None])
-    assert picture.shape == camera
-    assert np.array_equal(picture, np.broadcast_to(axes, camera))
+    upright = seen if shape[0] == 32 else seen.transpose(1, 2, 0)
+    assert np.array_equal(picture, np.broadcast_to(upright.reshape(32, 24, -1), (32, 24, 3)))
 
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 4), (4, 84, 84, 3), (84, 84, 12), (6, 84, 84)])

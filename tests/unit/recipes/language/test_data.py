@@ -77,7 +77,7 @@ def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
         ("", "has no rows"),
         ('{"q": 1}\n', r"some.jsonl:1: there is no key `a`"),
         ('{"q": 1, "a": 2}\n{"q": 1,\n', r"some.jsonl:2: the line is not JSON"),
-        ("[1]\n", r"some.jsonl:1: the line is not a JSON object"),
+        ("[1]\n", r"some.jsonl, item 0: the line is not a JSON object"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:
