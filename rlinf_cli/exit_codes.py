@@ -18,10 +18,18 @@ class ExitCode(IntEnum):
     """Wrong usage, or a file that is invalid, missing or unreadable."""
     UNREACHABLE = 3
     """The cluster is not reachable or not whole."""
+    HUNG_UP = 129
+    """SIGHUP: the terminal was closed."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    USER_SIGNAL_1 = 138
+    """SIGUSR1, as schedulers send before a job's time is over."""
+    USER_SIGNAL_2 = 140
+    """SIGUSR2, likewise."""
     TERMINATED = 143
     """SIGTERM."""
+    CPU_LIMIT = 152
+    """SIGXCPU: the limit of processor time is near."""
 
 
 # The first class that an error is an instance of decides.

@@ -85,15 +85,16 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def guarded(work: Callable[[], int | None]) -> int:
     """Run `work`; its exit code, or that of the way in which it ended, which is told."""
-    try:
-        return work() or ExitCode.OK
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
-        # What a signal raised may have become another exception on its way.
-        return command_signals.code or _tell(error)
+    with console.escaping():
+        try:
+            return work() or ExitCode.OK
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+        except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
+            # What a signal raised may have become another exception on its way.
+            return command_signals.code or _tell(error)
 
 
 def _tell(error: Exception) -> int:

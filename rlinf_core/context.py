@@ -23,6 +23,7 @@ class Session:
         log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
         log_names: what a group's folder in there is called, by the group's name; by default the group's name.
         trace: whether workers record what they do and when (see `rlinf_core.process.tracing`).
+        secrets: values that workers mask in what they print and log.
         import_path: the folders besides installed packages from which driver and workers import, where they exist.
         member: the worker that this process is, or None in the driver.
     """
@@ -33,6 +34,7 @@ class Session:
     log_folder: str | None = None
     log_names: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     trace: bool = False
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     import_path: tuple[str, ...] = ()
     member: WorkerAddress | None = None
 

@@ -11,6 +11,7 @@ text, and the types below say what a field wants of them:
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Annotated, Any, ClassVar, LiteralString, Union, cast, get_args, get_origin
 
@@ -19,6 +20,8 @@ from pydantic_core import PydanticCustomError
 
 # What a machine integer holds, so that whatever counts with a setting can.
 _LONGEST_INT = 18
+# Below it every integer is a float of its own.
+_EXACT = 2**53
 
 
 class YamlInt(int):
@@ -91,6 +94,8 @@ def kind_of(value: object) -> str:
         return "null"
     if isinstance(value, YamlBool | bool):
         return "a boolean"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity"
     for type_, name in ((int, "an integer"), (float, "a number"), (str, "text"), (list, "a list"), (dict, "a mapping")):
         if isinstance(value, type_):
             return name
@@ -123,6 +128,8 @@ def _text(value: Any) -> str:
 
 
 def _int(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)  # `1e6` and `10.0` are integers, as they are to JSON Schema
     if isinstance(value, bool | YamlBool) or not isinstance(value, int):
         raise expected("an integer", value)
     if abs(value) >= 10**_LONGEST_INT:
@@ -134,9 +141,13 @@ def _float(value: Any) -> Any:
     if isinstance(value, bool | YamlBool) or not isinstance(value, int | float):
         raise expected("a number", value)
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        raise problem("bad-value", "must be a number below 1.8e308") from None
+        number = math.inf
+    # `.inf` says so; digits that come to more are a mistake.
+    if math.isinf(number) and (not isinstance(value, float) or getattr(value, "raw", "")[-1:].isdigit()):
+        raise problem("bad-value", "must be a number below 1.8e308")
+    return number
 
 
 def _bool(value: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell that runs this in the background has SIGINT ignored, and children inherit that: the tests of Ctrl-C need it.
@@ -20,3 +22,26 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("commit")
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Generator[None, None, None]:
+    """Values that a test's job calls secret are masked in its own texts alone."""
+    yield
+    from rlinf_core.process.known_secrets import forget
+
+    forget()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a security test that is skipped where CI runs: what it needs is installed there by `.ci/run`."""
+    report = yield
+    excused = hasattr(report, "wasxfail") or item.get_closest_marker("security") is None
+    if report.skipped and not excused and os.environ.get("CI") == "true":
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"a security test must not be skipped in CI: {why}"
+    return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -37,7 +36,6 @@ class LoraSettings(ConfigModel):
 class ModelConfig(ConfigModel):
     """Settings of every model. Recipes add the keys of their kinds of model."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"path": "model_path"}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("is_lora", "lora_rank"),
@@ -59,7 +57,8 @@ class ModelConfig(ConfigModel):
     )
     precision: Precision = Field(
         default="fp32",
-        description="Type of the weights: fp32 or bf16; fp16 is accepted only with `runner.only_eval`.",
+        description="Type that layers compute in, and that rollout workers hold weights in: fp32 or bf16; fp16 is"
+        " accepted only with `runner.only_eval`. Actors keep the weights that they train in fp32.",
     )
     is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
     lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")
@@ -82,39 +81,6 @@ def _is_of_user(model: Any) -> bool:
 class OptimConfig(ConfigModel):
     """AdamW and the clipping of gradients."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        "grad_clip": "clip_grad",
-        "max_grad_norm": "clip_grad",
-        "lr_scheduler_type": "lr_scheduler",
-        "lr_decay_style": "lr_scheduler",
-        "warmup_style": "lr_scheduler",
-        "lr_warmup_iters": "lr_warmup_steps",
-        "lr_decay_iters": "total_training_steps",
-        "eps": "adam_eps",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        "optimizer": "remove it: the optimizer is AdamW",
-        "lr_warmup_steps_ratio": "`lr_warmup_steps` counts the training steps of the warmup",
-        "lr_warmup_fraction": "`lr_warmup_steps` counts the training steps of the warmup",
-        "lr_warmup_init": "remove it: the warmup begins at 0",
-        "max_lr": "`lr` is the highest learning rate",
-        "num_cycles": "remove it: `lr_scheduler: cosine` falls once",
-        **dict.fromkeys(
-            (
-                "use_distributed_optimizer",
-                "overlap_grad_reduce",
-                "overlap_param_gather",
-                "use_precision_aware_optimizer",
-            ),
-            "remove it: it belongs to Megatron, and training uses FSDP2",
-        ),
-        **dict.fromkeys(
-            ("bf16", "fp16", "loss_scale_window", "loss_scale"),
-            "remove it: `actor.model.precision` is the type of the weights, and of what is computed",
-        ),
-        "min_lr": "`min_lr_ratio` is the lowest learning rate by `lr`",
-        "betas": "write `adam_beta1` and `adam_beta2`",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("min_lr_ratio", "total_training_steps"),
@@ -152,10 +118,6 @@ class OptimConfig(ConfigModel):
 class MixedPrecisionConfig(ConfigModel):
     """Types used while computing, where they differ from the weights' own. Buffers are never cast."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        "buffer_dtype": "remove it: buffers keep their type; `param_dtype` and `reduce_dtype` are what can be chosen",
-    }
-
     param_dtype: Precision | None = Field(
         default=None,
         description="Type of gathered weights and of activations: fp32 or bf16; fp16 is accepted only with"
@@ -170,20 +132,6 @@ class MixedPrecisionConfig(ConfigModel):
 
 class FsdpConfig(ConfigModel):
     """The sharding of weights, gradients and optimizer state over the actor's ranks (FSDP2)."""
-
-    not_available: ClassVar[Mapping[str, str]] = {
-        "strategy": "remove it: training uses FSDP2; `sharding_strategy` says what every rank holds",
-        "amp": "`mixed_precision` says in which types training computes",
-        "param_offload": "`cpu_offload: true` keeps shards in the host's memory while they are not used",
-        "optimizer_offload": "`cpu_offload: true` keeps shards in the host's memory while they are not used",
-        "enable_gradient_accumulation": "`actor.micro_batch_size` below a rank's share accumulates gradients",
-        **dict.fromkeys(
-            ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
-            "remove it: it belongs to FSDP1, and training uses FSDP2",
-        ),
-        "wrap_policy": "remove it: every layer of the model is a unit of its own",
-        "fsdp_size": "remove it: shards are spread over all ranks of the actor",
-    }
 
     sharding_strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = Field(
         default="full_shard",
@@ -212,34 +160,6 @@ class TokenizerConfig(ConfigModel):
 
 class ActorConfig(ConfigModel):
     """The workers that train. Recipes add `model` and `optim`."""
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        "strategy": "training_backend",
-        "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-    }
-    moved: ClassVar[Mapping[str, str]] = {
-        "clip_ratio_low": "algorithm.clip_ratio_low",
-        "clip_ratio_high": "algorithm.clip_ratio_high",
-        "clip_ratio_c": "algorithm.clip_ratio_c",
-        "entropy_coeff": "algorithm.entropy_bonus",
-        "grad_clip": "actor.optim.clip_grad",
-        "kl_loss_coef": "algorithm.kl_beta",
-        "kl_loss_type": "algorithm.kl_penalty",
-        "loss_agg_mode": "algorithm.loss_agg_func",
-        "lr_sched": "actor.optim",
-        "ppo_epochs": "algorithm.update_epoch",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        "ppo_mini_batch_size": "`global_batch_size` counts the samples of one optimizer step",
-        "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
-        "grad_clip": "`actor.optim.clip_grad` bounds the norm of a gradient",
-        "clip_ratio": "write `algorithm.clip_ratio_low` and `algorithm.clip_ratio_high`",
-        "entropy_coeff": "`algorithm.entropy_bonus` is the weight of the policy's entropy",
-        "use_kl_loss": "`algorithm.kl_beta` above 0 adds the divergence to the loss",
-        "kl_loss_coef": "`algorithm.kl_beta` is the weight of the divergence",
-        "kl_loss_type": "`algorithm.kl_penalty` is the estimator of the divergence",
-        "megatron": "training uses FSDP2: `fsdp_config` says how the model is spread",
-    }
 
     group_name: Text = Field(default="ActorGroup", description="Name of the worker group; others address it by this.")
     training_backend: Literal["fsdp"] = Field(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -47,24 +46,6 @@ KlEstimator = Annotated[
 
 class AlgorithmConfig(ConfigModel):
     """Settings of every policy gradient."""
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        "adv_estimator": "adv_type",
-        "entropy_coeff": "entropy_bonus",
-        "kl_coef": "kl_beta",
-        "kl_loss_coef": "kl_beta",
-        "kl_loss_type": "kl_penalty",
-        "kl_penalty_type": "kl_penalty",
-        "loss_agg_mode": "loss_agg_func",
-        "ppo_epochs": "update_epoch",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        "clip_ratio": "write `clip_ratio_low` and `clip_ratio_high`",
-        "ratio_clip_eps": "write `clip_ratio_low` and `clip_ratio_high`",
-        "n_minibatches": "`actor.global_batch_size` counts the samples of one optimizer step",
-        "use_kl_in_reward": "`kl_beta` above 0 adds the divergence to the loss",
-        "recompute_logprobs": "remove it: those of the policy that acted are used",
-    }
 
     adv_type: AdvantageType = Field(
         default="grpo",
@@ -110,12 +91,6 @@ class AlgorithmConfig(ConfigModel):
 
 class ActorCriticConfig(AlgorithmConfig):
     """Further settings with a value head and a sequence of rewards."""
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        **AlgorithmConfig.other_names,
-        "cliprange_value": "value_clip",
-        "lam": "gae_lambda",
-    }
 
     gamma: Fraction = Field(default=0.99, description="Discount of rewards, by step.")
     gae_lambda: Fraction = Field(default=0.95, description="Decay of temporal differences in GAE.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -15,16 +14,6 @@ from rlinf_core.scalars import Bool, Int, Text
 
 class DataConfig(ConfigModel):
     """Problems with verifiable answers."""
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        "train_files": "train_data_paths",
-        "val_files": "val_data_paths",
-        "train_batch_size": "rollout_batch_size",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        "type": "remove it: `train_data_paths` names the files, and `prompt_key` and `answer_key` what they hold",
-        "max_response_length": "`rollout.sampling_params.max_new_tokens` is the longest answer",
-    }
 
     train_data_paths: FilePaths = Field(
         default=(),

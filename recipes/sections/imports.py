@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path as FilePath
@@ -15,8 +16,19 @@ from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 
 
-def check_import(config: JobConfig, at: Path, target: str, component: str, report: Report) -> None:
-    """Report a `package.module:name` that the processes of a component could not import."""
+def check_import(
+    config: JobConfig, at: Path, target: str, component: str, report: Report, *, is_own: bool = False
+) -> None:
+    """Report a `package.module:name` that the processes of a component could not import.
+
+    Args:
+        config: the file.
+        at: where it is named.
+        target: what is named.
+        component: whose processes import it.
+        report: where findings go.
+        is_own: whether somebody must have written it for us, as an environment or a policy: Python itself has none.
+    """
     missing = missing_module(target)
     if not runs_in_this_interpreter(config, component):
         if missing:
@@ -27,6 +39,11 @@ def check_import(config: JobConfig, at: Path, target: str, component: str, repor
         module = target.partition(":")[0]
         help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
         report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
+        return
+    module = target.partition(":")[0]
+    if is_own and module.partition(".")[0] in sys.stdlib_module_names:
+        message = f"`{target}` belongs to Python's standard library, which has none of these"
+        report(at, "unknown-choice", message, "name what you wrote, as in `my_package.module:name`")
         return
     wrong = missing_name(target)
     if wrong:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
 
 SETTINGS = "config.json"
 # Bytes that safetensors itself allows.
@@ -59,7 +59,7 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     if not size:
         return FolderFault(f"the weights `{file}` are an empty file", copy)
     try:
-        header: Any = json.loads(begin)
+        header: Any = load_json(begin)
         ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return FolderFault(f"`{file}` is no safetensors file, or only the beginning of one", copy)
@@ -72,10 +72,25 @@ def fault_of_weights(file: Path) -> FolderFault | None:
 def read_object(file: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file; an empty one where there is none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = load_json(file.read_bytes(), non_finite=True)
     except (OSError, ValueError):
         return {}
     return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model's folder.
+
+    Raises:
+        ConfigError: it cannot be read as one.
+    """
+    try:
+        return load_json_object(file.read_bytes(), non_finite=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+    except BadJsonError as error:
+        why = f"it {error}"
+    raise ConfigError(f"`{file}` cannot be read", why=why, help="copy the file again from where the model is from")
 
 
 def require_folder(folder: Path | str, kind: str) -> None:

@@ -27,5 +27,5 @@ class RewardConfig(ConfigModel):
     correct_reward: Float = Field(default=1.0, description="Reward of a right answer.")
     incorrect_reward: Float = Field(default=0.0, description="Reward of any other.")
     timeout: PositiveFloat = Field(
-        default=1.0, description="Seconds for scoring one answer; one that takes longer counts as wrong."
+        default=1.0, description="Seconds for scoring one answer; one that takes longer is left out."
     )

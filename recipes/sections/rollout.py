@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rlinf_core import ConfigModel
@@ -14,14 +11,6 @@ from rlinf_core.scalars import Bool, Text
 
 class RolloutConfig(ConfigModel):
     """Settings of every rollout. Recipes add `backend` and the settings of their engines."""
-
-    other_names: ClassVar[Mapping[str, str]] = {"rollout_backend": "backend", "generation_backend": "backend"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        "model": "`model_dir` names the folder; the kind of model and its precision are those of `actor.model`",
-        "name": "`backend` names the engine",
-        "n": "`algorithm.group_size` says how often each start is tried",
-        "weight_syncer": "`runner.weight_sync_interval` says how often weights are sent",
-    }
 
     group_name: Text = Field(default="RolloutGroup", description="Name of the worker group; others address it by this.")
     model_dir: OptionalPath = Field(

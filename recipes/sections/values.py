@@ -19,10 +19,12 @@ def one_or_many(value: Any) -> Any:
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
+_SCALAR = ["string", "number", "boolean"]
 FilePaths = Annotated[
     tuple[FilePath, ...],
     BeforeValidator(one_or_many),
-    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+    # A number or a boolean is read as the text that was written.
+    WithJsonSchema({"type": [*_SCALAR, "array"], "items": {"type": _SCALAR}}),
 ]
 
 

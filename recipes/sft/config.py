@@ -120,7 +120,8 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_data(config, environments, report)
     _check_batches(config, world_sizes.get("actor") or 1, report)
     if ":" in config.actor.model.model_type:
-        check_import(config, ("actor", "model", "model_type"), config.actor.model.model_type, "actor", report)
+        model_type = config.actor.model.model_type
+        check_import(config, ("actor", "model", "model_type"), model_type, "actor", report, is_own=True)
     _check_target(config, report)
     if evaluates(config):
         check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)

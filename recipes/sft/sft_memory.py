@@ -61,7 +61,8 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
     actor = _actor(config, policy, environment.spec, base, sizes.get("actor", 1), data, sends=acts)
     if not acts:
         return [actor]
-    rollout = _rollout(config, policy, empty_process("rollout", model), sizes.get("rollout", 1))
+    acting = PolicyMemory(config.actor, environment.spec, acts=True)
+    rollout = _rollout(config, acting, empty_process("rollout", model), sizes.get("rollout", 1))
     base = empty_process("env", model, environment.modules)
     return [actor, rollout, env_forecast(config.env.eval, "evaluate", environment, base, sizes.get("env", 1))]
 

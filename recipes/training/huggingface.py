@@ -8,13 +8,14 @@ Shared by recipes of language models and of policies that contain one.
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import nn
@@ -26,6 +27,9 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Keys of config.json that may name a repository, from which transformers would fetch compiled code.
+_IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", "_") for part in ("attn", "experts"))
 
 
 def require_transformers() -> None:
@@ -43,7 +47,38 @@ def require_transformers() -> None:
             "language models need the package transformers in the interpreter of every actor and rollout worker",
             help="pip install 'transformers>=5.20,<6'",
         ) from None
+    from transformers import dynamic_module_utils
+
     logging.disable_progress_bar()
+    # Where nobody said whether code of a folder may run, transformers would ask at the terminal: it may not.
+    cast("Any", dynamic_module_utils).TIME_OUT_REMOTE_CODE = 0
+
+
+def refuse_kernels(folder: str) -> None:
+    """Refuse a model whose configuration names code on the hub by which it would be computed.
+
+    Raises:
+        ConfigError: it does.
+    """
+    try:
+        pending: list[Any] = [json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))]
+    except (OSError, ValueError, RecursionError):
+        # Whoever reads it next says so.
+        return
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += cast("list[Any]", part)
+        for key, value in cast("dict[str, Any]", part).items() if isinstance(part, dict) else ():
+            pending.append(value)
+            names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
+            if key in _IMPLEMENTATIONS and any("/" in str(name) for name in names):
+                raise ConfigError(
+                    f"the model in `{folder}` would be computed by code from elsewhere",
+                    where=str(Path(folder) / "config.json"),
+                    why=f"`{key}` is `{value}`",
+                    help=f"remove `{key}` from the file",
+                )
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -57,8 +92,8 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
     check_folder(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - of the folder's files, by several libraries
         raise ConfigError(
             f"there is no tokenizer in `{folder}`",
             why=first_line(error),
@@ -72,8 +107,9 @@ def config_of(kind: Any, folder: str) -> Any:
     Raises:
         ConfigError: there is none.
     """
+    refuse_kernels(folder)
     try:
-        return kind.from_pretrained(folder, local_files_only=True)
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
 
@@ -96,6 +132,7 @@ def load_pretrained(
     from safetensors import SafetensorError
 
     check_folder(folder)
+    refuse_kernels(folder)
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(
             f"the model folder `{folder}` has no weights",

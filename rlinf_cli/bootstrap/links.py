@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 from rlinf_cli.bootstrap.transports.agent import ask, command, script
 from rlinf_cli.bootstrap.transports.transport import Transport
+from rlinf_core.foreign.strict_json import load_json_object
 
 # Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
 _PART_SECONDS: Final = 0.1
@@ -138,11 +138,11 @@ class _Server:
 
     def _heard(self, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            port = load_json_object(line).get("port")
         except ValueError:
             return
-        if isinstance(said, dict) and "port" in said and not self._port.done():
-            self._port.set_result(int(said["port"]))  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(port, int) and not self._port.done():
+            self._port.set_result(port)
 
     async def __aenter__(self) -> int | None:
         """Return the port that it listens on; None when it does not."""

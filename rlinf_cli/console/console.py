@@ -2,14 +2,21 @@
 
 Text reaches the streams as it is: never hard-wrapped in a pipe, coloured only on a terminal that wants colours.
 A reader that leaves early (`rlinf ... | head -1`) neither hurts nor changes the exit code.
+
+While a command runs, both streams show what a terminal would act on instead of passing it on, whoever writes to them:
+this module, a library, or Ray with the lines of workers. Nothing here interprets markup in a text.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
+
+from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
+from rlinf_core.process.known_secrets import hidden
 
 # Wide enough that no table is ever wrapped where a program reads it.
 _UNBOUNDED = 10_000
@@ -29,6 +36,22 @@ class Verbosity:
 
 
 verbosity = Verbosity()
+
+
+@contextmanager
+def escaping() -> Generator[None, None, None]:
+    """Have both streams escape control characters while the block runs, and standard error mask secrets.
+
+    Results, which programs read, are masked where they are made.
+    """
+    before = sys.stdout, sys.stderr
+    out, err = (unguarded_stream(each) for each in before)
+    sys.stdout = guarded_stream(out, colored(out))
+    sys.stderr = guarded_stream(err, colored(err), hidden)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def result(text: str) -> None:
@@ -111,7 +134,7 @@ def table(
     from rich.text import Text
 
     columns = width()
-    rows = [tuple(row) for row in rows]
+    rows = [tuple(escaped(cell) for cell in row) for row in rows]
     widest = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headers))
     for index, header in enumerate(headers):

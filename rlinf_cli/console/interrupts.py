@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: any command ends with their exit code, and a run ends cleanly, at the second signal at once.
+"""Signals that end a command: it ends with their exit code, and a run ends cleanly, at the second signal at once.
 
 An exception that a signal handler raises can be lost: while a module is imported it may become another one, and in
 callbacks of C code it is only printed. So the signal is remembered besides, nothing is raised in such places, and a run
@@ -19,8 +19,10 @@ from typing import Any, NoReturn, Self
 
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_core.process.signal_mask import sigterm_deferred
+from rlinf_core.process.signal_mask import SCHEDULER_WARNINGS, sigterm_deferred
 
+# SIGTSTP and SIGCONT stop a run and let it go on, as they do with any process.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *SCHEDULER_WARNINGS)
 # How long a job may take to end cleanly.
 GRACE_SECONDS = 20.0
 # How long it may take longer once it writes a checkpoint.
@@ -48,7 +50,7 @@ class CommandSignals:
         self.process = os.getpid()
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT or SIGTERM: end the command by an exception, during an import at once."""
+        """End the command by an exception, during an import at once."""
         if _is_forked(self.process, number):
             return
         code = _code_of(number)
@@ -70,11 +72,11 @@ command_signals = CommandSignals()
 
 @contextmanager
 def ending_commands() -> Generator[None, None, None]:
-    """Within the block SIGINT and SIGTERM end the command. What is ignored, as in the background, stays so."""
+    """Within the block signals end the command. What is ignored, as in the background, stays so."""
     command_signals.code = None
     command_signals.process = os.getpid()
     earlier: dict[signal.Signals, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             earlier[number] = signal.signal(number, command_signals.take)
     try:
@@ -135,7 +137,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         with sigterm_deferred():
             self._watch.start()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING_SIGNALS:
             earlier = signal.getsignal(number)
             # Under nohup a hangup is nobody's business, and stays so.
             if earlier is not signal.SIG_IGN:
@@ -248,7 +250,7 @@ def _holds(frame: FrameType | None, condition: Callable[[FrameType], bool]) -> b
 
 
 def _code_of(number: int) -> ExitCode:
-    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+    return ExitCode(128 + number)
 
 
 def _raise(code: ExitCode) -> NoReturn:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from rlinf_core.config.foreign_names import foreign_names
 from rlinf_core.config.model_fields import (
     ITEM,
     alternatives,
@@ -26,7 +27,6 @@ from rlinf_core.config.model_fields import (
     places_of,
     value_type,
 )
-from rlinf_core.config.other_names import other_names_of, unavailable_keys
 from rlinf_core.config.paths import PathSyntaxError, parse_path
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.errors import ConfigError
@@ -131,12 +131,13 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
 
     from rlinf_core.suggest import did_you_mean, quoted
 
-    renamed = found.get(other_names_of(spot.annotations).get(name, ""))
+    source = foreign_names()
+    renamed = found.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
     if renamed is not None:
         return renamed
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
-    instead = unavailable_keys(spot.annotations).get(name)
+    instead = source.unavailable_keys(spot.annotations).get(name) if source else None
     help_text = did_you_mean(name, found)
     if instead is not None:
         help_text = instead

@@ -7,7 +7,7 @@ It accepts what we accept: numbers where text is meant (`label: 4090`), referenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from pydantic import BaseModel
@@ -15,6 +15,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, mode
 
 from rlinf_cli.file.field_docs import hardware_models
 from rlinf_core.config.cluster import ClusterConfig, HardwareConfig
+from rlinf_core.config.foreign_names import foreign_names
+from rlinf_core.config.model_fields import sections
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -85,12 +87,23 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
     references = {key: found[model, "validation"] for key, model in models.items()}
     units = {name: found[model, "validation"] for name, model in robots.items()}
     _choose_units(_resolve(definitions, found[HardwareConfig, "validation"]), units)
+    _add_foreign_names(definitions, models.values())
     for definition in definitions.values():
         _mend(definition)
     for model in models.values():
         if "recipe" in model.model_fields:
             _resolve(definitions, found[model, "validation"])["properties"]["extends"] = _EXTENDS
     return definitions, references
+
+
+def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
+    """Let a key have the further names by which a file may give it, too."""
+    source = foreign_names()
+    for section in {section for model in models for _, section in sections(model)}:
+        properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
+        for other, name in (source.other_names_of([section]) if source else {}).items():
+            if name in properties:
+                properties[other] = {**properties[name], "description": f"Another name of `{name}`."}
 
 
 def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from rlinf_cli.importing.comments import CommentFinder, Comments
+from rlinf_cli.importing.foreign_names import moved_keys, other_names_of, unavailable_keys
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
@@ -18,7 +19,6 @@ from rlinf_cli.importing.rules.rules_rlinf import moved_section
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_core.config.model_fields import fields_at, model_of, types_at
-from rlinf_core.config.other_names import moved_keys, other_names_of, unavailable_keys
 from rlinf_core.config.paths import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 

@@ -60,7 +60,8 @@ def _hosts(site: Site) -> None:
         else:
             claims.append((hosts, group.hosts, nodes))
     _assign(site, claims)
-    if with_hosts and len(claims) == len(with_hosts) and not site.cluster.hosts:
+    judged = len(claims) == len(with_hosts) and not any(site.damaged((*path, "hosts")) for path, _ in site.groups())
+    if with_hosts and judged and not site.cluster.hosts:
         _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
 
 

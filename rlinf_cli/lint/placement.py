@@ -98,7 +98,8 @@ class _Linter:
                 " checked on the nodes",
                 place(self.tree, (*path, "label")) if path else naming(self.tree, components[0].path),
                 path or components[0].path,
-                f"declare `accelerators: {{per_node: 8}}` in {group}, or try `--assume {argument}`",
+                f"declare `accelerators: {{per_node: 8}}` in {group} (`per_node: 0` where it has no GPU), or try"
+                f" `--assume {argument}`",
             )
 
     def missing_accelerators(self) -> Iterator[Diagnostic]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlinf_cli.console import console
 from rlinf_core import env_vars
+from rlinf_core.process.known_secrets import HidingFormatter
 
 LOGGER = logging.getLogger("rlinf")
 # The name under which the run folder keeps it, beside those of the components.
@@ -46,7 +47,7 @@ def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     writer = _LogFileHandler(file, encoding="utf-8")
-    writer.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
+    writer.setFormatter(HidingFormatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
     handlers: list[logging.Handler] = [writer]
     if on_screen:
         screen = _Screen(logging.WARNING)

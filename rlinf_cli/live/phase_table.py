@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 from rlinf_cli.console import console
+from rlinf_core.foreign.terminal_text import replaced, unguarded_stream
 
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap.inventory import NodeTarget
@@ -73,7 +74,7 @@ class PhaseTable:
         from rich.console import Console
         from rich.live import Live
 
-        terminal = Console(file=sys.stderr, highlight=False)
+        terminal = Console(file=unguarded_stream(sys.stderr), highlight=False)
         with Live(get_renderable=self._grid, console=terminal, refresh_per_second=4) as self._live:
             yield
         self._live = None
@@ -117,7 +118,9 @@ class PhaseTable:
             phase = row.waiting if row.waits else f"{row.phase or ''} {word}"
             host = row.node.host or "this machine"
             cells = (str(row.node.rank), host, ", ".join(row.node.groups), phase, row.detail)
-            grid.add_row(*cells[:3], Text(cells[3], style=style), Text(cells[4], style="dim"))
+            styles = ("", "", "", style, "dim")
+            # Text, so that no name or answer of a node is taken for markup.
+            grid.add_row(*(Text(replaced(cell), style=one) for cell, one in zip(cells, styles, strict=True)))
         if len(shown) < len(rows):
             counts = {phase: sum(row.phase is phase for row in rows) for phase in Phase}
             counted = ", ".join(f"{count} in {phase}" for phase, count in counts.items() if count)

@@ -13,6 +13,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.config.tree import format_path
+from rlinf_core.process.known_secrets import hidden
 
 SCHEMA = "rlinf.train/1"
 
@@ -33,7 +34,7 @@ def summary_text(
     if training:
         rows.append(("training", labels.figures_text(training)))
     if progress.restart is not None:
-        rows.append(("restarts", f"{progress.restart.restart}, the last because {progress.restart.reason}"))
+        rows.append(("restarts", f"{progress.restart.restart}, the last because {hidden(progress.restart.reason)}"))
     if progress.checkpoint is not None:
         rows.append(("checkpoint", shown(progress.checkpoint.path)))
     if progress.curve is not None:
@@ -69,7 +70,7 @@ def summary_record(
     return {
         "schema": SCHEMA,
         "status": status,
-        "reason": reason,
+        "reason": hidden(reason),
         "recipe": recipe,
         "folder": str(folder),
         "pid": os.getpid() if pid is None else pid,

@@ -13,6 +13,8 @@ from rich.text import Text
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
+from rlinf_core.foreign.terminal_text import guarded_stream, replaced, unguarded_stream
+from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
 
 _DRAWN_PER_SECOND = 4
@@ -32,7 +34,9 @@ class TerminalView(View):
     def __init__(self, progress: RunProgress, title: str, place: str) -> None:
         super().__init__(progress)
         self._title, self._place = title, place
-        screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False, legacy_windows=False)
+        screen = Console(
+            file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False
+        )
         self._live = Live(
             get_renderable=self._render,
             console=screen,
@@ -43,6 +47,8 @@ class TerminalView(View):
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
+        # What is printed meanwhile goes to `Live`, which passes on more than colours. It puts the streams back.
+        sys.stdout, sys.stderr = (guarded_stream(each, True, hidden) for each in (sys.stdout, sys.stderr))
         return self
 
     def __exit__(
@@ -53,7 +59,9 @@ class TerminalView(View):
     def show(self, event: Event) -> None:
         line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
         if line is not None:
-            self._live.console.print(Text(line, style="yellow" if isinstance(event, RunRestarted) else ""))
+            self._live.console.print(
+                Text(replaced(hidden(line)), style="yellow" if isinstance(event, RunRestarted) else "")
+            )
 
     def _render(self) -> Group:
         with self.progress.lock:
@@ -71,7 +79,10 @@ def block(progress: RunProgress, title: str, place: str) -> Group:
 
 
 def _line(label: str, style: str, width: int, text: Text) -> Text:
-    return Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
+    whole = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
+    # The view moves the cursor itself, so its stream escapes nothing.
+    whole.plain = replaced(hidden(whole.plain))
+    return whole
 
 
 def _rows(progress: RunProgress) -> list[tuple[str, Text]]:

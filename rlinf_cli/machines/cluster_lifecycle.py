@@ -46,7 +46,9 @@ def prepare(asked: Asked) -> startup.UpRequest:
     from rlinf_cli.bootstrap.node import node_probe
     from rlinf_cli.bootstrap.transports import sync
     from rlinf_cli.file.job_file import load_sound
+    from rlinf_core.node.python_flags import refuse_stripped_docstrings
 
+    refuse_stripped_docstrings()
     cluster = load_sound(asked.file, asked.overrides).cluster
     name = cluster_identity.cluster_name(asked.file, asked.name)
     nodes = targets(cluster)

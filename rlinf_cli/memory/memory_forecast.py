@@ -11,6 +11,7 @@ from typing import Any, Final
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.console.subcommands import COMMAND, reason
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.strict_json import load_json_object
 
 NAME: Final = "memory_forecast.json"
 # An empty process of each kind is started, one after the other.
@@ -46,7 +47,7 @@ def read_forecast(folder: Path) -> dict[tuple[str, str], int]:
     """
     file = folder / NAME
     try:
-        components: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["components"]
+        components: dict[str, dict[str, Any]] = load_json_object(file.read_bytes())["components"]
         return {
             (component, str(phase["phase"])): int(phase["total"])
             for component, each in components.items()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.process.process_memory import Peak
 
 
@@ -26,7 +26,7 @@ def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
         RunError: the file cannot be understood.
     """
     try:
-        processes: list[dict[str, Any]] = json.loads(file.read_text())["processes"]
+        processes: list[dict[str, Any]] = load_json_object(file.read_bytes())["processes"]
         return {
             (str(each["component"]), int(each["rank"])): {phase: Peak(**peak) for phase, peak in each["phases"].items()}
             for each in processes

@@ -98,7 +98,8 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
         help=f"say how many each node has: `{better}`,\n"
-        "or ask the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group",
+        "or ask the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group"
+        " (`per_node: 0` for one without GPUs)",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.origins import Nested, Origin, lines_of, nested_of
 from rlinf_core.config.reader import read_value
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, find, format_path, to_data
+from rlinf_core.config.tree import MappingNode, ScalarNode, find, format_path, to_data
 from rlinf_core.scalars import plain
 
 SCHEMA = "rlinf.config/1"
@@ -26,6 +27,8 @@ def config_text(origins: Iterable[Origin]) -> str:
 
 def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any]:
     """Return the contract `rlinf.config/1`: the data as a whole, and every value by its path.
+
+    A number where the model wants text is the text that was written, and so is what JSON has no number for.
 
     Args:
         tree: what the origins are of, secrets masked.
@@ -49,6 +52,10 @@ def _where(origin: Origin) -> str:
 
 def _value(tree: MappingNode, origin: Origin) -> Any:
     node = find(tree, origin.path)
+    if isinstance(node, ScalarNode) and isinstance(node.value, int | float):
+        infinite = isinstance(node.value, float) and not math.isfinite(node.value)
+        if origin.is_text or infinite:
+            return node.raw
     if node is None:
         # A default: nobody wrote it, so its text is all there is.
         node = read_value(SourceText("default", origin.text), 0, len(origin.text), Diagnostics())

@@ -15,6 +15,7 @@ from rlinf_cli.live.view import View
 from rlinf_cli.run import run_events
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
+from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
 from rlinf_core.runners.storage import durable
 
@@ -77,10 +78,12 @@ class DocumentWriter(View):
         """Add to the run's story."""
         from rlinf_core.config.secrets import mask_text
 
-        lines = (mask_text(line) for each in details for line in each.splitlines())
-        self._guarded(
-            lambda: run_events.append_event(self._folder.path, kind, step, mask_text(text.splitlines()[0]), list(lines))
-        )
+        def masked(line: str) -> str:
+            return hidden(mask_text(line))
+
+        lines = [masked(line) for each in details for line in each.splitlines()]
+        first = masked(text.splitlines()[0])
+        self._guarded(lambda: run_events.append_event(self._folder.path, kind, step, first, lines))
 
     def _keep(self, documents: dict[str, str]) -> None:
         self._pending |= documents

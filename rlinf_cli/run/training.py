@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
-from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
+from rlinf_cli.console.interrupts import ENDING_SIGNALS, SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.file.findings import without_effect
 from rlinf_core.errors import RLinfError
+from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.signal_mask import sigterm_deferred
 from rlinf_core.runners.events import (
     EVALUATE,
@@ -110,7 +111,7 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
         if came:
             signal.raise_signal(came.pop(0))
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING_SIGNALS:
         # What is ignored, as under nohup, stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             earlier[number] = signal.signal(number, remember)
@@ -374,7 +375,8 @@ class Training:
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason)
         if not console.verbosity.quiet:
-            os.write(2, f"{reason} after step {self._progress.step}; the run folder is {self._folder.path}\n".encode())
+            text = f"{reason} after step {self._progress.step}; the run folder is {escaped(str(self._folder.path))}\n"
+            os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _components(job: Job) -> dict[str, str]:
@@ -385,7 +387,8 @@ def _components(job: Job) -> dict[str, str]:
 
 
 def _reason_of_end(code: ExitCode) -> str:
-    return "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
+    words = {ExitCode.INTERRUPTED: "interrupted", ExitCode.TERMINATED: "terminated"}
+    return words.get(code) or f"terminated by {signal.Signals(code - 128).name}"
 
 
 def _leave_cluster() -> BaseException | None:

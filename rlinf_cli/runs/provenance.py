@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.storage import durable
 from rlinf_core.version import __version__
 
@@ -82,7 +83,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     """
     path = folder / ENVIRONMENT
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json_object(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise ValueError(f"it is not `{SCHEMA}`")
         parts = {name: cast("dict[str, Any]", data[name]) for name in Provenance._fields}

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from rlinf_cli.live import labels
 from rlinf_cli.runs.metric_comparison import Difference, Kind, ResultGap, RunResult, differences, result_of, verdict
 from rlinf_cli.runs.provenance import read_provenance
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reader import load_source, read
+from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.scalars import plain
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,10 @@ def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResu
 
 def _config(folder: RunFolder) -> dict[str, Any]:
     """Return the resolved configuration of a run as plain data."""
-    try:
-        reader: Any = YAML(typ="safe", pure=True)
-        data: Any = reader.load(folder.config_file.read_text(encoding="utf-8"))
-    except (OSError, YAMLError) as error:
-        raise RunError(
-            "the configuration of a run cannot be read", where=str(folder.config_file), why=str(error)
-        ) from None
-    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    diagnostics = Diagnostics()
+    source = load_source(str(folder.config_file), diagnostics)
+    tree = read(source, diagnostics) if source is not None else None
+    if tree is None:
+        first = next(iter(diagnostics))
+        raise RunError("the configuration of a run cannot be read", where=str(first.span), why=first.message)
+    return cast("dict[str, Any]", plain(to_data(tree)))

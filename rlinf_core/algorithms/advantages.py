@@ -7,7 +7,7 @@ episode ended with step t (the d_{t+1} of the formulas), so that what follows be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -38,6 +38,7 @@ class Trajectories:
         mask: bool [T, B], which steps count; None: all.
         kl: float [T, B], divergence from the reference at each step, to be taken off the rewards; None where there is
             no reference, or where the loss has that term.
+        group_sizes: of the groups in their order, where some have lost members; None: all have `group_size`.
     """
 
     rewards: Tensor
@@ -45,6 +46,7 @@ class Trajectories:
     values: Tensor | None = None
     mask: Tensor | None = None
     kl: Tensor | None = None
+    group_sizes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +159,7 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
     rewards = trajectories.rewards
     mask = expand_mask(trajectories.mask, rewards)
     scores = total_rewards(rewards, mask).to(rewards.dtype)
-    means = _groups(scores, settings.group_size).mean(dim=1, keepdim=True)
-    baseline = means.expand(-1, settings.group_size).reshape(scores.shape)
+    baseline = _within_groups(trajectories, settings, scores, _group_means)
     steps = torch.arange(len(rewards), device=rewards.device)[:, None]
     last = torch.where(mask, steps, -1).amax(dim=0)
     return _reinforce(trajectories, settings, torch.where(steps == last, rewards - baseline, rewards))
@@ -167,7 +168,7 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
 def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:
     mask = expand_mask(trajectories.mask, rewards)
     rewards = _less_divergence(rewards, trajectories, settings)
-    returns = discounted_returns(torch.where(mask, rewards, 0), trajectories.dones, settings.gamma)
+    returns = discounted_returns(torch.where(mask, rewards, 0), trajectories.dones, settings.gamma, mask)
     if settings.normalize_advantages:
         returns = normalize(returns, mask, settings.reduce_sum)
     return Advantages(torch.where(mask, returns, 0))
@@ -179,8 +180,23 @@ def _by_group(
     """Give every step that counts what `compare` makes of the total rewards of groups."""
     rewards = _rewards(trajectories, settings)
     mask = expand_mask(trajectories.mask, rewards)
-    relative = compare(total_rewards(rewards, mask), settings.group_size).to(rewards.dtype)
+    relative = _within_groups(trajectories, settings, total_rewards(rewards, mask), compare).to(rewards.dtype)
     return Advantages(torch.where(mask, relative, 0))
+
+
+def _within_groups(
+    trajectories: Trajectories, settings: AdvantageSettings, scores: Tensor, compare: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """Return what `compare` makes of the scores of each group, float [B]."""
+    sizes = trajectories.group_sizes
+    if sizes is None:
+        return compare(scores, settings.group_size)
+    return torch.cat([compare(part, len(part)) for part in torch.split(scores, list(sizes))])
+
+
+def _group_means(scores: Tensor, group_size: int) -> Tensor:
+    means = _groups(scores, group_size).mean(dim=1, keepdim=True)
+    return means.expand(-1, group_size).reshape(scores.shape)
 
 
 def _rewards(trajectories: Trajectories, settings: AdvantageSettings) -> Tensor:
@@ -205,13 +221,15 @@ def _with_values(
     return Advantages(advantages, returns)
 
 
-def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
+def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float, mask: Tensor | None = None) -> Tensor:
     """G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with nothing after the last step.
 
     Args:
         rewards: float [T, ...].
         dones: bool [T, ...].
         gamma: discount by step.
+        mask: bool [T, ...]; a step that does not count is passed over, as in `gae_advantages`: nothing is discounted
+            by it, and its return is 0. None: every step counts.
 
     Returns:
         float [T, ...].
@@ -219,8 +237,13 @@ def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
     returns = torch.empty_like(rewards)
     after = torch.zeros_like(rewards[0])
     for step in range(len(rewards) - 1, -1, -1):
-        after = rewards[step] + gamma * torch.where(dones[step], 0, after)
-        returns[step] = after
+        after = torch.where(dones[step], 0, after)
+        total = rewards[step] + gamma * after
+        if mask is None:
+            returns[step] = after = total
+        else:
+            returns[step] = torch.where(mask[step], total, 0)
+            after = torch.where(mask[step], total, after)
     return returns
 
 
@@ -314,6 +337,13 @@ def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
     Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). Arguments as for `group_advantages`.
     """
     return _varies(_groups(scores, group_size)).repeat_interleave(group_size)
+
+
+def varies(scores: Sequence[float]) -> bool:
+    """Return whether the scores of a group are not all equal, as advantages tell: rewards are float32."""
+    if not scores:
+        return False
+    return bool(_varies(torch.tensor([list(scores)], dtype=torch.float32).double())[0])
 
 
 def normalize(values: Tensor, mask: Tensor | None, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> Tensor:

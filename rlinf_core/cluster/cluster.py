@@ -39,6 +39,7 @@ from rlinf_core.manager.manager_messages import Declare
 from rlinf_core.node import attach
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
+from rlinf_core.process.known_secrets import known
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
 _log = logging.getLogger("rlinf")
@@ -135,7 +136,8 @@ class Cluster:
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
-        self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
+        names = dict(log_names or {})
+        self.session = replace(self.session, log_folder=folder, log_names=names, trace=trace, secrets=known())
         enter_session(self.session)
 
     def announce_launch(self, group: str, workers: int, started: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.node.node_facts import make_private, private_base
 from rlinf_core.node.node_processes import alive, identity, reap
 
@@ -96,7 +97,7 @@ def _records() -> Iterator[JobRecord]:
         if not is_owned(folder):
             continue
         try:
-            data: dict[str, Any] = json.loads((folder / _JOB_FILE).read_text(encoding="utf-8"))
+            data: dict[str, Any] = load_json_object((folder / _JOB_FILE).read_bytes())
             manager = EndpointInfo(**data.pop("manager"))
             yield JobRecord(manager=manager, **data)
         except (OSError, ValueError, KeyError, TypeError):

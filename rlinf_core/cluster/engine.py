@@ -28,6 +28,8 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
 from rlinf_core.node.node_processes import MARK, guard
+from rlinf_core.node.python_flags import refuse_stripped_docstrings
+from rlinf_core.process.signal_mask import warnings_blocked
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -190,14 +192,16 @@ def _authenticate(cluster: attach.Known | None) -> None:
 
 
 def _start(namespace: str) -> RayEngine:
+    refuse_stripped_docstrings()
     folder = new_folder()
     _set_up_authentication(folder)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ[MARK] = str(folder)
-    guardian = guard(str(folder))
+    with warnings_blocked():
+        guardian = guard(str(folder))
     ray = ray_api()
     try:
-        with exit_status.own_signals(), loopback_only(), quick_start():
+        with warnings_blocked(), exit_status.own_signals(), loopback_only(), quick_start():
             ray.init(
                 address="local",
                 namespace=namespace,

@@ -9,7 +9,6 @@ item, each under its own index or key in `loc`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 
@@ -124,8 +123,6 @@ class EnvConfig(ConfigModel):
 class DeclaredAccelerators(ConfigModel):
     """The accelerators that every node of a group has, declared so that placements are checked without touching one."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"type": "model"}
-
     model: Line | None = Field(
         default=None, description="Model name, as in `A800`; compared with what is found. Default: any."
     )
@@ -237,13 +234,6 @@ class NodeGroup(ConfigModel):
 class ClusterConfig(ConfigModel):
     """The machines of a job and the places of its components on them."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        "tracer": "`runner.trace: true` writes timers, sends and waits to `trace.json`",
-        "profiling": "`runner.trace: true` writes timers, sends and waits to `trace.json`",
-        "net_emulation": "slow a link down on the nodes themselves, as with `tc qdisc add dev eth0 root netem`",
-        "auto_scheduler": "places are fixed for a run: `component_placement` gives them, `rlinf inspect placement`"
-        " shows them",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("ssh",),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.hosts import HostSyntaxError, check_destination, expand_hosts
+from rlinf_core.config.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
 from rlinf_core.config.model import Finding, several
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
@@ -20,8 +20,9 @@ T = TypeVar("T")
 # Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
 FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 _SCALAR = {"type": ["string", "number", "boolean"]}
-_TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1}
+_TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1, "minLength": 1}
 
 
 def _name(text: str) -> str:
@@ -96,9 +97,11 @@ def _component_key(value: Any) -> str:
 
 
 def _variable(text: str) -> str:
-    # What execve and Python accept, not what a shell would: names with dots do occur.
-    if not text.isprintable() or not text or "=" in text or any(map(str.isspace, text)):
-        raise problem("env-var-syntax", f"`{text}` is not a variable name", help="write it as in `NCCL_DEBUG`")
+    # What shells accept, and dots, which do occur.
+    if not _VARIABLE.fullmatch(text):
+        guess = re.sub(r"[^A-Za-z0-9_.]", "_", text)
+        help = f"did you mean `{guess}`?" if _VARIABLE.fullmatch(guess) else "write it as in `NCCL_DEBUG`"
+        raise problem("env-var-syntax", f"`{text}` is not a variable name", help=help)
     return text
 
 
@@ -226,6 +229,7 @@ def _address(text: str) -> str:
             raise HostSyntaxError(
                 "an address has no user", 0, text.index("@") + 1, "write a host name or an IP address"
             )
+        text = without_brackets(text)
         check_destination(text)
     except HostSyntaxError as error:
         raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
@@ -292,7 +296,7 @@ Ports = Annotated[
     range, PlainValidator(_ports), WithJsonSchema({"type": "string", "pattern": r"^\s*\d+\s*-\s*\d+\s*$"})
 ]
 Hosts = Annotated[
-    tuple[str, ...], PlainValidator(_hosts), WithJsonSchema({"type": ["string", "array"], "items": _SCALAR})
+    tuple[str, ...], PlainValidator(_hosts), WithJsonSchema({"type": [*_SCALAR["type"], "array"], "items": _SCALAR})
 ]
 Address = Annotated[Text, AfterValidator(_address)]
 SshWord = Annotated[Text, AfterValidator(_ssh_word)]

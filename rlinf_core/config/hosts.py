@@ -17,6 +17,8 @@ MAX_HOSTS = 100_000
 _DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
 # What can only be meant as an address: numbers with dots, or several colons.
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%_\-]*\Z", re.ASCII)
+# `[2001:db8::7]`, as in a URL; brackets hold a range elsewhere.
+_BRACKETED = re.compile(r"(?P<user>[^\[\]@]*@)?\[(?P<address>[^\[\],:]*:[^\[\],]*)\](?P<port>:[0-9]+)?\Z")
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
@@ -32,11 +34,28 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     """
     hosts: list[str] = []
     for start, end in _split(text):
-        names = _expand_one(text, start, end, MAX_HOSTS - len(hosts))
+        bare = without_brackets(text[start:end], start)
+        names = [bare] if bare != text[start:end] else _expand_one(text, start, end, MAX_HOSTS - len(hosts))
         for name in names:
             check_destination(name, start, end)
         hosts.extend(names)
     return tuple(hosts)
+
+
+def without_brackets(name: str, start: int = 0) -> str:
+    """Return a destination without brackets around an IPv6 address; any other as it is.
+
+    Raises:
+        HostSyntaxError: a port follows the brackets.
+    """
+    match = _BRACKETED.match(name)
+    if match is None:
+        return name
+    bare = f"{match['user'] or ''}{match['address']}"
+    if match["port"]:
+        help = f"leave it out: `{bare}`; `port` of `ssh` gives the port of sshd"
+        raise HostSyntaxError(f"`{name}` has a port, a host has none", start, start + len(name), help)
+    return bare
 
 
 def check_destination(name: str, start: int = 0, end: int | None = None) -> None:

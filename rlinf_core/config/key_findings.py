@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.foreign_names import foreign_names
 from rlinf_core.config.model_fields import (
     fields_at,
     item_type,
@@ -19,19 +20,28 @@ from rlinf_core.config.model_fields import (
     value_type,
     written_fields,
 )
-from rlinf_core.config.other_names import moved_keys, places_of_other_name, unavailable_keys
 from rlinf_core.config.places import naming
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
+# Words for keys of ours that are far from them by their letters.
+_SYNONYMS = {
+    "per_node": ("gpus", "gpu", "num_gpus", "gpus_per_node", "count", "number", "num"),
+    "memory_gib": ("memory", "memory_gb", "vram", "vram_gb", "ram", "ram_gb"),
+    "identity_file": ("key", "key_file", "ssh_key", "private_key", "identity", "pem"),
+    "user": ("login", "name"),
+    "connect_timeout": ("timeout",),
+    "hosts": ("host", "ip", "ips", "addresses", "nodes"),
+}
 
 
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
-    instead = unavailable_keys(types_at(model, path[:-1])).get(name)
+    source, annotations = foreign_names(), types_at(model, path[:-1])
+    instead = source.unavailable_keys(annotations).get(name) if source else None
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
         span = key_span(tree, path) or naming(tree, path)
@@ -43,7 +53,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     hint: str | None = None
     if colon and before_colon in here:
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
-    elif known := moved_keys(types_at(model, path[:-1])).get(name):
+    elif source and (known := source.moved_keys(annotations).get(name)):
         hint = f"`{name}` is `{known}` here"
     elif meant:
         hint = f"did you mean `{meant}`?"
@@ -79,7 +89,8 @@ def _other_places(model: type[BaseModel], path: Path) -> list[str]:
 def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
     name, top = str(path[-1]), str(path[0])
-    found = [join(place, ours) for place, ours in places_of_other_name(model, name)]
+    source = foreign_names()
+    found = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
     found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
     return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))
 
@@ -93,10 +104,14 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
     given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
-    name, known = str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given]
+    name, known = (
+        str(path[-1]).lower().replace("-", "_"),
+        [key for key in _fields(model, tree, path[:-1]) if key not in given],
+    )
     # A name of several words that lacks the first, as `robot_ip` of `left_robot_ip`, is far from it by its letters.
+    synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]
-    return next(iter(longer or near(name, known)), None)
+    return next(iter(synonyms or longer or near(name, known)), None)
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import GetJsonSchemaHandler
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.scalars import StrictModel
@@ -49,27 +48,10 @@ class ConfigModel(StrictModel):
     """A section of the file.
 
     Attributes:
-        other_names: further names of fields, those of related projects, each with the field it means.
-        moved: keys of related projects that stand in another section here, each with its path. Findings name ours, and
-            `rlinf import` moves them.
-        not_available: keys of related projects that have no counterpart here, each with what to do instead.
         no_effect: when keys of this section, or of those within it, change nothing.
     """
 
-    other_names: ClassVar[Mapping[str, str]] = {}
-    moved: ClassVar[Mapping[str, str]] = {}
-    not_available: ClassVar[Mapping[str, str]] = {}
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        schema = handler(core_schema)
-        properties: dict[str, Any] = handler.resolve_ref_schema(schema).get("properties", {})
-        for other, name in cls.other_names.items():
-            if name not in properties:
-                continue
-            properties[other] = {**properties[name], "description": f"Another name of `{name}`."}
-        return schema
 
 
 # The path below the value being validated, what is wrong there, and what stands there.

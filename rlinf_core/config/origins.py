@@ -33,13 +33,16 @@ Kind: TypeAlias = Literal["file", "override", "default"]
 class Origin(NamedTuple):
     """One value, as YAML text, and where it came from.
 
-    `span` is where it, or the reference that brought it, is written; None for a default of the model.
+    Attributes:
+        span: where it, or the reference that brought it, is written; None for a default of the model.
+        is_text: whether the model took it as text, whatever it looks like.
     """
 
     path: Path
     text: str
     kind: Kind
     span: Span | None = None
+    is_text: bool = False
 
     @property
     def where(self) -> str:
@@ -105,12 +108,13 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
             yield from _walk(item, below, (*path, index))
     else:
         text = _leaf_text(cast(Plain, to_data(node)))
-        yield Origin(path, text, "override" if node.span.source.kind == "overrides" else "file", node.span)
+        kind: Kind = "override" if node.span.source.kind == "overrides" else "file"
+        yield Origin(path, text, kind, node.span, _is_text(model))
 
 
 def _at_key(origin: Origin, key: Span) -> Origin:
     empty = origin.span is not None and origin.span.start == origin.span.end
-    return Origin(origin.path, origin.text, origin.kind, key) if empty else origin
+    return origin._replace(span=key) if empty else origin
 
 
 def _model_below(model: object, name: str) -> object:
@@ -118,8 +122,23 @@ def _model_below(model: object, name: str) -> object:
         field = _field_of(model, name)
         return None if field is None else getattr(model, field)
     if isinstance(model, Mapping):
-        return cast("Mapping[str, object]", model).get(name)
+        values = cast("Mapping[str, object]", model)
+        # `actor,rollout` places both alike, each under its own name.
+        return values.get(name, values.get(name.partition(",")[0].strip()))
+    if isinstance(model, tuple):
+        # Environment variables: pairs of a name and a value, or one such pair.
+        items = cast("tuple[object, ...]", model)
+        pairs = items if all(isinstance(item, tuple) for item in items) else (items,)
+        return next((pair[1] for pair in cast("Any", pairs) if len(pair) == 2 and pair[0] == name), None)
     return None
+
+
+def _is_text(model: object) -> bool:
+    if isinstance(model, tuple):
+        # A text where a list of them may stand becomes a list of one.
+        items = cast("tuple[object, ...]", model)
+        return len(items) == 1 and isinstance(items[0], str)
+    return isinstance(model, str)
 
 
 def _field_of(model: BaseModel, key: str) -> str | None:

@@ -198,7 +198,8 @@ def _parse_range(piece: str, offset: int) -> range:
 
 def _schema(part: str) -> dict[str, Any]:
     """Return the JSON schema of text with comma-separated parts, or a list of them, possibly with references."""
-    text = {"type": ["string", "integer"], "pattern": rf"^\s*{part}(,\s*{part})*$|\$\{{"}
+    pattern = rf"^\s*{part}(,\s*{part})*$|\$\{{"
+    text: dict[str, Any] = {"type": ["string", "integer"], "pattern": pattern, "minimum": 0, "maximum": MAX_RANK}
     return {**text, "type": [*text["type"], "array"], "items": text, "minItems": 1}
 
 

@@ -10,15 +10,15 @@ import re
 import sys
 from typing import BinaryIO, Literal
 
+from rlinf_core.config.composer import Composer, LimitError, Limits
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.tree_builder import LimitError, Limits, TreeBuilder
-from rlinf_core.config.yaml_events import YamlSyntaxError, parse_events, version_directives
 from rlinf_core.config.yaml_layout import Indentation
+from rlinf_core.config.yaml_scanner import YamlSyntaxError, version_directives
 from rlinf_core.config.yaml_types import resolve_plain
 
-__all__ = ["Limits", "decode", "load_source", "read", "read_value", "resolve_plain"]
+__all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_value", "resolve_plain"]
 
 _DEFAULT_LIMITS = Limits()
 _BOM = "\ufeff"
@@ -87,6 +87,17 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
     A syntax error ends the reading and is reported alone. Everything else is reported and the tree made all the same: a
     duplicate key keeps its first value, a tag is ignored, and an alias that names nothing is null.
     """
+    is_yaml, root = read_document(source, diagnostics, limits)
+    if isinstance(root, MappingNode) or not is_yaml:
+        return root if isinstance(root, MappingNode) else None
+    diagnostics.add(_not_a_mapping(source, root))
+    return None
+
+
+def read_document(
+    source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
+) -> tuple[bool, Node | None]:
+    """Return whether a file is YAML, and the value that it holds: None for a file without content."""
     layout = Indentation.of_file(source)
     if layout.prefix:
         with_what = "tab" if "\t" in layout.prefix else "blanks"
@@ -101,13 +112,7 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
             )
         )
     _check_version(layout, diagnostics)
-    built, root = _tree(layout, diagnostics, limits)
-    if not built:
-        return None
-    if isinstance(root, MappingNode):
-        return root
-    diagnostics.add(_not_a_mapping(source, root))
-    return None
+    return _tree(layout, diagnostics, limits)
 
 
 def read_value(
@@ -125,8 +130,8 @@ def read_value(
 
 
 def _check_version(layout: Indentation, diagnostics: Diagnostics) -> None:
-    for directive in version_directives(layout.text):
-        if directive[1] != "1.2":
+    for number, directive in enumerate(version_directives(layout.text)):
+        if directive[1] != "1.2" or number:
             message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
             help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
             span = layout.span(directive.start(), directive.start() + len(directive[0].rstrip()))
@@ -135,21 +140,19 @@ def _check_version(layout: Indentation, diagnostics: Diagnostics) -> None:
 
 def _tree(layout: Indentation, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
     """Return whether there is a tree, and its root, None for a text without content."""
-    builder = TreeBuilder(layout, limits)
+    composer = Composer(layout, limits)
     try:
-        for event in parse_events(layout.text):
-            if not builder.feed(event):
-                break
+        root = composer.compose()
     except YamlSyntaxError as problem:
         from rlinf_core.config.yaml_hints import explain
 
         diagnostics.add(explain(layout, problem))
         return False, None
     except LimitError:
-        diagnostics.extend(builder.found)
+        diagnostics.extend(composer.findings)
         return False, None
-    diagnostics.extend(builder.found)
-    return True, builder.root
+    diagnostics.extend(composer.findings)
+    return True, root
 
 
 def _printable(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> bool:

@@ -14,10 +14,7 @@ from collections.abc import Collection
 from typing import Final
 
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
-
-MASK: Final = "********"
-# Shorter values, such as `1` or `true`, would be found everywhere.
-_SHORTEST_SECRET: Final = 6
+from rlinf_core.process.known_secrets import MASK, SHORTEST
 
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret")
 _SPECIAL_TOKENS: Final = frozenset(
@@ -51,7 +48,28 @@ def is_secret(name: str) -> bool:
 
 def environment_secrets() -> frozenset[str]:
     """Return the values of this process's environment variables whose names look secret; too short ones are none."""
-    return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= _SHORTEST_SECRET)
+    return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= SHORTEST)
+
+
+def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
+    """Return the texts that `mask` hides."""
+    found: set[str] = set()
+
+    def walk(node: Node, path: Path, *, secretly: bool) -> None:
+        secretly = secretly or path in secret
+        if isinstance(node, ScalarNode):
+            if secretly and node.value not in (None, ""):
+                found.add(node.raw)
+        elif isinstance(node, SequenceNode):
+            for i, item in enumerate(node.items):
+                walk(item, (*path, i), secretly=secretly)
+        else:
+            for entry in node.entries:
+                name = entry.key.raw
+                walk(entry.value, (*path, name), secretly=secretly or is_secret(name))
+
+    walk(tree, (), secretly=False)
+    return frozenset(found)
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:

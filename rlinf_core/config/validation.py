@@ -95,10 +95,11 @@ class _Rounds(Generic[M]):
         """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
         model, found = self._attempt()
         if any(located.kind == "extra_forbidden" for located in found):
-            from rlinf_core.config.other_names import with_our_names
+            from rlinf_core.config.foreign_names import foreign_names
 
-            renamed = with_our_names(self.model_type, self.whole, self.diagnostics)
-            if renamed.tree is not self.whole:
+            source = foreign_names()
+            renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
+            if renamed is not None and renamed.tree is not self.whole:
                 self.whole = self.tree = renamed.tree
                 self.secret = frozenset(map(renamed.path, self.secret))
                 self.referred = frozenset(map(renamed.path, self.referred))
@@ -199,9 +200,12 @@ class _Rounds(Generic[M]):
         return [report for report in reports if report.code != "missing-key" or report.path not in meant]
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
+        from rlinf_core.config.model_fields import fields_at
         from rlinf_core.config.validation_messages import words_for
 
-        words = words_for(located.error, subject_of(path))
+        field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
+        holds = [key for key, each in fields_at(self.model_type, path).items() if each.is_required()] if path else []
+        words = words_for(located.error, subject_of(path), field, holds)
         if path in self.secret or is_secret(str(path[-1] if path else "")):
             words = words.without(find(self.whole, path))
         span = located.span(self.whole, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from rlinf_core.config.tree import Node, ScalarNode
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt, kind_of
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 _EXPECTED: Final = {
@@ -67,10 +68,14 @@ class Words:
         return Words(self.code, _QUOTED.sub(hide, self.message), help_text)
 
 
-def words_for(error: ErrorDetails, subject: str) -> Words:
+def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None, holds: Sequence[str] = ()) -> Words:
     """Return the words for one entry of `ValidationError.errors()`, but for unknown and missing keys (`key_findings`).
 
-    `subject` is the field's name in messages.
+    Args:
+        error: the entry.
+        subject: the name of what is wrong in messages.
+        field: the field that was to take the value.
+        holds: the keys that a mapping in its place must hold.
     """
     kind = error["type"]
     context = error.get("ctx") or {}
@@ -86,7 +91,18 @@ def words_for(error: ErrorDetails, subject: str) -> Words:
     if kind in _EXPECTED:
         if kind.startswith("ip_") and isinstance(found, str):
             return Words("bad-value", f"{subject}: `{found}` is not {_EXPECTED[kind]}", _near_address(found))
-        return _wrong_type(subject, _EXPECTED[kind], found)
+        words = _wrong_type(subject, _EXPECTED[kind], found)
+        zero = _ZERO.search(field.description) if field is not None and field.description else None
+        if kind == "finite_number" and zero:
+            return Words(words.code, words.message, f"write 0 for none ({zero[1]})")
+        if (
+            _EXPECTED[kind] == "a mapping"
+            and len(holds) == 1
+            and isinstance(found, str | int | float)
+            and not words.help
+        ):
+            return Words(words.code, words.message, f"write `{{{holds[0]}: {_written(found)}}}`")
+        return words
     if kind in ("literal_error", "enum"):
         return _not_a_choice(subject, str(context.get("expected", "")), found)
     of_text = f"string_{kind}"
@@ -130,6 +146,8 @@ def _how_to_write(expected: str, kind: str, found: object) -> str | None:
             return f"write `{'true' if found.lower() in _YES else 'false'}`"
         if expected in ("an integer", "a number") and _NUMBER.fullmatch(found):
             return "remove the quotes"
+        if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(found)):
+            return f"write the number alone: `{number[1]}`"
         if expected == "a mapping" and (glued := _GLUED.match(found)):
             return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
     return None
@@ -138,8 +156,11 @@ def _how_to_write(expected: str, kind: str, found: object) -> str | None:
 _YES: Final = {"yes", "on", "y"}
 _NO: Final = {"no", "off", "n"}
 _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
+_WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # `key:value`, which YAML reads as one word.
 _GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
+# Of a description: what 0 stands for.
+_ZERO: Final = re.compile(r"\b0: ([^;.]+)")
 _EMPTY_HELP: Final = "give it a value or remove the key"
 
 

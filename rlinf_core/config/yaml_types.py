@@ -13,11 +13,10 @@ Resolved: TypeAlias = "bool | int | float | str | None"
 
 _CORE = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("str", "int", "float", "bool", "null"))
-_COLLECTION_TAGS = frozenset(("map", "seq"))
 # What may stand before the content of a node: an anchor, a tag, blanks and comments.
 _PROPERTY = re.compile(r"&[^ \t\r\n,\[\]{}]+|!<[^>]*>|![^ \t\r\n,\[\]{}]*|[ \t\r\n]+|(?<=[ \t\r\n])#[^\n]*")
-_BLANKS = " \t\r\n"
-_TAG_ENDS = _BLANKS + ",[]{}"
+_LAST_TAG = re.compile(r"(?:!<[^>\n]*>|![^ \t\r\n,\[\]{}]*)(?=[ \t\r\n]*\Z)")
+_LONGEST_TAG = 1000
 # Tags of other tools, and what to write here instead.
 _HELP = {
     "!env": "write `${env:NAME}` for a variable of the environment",
@@ -26,14 +25,16 @@ _HELP = {
 
 
 def find_properties(
-    text: str, start: int, end: int, *, has_anchor: bool, has_tag: bool
+    text: str, start: int, end: int, has_anchor: bool, has_tag: bool
 ) -> tuple[tuple[int, int] | None, int]:
     """Return the position of a node's tag, if any, and of its content, `end` at most.
 
     `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
     Only the node's own properties are skipped: the first key of a mapping may have some too.
     """
-    tag = _tag_before(text, start) if has_anchor and has_tag else None
+    tag: tuple[int, int] | None = None
+    if has_anchor and has_tag and (match := _LAST_TAG.search(text[:start], max(0, start - _LONGEST_TAG))):
+        tag = match.span()
     at = start
     while at < end and (match := _PROPERTY.match(text, at)):
         first = match[0][0]
@@ -49,61 +50,30 @@ def find_properties(
     return tag, min(at, end)
 
 
-def _tag_before(text: str, at: int) -> tuple[int, int] | None:
-    """Return where the tag is that stands right before `at`."""
-    end = at
-    while end and text[end - 1] in _BLANKS:
-        end -= 1
-    start = end
-    if text.endswith(">", 0, end):
-        start = max(text.rfind("!<", 0, end), 0)
-    while start and text[start - 1] not in _TAG_ENDS:
-        start -= 1
-    return (start, end) if text.startswith("!", start, end) else None
-
-
-def tagged_scalar(tag: str, raw: str) -> tuple[Verdict, Resolved, bool]:
-    """Return the meaning of a tagged scalar: verdict, value, and whether it was resolved rather than taken as text."""
-    name = _core_name(tag)
-    if name == "str":
-        return "ok", raw, False
-    if name is None or name not in _SCALAR_TAGS:
-        return ("unknown" if name is None else "mismatch"), raw, False
+def tagged_value(tag: str, raw: str, kind: str) -> tuple[Verdict, Resolved, bool]:
+    """Return the meaning of a tag on a scalar, a "map" or a "seq": verdict, value of a scalar, and whether it was
+    resolved rather than taken as text.
+    """
+    # A lone `!` says that a scalar is text, and nothing of a collection.
+    name = ("str" if kind == "scalar" else kind) if tag == "!" else tag.removeprefix(_CORE)
+    if name not in {*_SCALAR_TAGS, "map", "seq"} or (name == tag != "!"):
+        return "unknown", raw, False
+    if kind != "scalar" or name == "str" or name not in _SCALAR_TAGS:
+        return ("ok" if name == kind or (kind, name) == ("scalar", "str") else "mismatch"), raw, False
     value = resolve_plain(raw)
-    is_bool = isinstance(value, bool)
-    if name == "float" and isinstance(value, int) and not is_bool:
+    if name == "float" and type(value) is int:
         try:
             value = float(value)
         except OverflowError:
             return "mismatch", raw, False
-    fits = {
-        "int": isinstance(value, int) and not is_bool,
-        "float": isinstance(value, float),
-        "bool": is_bool,
-        "null": value is None,
-    }
-    return ("ok", value, True) if fits[name] else ("mismatch", raw, False)
-
-
-def collection_tag(tag: str, *, is_mapping: bool) -> Verdict:
-    """Return whether a tag fits a mapping or a list."""
-    name = _core_name(tag)
-    if name is None:
-        return "unknown"
-    return "ok" if name == ("map" if is_mapping else "seq") or tag == "!" else "mismatch"
+    if type(value) is {"int": int, "float": float, "bool": bool}.get(name, type(None)):
+        return "ok", value, True
+    return "mismatch", raw, False
 
 
 def tag_help(tag: str) -> str:
     """Return the replacement for an unknown tag, given as written."""
     return _HELP.get(tag.lower(), "remove the tag, or quote the value if the `!` belongs to it")
-
-
-def _core_name(tag: str) -> str | None:
-    """Return the name of a core tag, None for any other; a lone `!` says that a scalar is text."""
-    if tag == "!":
-        return "str"
-    name = tag.removeprefix(_CORE)
-    return name if name != tag and name in _SCALAR_TAGS | _COLLECTION_TAGS else None
 
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))

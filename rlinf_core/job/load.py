@@ -22,6 +22,7 @@ from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import load_source
 from rlinf_core.config.rules import environment, groups, hardware
 from rlinf_core.config.rules.site import Site
+from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode
@@ -30,6 +31,7 @@ from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
+from rlinf_core.process.known_secrets import remember
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
@@ -187,6 +189,8 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     model = selected.model if selected else ClusterFile
     view: Validated[Any] = _validate(model, composed, diagnostics)
     composed = composed._replace(tree=view.whole, secret=view.secret)
+    # From here on any text may quote a value of the file: an error, a line of a worker, a reason.
+    remember((*environment_secrets(), *secret_values(view.whole, view.secret)))
     job = job._replace(tree=view.whole, secret=view.secret)
     config: BaseModel | None = view.model if selected else None
     if view.model is None and selected:

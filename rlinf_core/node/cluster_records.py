@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError, RLinfError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.node import node_facts
 
 _VERSION: Final = 1
@@ -93,7 +94,7 @@ def load(name: str) -> ClusterRecord | None:
     """
     path = folder() / f"{name}.json"
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = load_json_object(path.read_bytes())
         if data.pop("version") != _VERSION:
             raise ValueError("it is of another version of rlinf")
         nodes = tuple(RecordedNode(**node)._replace(groups=tuple(node["groups"])) for node in data.pop("nodes"))

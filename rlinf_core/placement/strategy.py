@@ -119,7 +119,8 @@ def unknown_accelerators(labels: Sequence[str], where: str) -> PlacementError:
     return PlacementError(
         f"the accelerators of {quoted(labels)} are unknown",
         where=where,
-        help="declare `accelerators: {per_node: 8}` in the node group, assume them (`--assume 8`), or ask the nodes",
+        help="declare `accelerators: {per_node: 8}` in the node group (`per_node: 0` where it has none), assume them"
+        " (`--assume 8`), or ask the nodes",
     )
 
 

@@ -1,7 +1,8 @@
 """The order of imports: the standard library, rlinf's own packages, the user's folders, then installed packages.
 
 A working folder may hold `recipes/` or `random.py`: such a name hides neither the standard library nor rlinf in a
-driver that `rlinf` starts and in its workers, and an installed package does not hide it.
+driver that `rlinf` starts and in its workers, and an installed package does not hide it. Folders of runs, checkpoints,
+models and data sets are no folders of modules: others may have written what lies there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,20 @@ from typing import Final
 # The top-level packages that rlinf is installed as, side by side.
 OWN_PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
 OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+# Files by which a folder of data is known; of each line all have to be there.
+_OF_DATA: Final = (
+    ("run.json",),
+    ("manifest.json", "actor"),
+    ("policy.json",),
+    (".metadata",),
+    ("config.json", "tokenizer.json"),
+    ("config.json", "model.safetensors"),
+    ("config.json", "model.safetensors.index.json"),
+    ("meta/info.json",),
+)
+# Of `actor` in a checkpoint in `checkpoints` in a run.
+_DEPTH: Final = 4
 
 _managed = False
 
@@ -50,8 +65,18 @@ def manage(folder: str | None) -> None:
     _managed = True
     # `python -m` puts the working folder before the standard library.
     sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
-    if folder is not None:
+    if folder is not None and not holds_data(folder):
         add_user_folders([folder])
+
+
+def holds_data(folder: str) -> bool:
+    """Return whether a folder is one of a run, a checkpoint, a model or a data set, or lies in one."""
+    path = os.path.realpath(folder)
+    for _ in range(_DEPTH):
+        if any(all(os.path.lexists(os.path.join(path, name)) for name in names) for names in _OF_DATA):
+            return True
+        path = os.path.dirname(path)
+    return False
 
 
 def is_managed() -> bool:

@@ -14,6 +14,7 @@ _REQUIREMENTS: Final = {
     "av": "av>=14,<19",
     "gymnasium": "gymnasium>=1.0,<2",
     "h5py": "h5py>=3.11,<4",
+    "httpx": "httpx>=0.28,<1",
     "jinja2": "jinja2>=3.1",
     "math_verify": "math-verify>=0.8,<1",
     "mcp": "mcp>=2,<3",
@@ -23,9 +24,12 @@ _REQUIREMENTS: Final = {
     "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",
     "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",
+    "starlette": "starlette>=0.46,<2",
     "transformers": "transformers>=5.20,<6",
+    "uvicorn": "uvicorn>=0.34,<1",
     "verifiers": "verifiers>=0.4,<0.5",
     "vl_convert": "vl-convert-python>=1.9,<2",
+    "websockets": "websockets>=14",
 }
 
 

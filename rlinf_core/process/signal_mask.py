@@ -1,10 +1,30 @@
-"""Deferral of SIGTERM while native code would handle it."""
+"""Signals that processes started from here must not take."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
+
+# Schedulers send these to all processes of a job some time before it ends (Slurm's `--signal`, LSF, Grid Engine). Only
+# a driver acts on them; by default they end a process.
+SCHEDULER_WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+
+
+@contextmanager
+def warnings_blocked() -> Generator[None, None, None]:
+    """Within the block processes are started that no warning of a scheduler ends; this one takes it afterwards."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, SCHEDULER_WARNINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def ignore_warnings() -> None:
+    """Ignore the warnings of schedulers, in this process and in those that it starts."""
+    for number in SCHEDULER_WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

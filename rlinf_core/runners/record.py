@@ -215,7 +215,7 @@ class RunRecord:
         """
         if self._trace is not None:
             self._trace.forget()
-        self._begin_after(self.folder.checkpoints.latest() or self.source)
+        self._begin_after(self.folder.checkpoints.latest_sound() or self.source)
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -12,7 +12,9 @@ from typing import Any, Final, Self, cast
 from rlinf_core.config.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.recipe import Recipe, find_recipe
+from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
@@ -82,7 +84,7 @@ class _Reporter:
         self._last_step: int | None = None
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(hidden(text)), file=sys.stderr, flush=True)
 
     def tell(self, event: Event) -> None:
         match event:
@@ -120,19 +122,31 @@ def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
 
 def _masked(data: Any) -> Any:
     """Return plain data with stars for values under secret keys, and for those of secret environment variables."""
-    secrets = environment_secrets()
+    remember((*environment_secrets(), *_texts(data, secretly=False)))
 
-    def masked(value: Any, *, hidden: bool) -> Any:
+    def masked(value: Any, *, secretly: bool) -> Any:
         if isinstance(value, dict):
             entries = cast("dict[str, Any]", value)
-            return {key: masked(item, hidden=hidden or is_secret(key)) for key, item in entries.items()}
+            return {key: masked(item, secretly=secretly or is_secret(key)) for key, item in entries.items()}
         if isinstance(value, list):
-            return [masked(item, hidden=hidden) for item in cast("list[Any]", value)]
-        if hidden and value not in (None, ""):
+            return [masked(item, secretly=secretly) for item in cast("list[Any]", value)]
+        if secretly and value not in (None, ""):
             return MASK
-        return MASK if isinstance(value, str) and any(secret in value for secret in secrets) else value
+        return hidden(value) if isinstance(value, str) else value
 
-    return masked(data, hidden=False)
+    return masked(data, secretly=False)
+
+
+def _texts(value: Any, *, secretly: bool) -> Iterator[str]:
+    """Yield the texts below secret keys of plain data."""
+    if isinstance(value, dict):
+        for key, item in cast("dict[str, Any]", value).items():
+            yield from _texts(item, secretly=secretly or is_secret(key))
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from _texts(item, secretly=secretly)
+    elif secretly and isinstance(value, str):
+        yield value
 
 
 def _end(folder: RunFolder, error: BaseException | None) -> None:

@@ -1,6 +1,7 @@
 """Logs of workers: each line with the worker's address, to the process's output and to a file of its own.
 
-The file also has what the worker's code prints, as it is. It is on the node that the worker runs on.
+The file also has what the worker's code prints, but for secret values that the process knows. It is on the node that
+the worker runs on.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rlinf_core import env_vars
+from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.context import WorkerContext
+from rlinf_core.process.known_secrets import HidingFormatter, hidden, remember
 
 LOGGER = logging.getLogger("rlinf")
 
 
 def set_up_logging(context: WorkerContext) -> None:
     """Send the lines of this worker where they belong; once in each process."""
-    formatter = logging.Formatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
+    remember((*environment_secrets(), *context.session.secrets))
+    formatter = HidingFormatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     problem: OSError | None = None
     if context.session.log_folder:
@@ -68,16 +72,21 @@ def _birth(context: WorkerContext) -> str:
 
 
 class Tee:
-    """A stream of the process that writes to a file too; a full disk there is no reason for its code to fail."""
+    """A stream of the process that writes to a file too; a full disk there is no reason for its code to fail.
+
+    Secret values that the process knows are masked in both, as far as each stands in one piece of what is written.
+    """
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream
         self._file = file
 
     def write(self, text: str, /) -> int:
+        masked = hidden(text)
         with suppress(OSError, ValueError):
-            self._file.write(text)
-        return self._stream.write(text)
+            self._file.write(masked)
+        self._stream.write(masked)
+        return len(text)
 
     def writelines(self, lines: Iterable[str], /) -> None:
         for line in lines:

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
 from recipes.agent.config.agent_no_effect import AGENT
 from recipes.agent.config.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
 from recipes.language.config import (
@@ -28,6 +29,7 @@ from recipes.language.rules.job_rules import inputs as job_inputs
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
+from recipes.training.chat_template import ChatRoles, ChatTemplate
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
@@ -136,6 +138,13 @@ class AgentWorkerConfig(ConfigModel):
             because=("tools",),
         ),
         NoEffect(
+            ("tool_format",),
+            lambda agent, sizes: agent.run != "tool_agent",
+            "`run` is not tool_agent",
+            "remove it, or write `run: tool_agent`",
+            because=("run",),
+        ),
+        NoEffect(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools and not agent.mcp,
             "there are no `tools`",
@@ -153,6 +162,11 @@ class AgentWorkerConfig(ConfigModel):
         default=("calculator",),
         description="Tools: calculator, search, python (in a sandbox), http (to listed hosts), or"
         " `package.module:function`, from text to text, async or not.",
+    )
+    tool_format: Literal["auto", "plain"] = Field(
+        default="auto",
+        description="How tool_agent's model calls tools: auto, as functions in the form that its chat template teaches,"
+        " and plain where it teaches none; plain, `<name>argument</name>`.",
     )
     tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
     timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
@@ -188,6 +202,9 @@ class IndexConfig(ConfigModel):
 class AgentConfig(LanguageConfig):
     """The whole file."""
 
+    # An agent may reward itself.
+    rewards_by_rule: ClassVar[bool] = False
+
     shown_first: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 
@@ -214,6 +231,28 @@ class AgentConfig(LanguageConfig):
     def has_index(self) -> bool:
         """Whether workers of their own hold the index of `search`."""
         return INDEX in self.cluster.component_placement and "search" in self.agent.tools
+
+    @property
+    def offers_functions(self) -> bool:
+        """Whether tool_agent's model calls tools as functions where its chat template teaches a form."""
+        agent = self.agent
+        return self.data.apply_chat_template and agent.run == "tool_agent" and agent.tool_format == "auto"
+
+    def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
+        """See `LanguageConfig`."""
+        agent, asked = self.agent, super().chat_roles(template)
+        system = ("system",) if self.data.system_prompt else ()
+        if agent.run != "tool_agent" or not (agent.tools or agent.mcp):
+            return [*asked, ChatRoles(("agent", "run"), (*system, "user", "assistant", "user"))]
+        if self.offers_functions and taught_form(template) is not None:
+            return [*asked, ChatRoles(("agent", "tools"), (*system, "user", "assistant", "tool"), (PROBE_FUNCTION,))]
+        plain = ChatRoles(
+            ("agent", "tools"),
+            ("system", "user"),
+            help="the use of tools is told in a system message: use a"
+            " model whose chat template takes one, or write `data.apply_chat_template: false`",
+        )
+        return [*asked, plain, ChatRoles(("agent", "tools"), ("system", "user", "assistant", "tool"))]
 
     @property
     def longest_answer(self) -> int:
@@ -267,6 +306,9 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             "`python` runs programs in a sandbox of bubblewrap, which is not installed",
             "run `apt install bubblewrap`",
         )
+    if "http" in agent.tools and missing_modules(["httpx"]) and runs_in_this_interpreter(config, "agent"):
+        at = ("agent", "tools", agent.tools.index("http"))
+        report(at, "missing-extra", "`http` needs the package httpx", f"run `{install_command('httpx')}`")
     if "http" in agent.tools and not agent.http.allow:
         report(
             blame(config, ("agent", "http", "allow"), ("agent", "tools")),

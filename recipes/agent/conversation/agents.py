@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.call_forms import find_calls
+from recipes.agent.conversation.chat_model import LanguageModel, ModelReply
+from recipes.agent.conversation.turn_messages import ChatMessage, ToolOffer
 from recipes.agent.tools.toolbox import Toolbox
 
 
@@ -47,11 +50,32 @@ Agent = Callable[[AgentTask, LanguageModel, Toolbox], Awaitable[AgentOutcome | s
 
 
 async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-    """Let the model use tools, one call a turn, until it writes a turn without a call: its answer."""
-    chat = llm.conversation(*task.messages)
+    """Let the model use tools until it writes a turn without a call: its answer.
+
+    It calls them as functions where the toolbox offers some and its chat template teaches a form, one call a turn else.
+    """
+    functions = tuple(json.dumps(each, ensure_ascii=False) for each in tools.functions)
+    chat = llm.conversation(*task.messages, tools=ToolOffer(functions, tools.instructions) if functions else None)
     while True:
         reply = await chat.reply(stop=tools.stop)
+        messages = await _answers(tools, reply)
+        if not messages:
+            return AgentOutcome(answer=reply.text)
+        for each in messages:
+            chat.add(each)
+
+
+async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
+    """Return the messages that answer the calls in a turn; none where it has none."""
+    if reply.form is None:
         call = tools.find_call(reply.text)
         if call is None:
-            return AgentOutcome(answer=reply.text)
-        chat.add(tools.written(await tools.call(call.name, call.argument)), role="tool")
+            return []
+        return [ChatMessage("tool", tools.written(await tools.call(call.name, call.argument)))]
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools.functions}
+    _, calls = find_calls(reply.raw, reply.form, schemas)
+    seen = await asyncio.gather(*(tools.call(each.name, json.loads(each.arguments)) for each in calls))
+    return [
+        ChatMessage("tool", found.text, call_id=each.call_id, name=each.name)
+        for each, found in zip(calls, seen, strict=True)
+    ]

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from recipes.agent.call_forms import CallForm
 from recipes.agent.conversation.conversation import Conversation, no_turn
-from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, Role
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, Role, ToolOffer
 from recipes.language.answers.answer_group import TurnRecord
 from recipes.language.answers.sequences import FinishReason
 from recipes.language.answers.sequences import Sequence as Answer
@@ -23,6 +24,10 @@ class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agen
     def __init__(self, limit: str) -> None:
         super().__init__(f"no {limit} are left")
         self.limit = limit
+
+
+class MessagesRefused(Exception):  # noqa: N818 - an outcome of this run, as `LimitReached`
+    """Messages that the model's chat template does not write; the text says why."""
 
 
 class Engines(Protocol):
@@ -45,6 +50,8 @@ class DrawSettings(NamedTuple):
         max_new_tokens: of a turn.
         version: of the oldest weights that may draw.
         agent: rank of the process.
+        top_p: of the draws.
+        training_temperature: of the draws in training; None: `temperature`.
     """
 
     sample: int
@@ -55,14 +62,27 @@ class DrawSettings(NamedTuple):
     max_new_tokens: int
     version: int = 0
     agent: int = 0
+    top_p: float = 1.0
+    training_temperature: float | None = None
 
 
 class ModelReply(NamedTuple):
-    """A turn of the model: its text, its tokens, and why it ended."""
+    """A turn of the model.
+
+    Attributes:
+        text, tokens: of the turn.
+        finish: why it ended.
+        prompt_tokens: tokens before it.
+        raw: text with tokens that only mark something; calls may stand among those.
+        form: of calls, where the model's chat template teaches one.
+    """
 
     text: str
     tokens: tuple[int, ...]
     finish: FinishReason
+    prompt_tokens: int = 0
+    raw: str = ""
+    form: CallForm | None = None
 
 
 class LanguageModel:
@@ -86,13 +106,18 @@ class LanguageModel:
         self._chats: list[Chat] = []
         self.turns = 0
 
-    def conversation(self, *messages: str | ChatMessage) -> Chat:
-        """Begin a conversation; a text is what a user says."""
-        given = [ChatMessage("user", each) if isinstance(each, str) else each for each in messages]
-        return self._chat(Conversation(str(len(self._chats))), given)
+    @property
+    def settings(self) -> DrawSettings:
+        """Settings of all turns."""
+        return self._settings
 
-    def _chat(self, conversation: Conversation, messages: Sequence[ChatMessage]) -> Chat:
-        chat = Chat(self, conversation, len(self._chats), messages)
+    def conversation(self, *messages: str | ChatMessage, tools: ToolOffer | None = None) -> Chat:
+        """Begin a conversation; a text is a user's message. `tools` are functions that the model may call."""
+        given = [ChatMessage("user", each) if isinstance(each, str) else each for each in messages]
+        return self._chat(Conversation(str(len(self._chats))), given, tools)
+
+    def _chat(self, conversation: Conversation, messages: Sequence[ChatMessage], tools: ToolOffer | None) -> Chat:
+        chat = Chat(self, conversation, len(self._chats), messages, tools)
         self._chats.append(chat)
         return chat
 
@@ -111,12 +136,35 @@ class LanguageModel:
 
         Raises:
             LimitReached: see there.
+            MessagesRefused: see there.
         """
         settings = self._settings
         if self.turns >= settings.max_turns:
             raise LimitReached("turns")
         self.turns += 1
-        most = settings.max_new_tokens
+        most = settings.max_new_tokens if max_new_tokens is None else min(settings.max_new_tokens, max_new_tokens)
+        # What is not drawn is no turn: a conversation that is full, a refusal, a client that has gone.
+        try:
+            turn = await self._ask(chat, stop, most)
+        except BaseException:
+            self.turns -= 1
+            raise
+        if not turn.tokens:
+            self.turns -= 1
+            raise LimitReached("tokens")
+        return turn
+
+    async def count(self, chat: Chat) -> int:
+        """Return the tokens of a conversation with the messages that the model has not been told yet.
+
+        Raises:
+            MessagesRefused: see there.
+        """
+        turn = await self._ask(chat, (), 0)
+        return len(chat.tokens) + len(turn.observed)
+
+    async def _ask(self, chat: Chat, stop: tuple[str, ...], max_new_tokens: int) -> DrawnTurn:
+        settings = self._settings
         turn = await self._engines.draw(
             DrawRequest(
                 request_id=0,
@@ -124,18 +172,18 @@ class LanguageModel:
                 context=chat.tokens.tokens,
                 messages=tuple(chat.pending),
                 max_tokens=settings.max_tokens,
-                max_new_tokens=most if max_new_tokens is None else min(most, max_new_tokens),
+                max_new_tokens=max_new_tokens,
                 temperature=settings.temperature,
                 seed=settings.seed,
                 # Branches with equal tokens draw other ones.
                 sample=settings.sample + (chat.number << 24),
                 version=settings.version,
                 stop=stop,
+                tools=chat.tools,
             )
         )
-        if not turn.tokens:
-            self.turns -= 1
-            raise LimitReached("tokens")
+        if turn.refusal:
+            raise MessagesRefused(turn.refusal)
         return turn
 
 
@@ -146,24 +194,32 @@ class Chat:
         number: of the conversation within its run.
         tokens: of the conversation.
         pending: messages that the model has not been told yet.
+        tools: functions that the model may call.
     """
 
     def __init__(
-        self, model: LanguageModel, conversation: Conversation, number: int, messages: Sequence[ChatMessage]
+        self,
+        model: LanguageModel,
+        conversation: Conversation,
+        number: int,
+        messages: Sequence[ChatMessage],
+        tools: ToolOffer | None = None,
     ) -> None:
         self._model = model
         self.number = number
         self.tokens = conversation
         self.pending: list[ChatMessage] = []
+        self.tools = tools
         self._speaking = False
         for each in messages:
-            self.add(each.text, each.role)
+            self.add(each)
 
-    def add(self, text: str, role: Role = "user") -> None:
+    def add(self, text: str | ChatMessage, role: Role = "user") -> None:
         """Tell the model something before its next turn."""
-        self.pending.append(ChatMessage(role, text))
-        if role != "tool":
-            self._model.say(TurnRecord("task", text, segment=self.number))
+        message = ChatMessage(role, text) if isinstance(text, str) else text
+        self.pending.append(message)
+        if message.role != "tool":
+            self._model.say(TurnRecord("task", message.text, segment=self.number))
 
     async def reply(self, stop: Sequence[str] = (), max_new_tokens: int | None = None) -> ModelReply:
         """Let the model speak.
@@ -175,6 +231,8 @@ class Chat:
         Raises:
             LimitReached: the turns of the run, or the tokens of the conversation, are used up. An agent need not catch
                 it: the run ends then without an answer.
+            MessagesRefused: the model's chat template does not write the messages. They are dropped; what came before
+                stays as it was.
             RuntimeError: the model is speaking in this conversation; `fork` is for several turns at once.
         """
         if self._speaking:
@@ -183,19 +241,23 @@ class Chat:
         began = time.perf_counter()
         try:
             turn = await self._model.draw(self, tuple(stop), max_new_tokens)
+        except MessagesRefused:
+            self.pending.clear()
+            raise
         finally:
             self._speaking = False
         self.pending.clear()
         self.tokens.observe(turn.observed)
+        before = len(self.tokens)
         self.tokens.draw(turn.tokens, turn.logprobs, turn.versions, turn.finish)
         seconds = time.perf_counter() - began
         self._model.say(TurnRecord("model", turn.text, seconds=seconds, segment=self.number))
-        return ModelReply(turn.text, turn.tokens, turn.finish)
+        return ModelReply(turn.text, turn.tokens, turn.finish, before, turn.raw or turn.text, turn.form)
 
     def fork(self) -> Chat:
         """Return a conversation that goes on from here by itself, as for parallel calls and sub-agents."""
         name = f"{self.tokens.name}.{self.number}"
-        chat = self._model._chat(self.tokens.fork(name), ())  # pyright: ignore[reportPrivateUsage]
+        chat = self._model._chat(self.tokens.fork(name), (), self.tools)  # pyright: ignore[reportPrivateUsage]
         chat.pending = list(self.pending)
         return chat
 

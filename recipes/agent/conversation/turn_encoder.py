@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from recipes.agent.conversation.turn_messages import ChatMessage
-from rlinf_core import ConfigError
+from recipes.agent.call_forms import FunctionCall, taught_form, written_call
+from recipes.agent.conversation.turn_messages import ChatMessage, ToolOffer
+from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,39 +25,64 @@ class TurnEncoder:
         tokenizer: of the model.
         apply_chat_template: whether messages are written by the tokenizer's chat template; their texts as they are
             else.
+        template_arguments: arguments of the template.
+
+    Attributes:
+        template: None where texts are written as they are.
+        form: of calls, as the template teaches it; None where it knows no functions.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none that can be used turn by turn.
+        ConfigError: a chat template is asked for, and the tokenizer has none that can be used.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, apply_chat_template: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        apply_chat_template: bool,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tokenizer: Any = tokenizer
-        self._chat = apply_chat_template
-        if apply_chat_template and not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                "`data.apply_chat_template` is on, and the tokenizer has no chat template",
-                help="write `data.apply_chat_template: false`",
-            )
+        self.template = ChatTemplate(tokenizer, template_arguments or {}) if apply_chat_template else None
+        self.form = None if self.template is None else taught_form(self.template)
+        self._lost = frozenset(self._lost_roles())
 
-    def encode(self, context: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def _lost_roles(self) -> Iterator[str]:
+        """Yield roles whose messages the template leaves out without an error."""
+        user, model, system, tool = (
+            {"role": role, "content": f"Words of {role}."} for role in ("user", "assistant", "system", "tool")
+        )
+        for role, conversation in (("system", [system, user]), ("tool", [user, model, tool])):
+            # That a template refuses a role is found when there is a message to be written.
+            with suppress(TemplateRefusalError):
+                if self.template is not None and self.template.lost_role(conversation) == role:
+                    yield role
+
+    def encode(
+        self, context: Sequence[int], messages: Sequence[ChatMessage], tools: ToolOffer | None = None
+    ) -> tuple[int, ...]:
         """Return the tokens of messages that come after a context; an empty one begins the conversation.
 
         Raises:
-            ConfigError: the chat template does not write a turn of the model as it is.
+            TemplateRefusalError: the chat template does not write them, or not after a turn of the model as it is.
         """
-        if not self._chat:
-            text = "".join(each.text for each in messages)
+        if tools is not None and self.form is None and messages and not context:
+            messages = _with_instructions(messages, tools.instructions)
+        if self.template is None:
+            text = "".join(each.text + "".join(map(written_call, each.calls)) for each in messages)
             return tuple(self._tokenizer.encode(text, add_special_tokens=not context))
-        listed = [{"role": each.role, "content": each.text} for each in messages]
+        for each in messages:
+            if each.role in self._lost:
+                raise TemplateRefusalError(f"it leaves out what a `{each.role}` message says")
+        functions = [json.loads(each) for each in tools.functions] if tools is not None and self.form else []
+        listed = [self._entry(each) for each in messages]
         if not context:
-            return self._written(self._rendered(listed))
+            return self._written(self.template.render(listed, functions))
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
-        _, found, after = self._rendered([*before, *listed]).partition(_TURN)
-        if not found:
-            raise ConfigError(
-                "the chat template does not write turns of the model as they are: a conversation of several turns"
-                " cannot be kept token by token",
-                help="write `data.apply_chat_template: false`, or use a tokenizer with another template",
+        _, turn, after = self.template.render([*before, *listed], functions).partition(_TURN)
+        if not turn:
+            raise TemplateRefusalError(
+                "it does not write turns of the model as they are, and a conversation cannot be kept token by token"
             )
         written = self._written(after)
         # The model may have ended its turn itself, in the template's way.
@@ -64,8 +92,31 @@ class TurnEncoder:
         """Return the text of tokens, those that have none left out."""
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    def raw_text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, with those that only mark something."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def _entry(self, message: ChatMessage) -> dict[str, Any]:
+        entry: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.calls and self.form is None:
+            entry["content"] += "".join(map(written_call, message.calls))
+        elif message.calls:
+            entry["tool_calls"] = [_call_entry(each) for each in message.calls]
+        names = {"tool_call_id": message.call_id, "name": message.name}
+        return entry | {key: value for key, value in names.items() if value}
 
     def _written(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _call_entry(call: FunctionCall) -> dict[str, Any]:
+    """Return a call as chat templates read it: with its arguments as an object."""
+    return {**call.entry(), "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+
+
+def _with_instructions(messages: Sequence[ChatMessage], instructions: str) -> tuple[ChatMessage, ...]:
+    """Return messages whose system message tells how functions are called; there is one then."""
+    first, rest = messages[0], messages[1:]
+    if first.role != "system":
+        return (ChatMessage("system", instructions), *messages)
+    return (first._replace(text=f"{first.text}\n\n{instructions}"), *rest)

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from recipes.agent.call_forms import CallForm, FunctionCall
 from recipes.language.answers.sequences import FinishReason
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 class ChatMessage(NamedTuple):
-    """A message of a chat."""
+    """A message of a chat.
+
+    Attributes:
+        role, text: of the message.
+        calls: of functions, in a message of the assistant that the model did not draw.
+        call_id: of the call that a tool's message answers.
+        name: of that function, or of the person who writes.
+    """
 
     role: Role
     text: str
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+class ToolOffer(NamedTuple):
+    """Functions that the model may call in a conversation.
+
+    Attributes:
+        functions: each as chat completions list it, as JSON.
+        instructions: how they are called where the chat template does not say; told in the system message.
+        single: whether a turn ends after one call.
+    """
+
+    functions: tuple[str, ...]
+    instructions: str
+    single: bool = False
 
 
 class DrawRequest(NamedTuple):
@@ -25,12 +50,13 @@ class DrawRequest(NamedTuple):
         context: tokens of the conversation so far.
         messages: what the model is told after them; the engine writes it as tokens.
         max_tokens: of the conversation, this turn included.
-        max_new_tokens: of this turn.
+        max_new_tokens: of this turn; 0: the messages are counted, and nothing is drawn.
         temperature: of the draws; 0 takes the likeliest token.
         seed: of the draws.
         sample: number of the draws, which tells equal conversations apart.
         version: of the oldest weights that may draw the turn.
         stop: texts that end the turn, besides the model's own end.
+        tools: that the model may call.
     """
 
     request_id: int
@@ -44,6 +70,7 @@ class DrawRequest(NamedTuple):
     sample: int
     version: int = 0
     stop: tuple[str, ...] = ()
+    tools: ToolOffer | None = None
 
 
 class DrawnTurn(NamedTuple):
@@ -57,6 +84,9 @@ class DrawnTurn(NamedTuple):
         versions: of the weights that drew each.
         text: without the token that ends the turn.
         finish: why the turn ended.
+        raw: text with tokens that have no meaning as text, where calls may stand among those; empty: `text`.
+        form: of calls, where the chat template teaches one.
+        refusal: why the messages cannot be written; there are no tokens then.
     """
 
     request_id: int
@@ -66,6 +96,9 @@ class DrawnTurn(NamedTuple):
     versions: tuple[int, ...]
     text: str
     finish: FinishReason
+    raw: str = ""
+    form: CallForm | None = None
+    refusal: str = ""
 
 
 def engine_key(rank: int) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
+from recipes.agent.tools.tool import ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.requirements import install_command, missing_modules
 
 _LARGEST_MESSAGE: Final = 16 << 20
 
 
 class OpenEnvError(Exception):
-    """An answer of a server that says that it failed, or is none of its protocol."""
+    """A server's answer that it cannot do what it was asked."""
 
 
 class OpenEnvSettings(NamedTuple):
@@ -50,20 +53,24 @@ class OpenEnv(TextEnvironment):
         """See `TextEnvironment`.
 
         Raises:
-            OSError: the server is not there.
+            ToolUnavailable: the server is not there, or does not speak the protocol.
             OpenEnvError: it cannot begin the episode.
         """
         client: Any = import_module("websockets.asyncio.client")
         url = (
             self._settings.url.replace("http", "ws", 1) if self._settings.url.startswith("http") else self._settings.url
         )
-        self._socket = await client.connect(f"{url.rstrip('/')}/ws", max_size=_LARGEST_MESSAGE, proxy=None)
+        try:
+            self._socket = await client.connect(f"{url.rstrip('/')}/ws", max_size=_LARGEST_MESSAGE, proxy=None)
+        except (OSError, _library_error()) as error:
+            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} does not answer: {error}") from None
         return (await self._answer("reset", {"seed": seed})).text
 
     async def step(self, text: str) -> TextStep:
         """See `TextEnvironment`.
 
         Raises:
+            ToolUnavailable: the server is gone, or does not speak the protocol.
             OpenEnvError: the server refuses the action.
         """
         return await self._answer("step", {self._settings.action_key: text})
@@ -74,15 +81,28 @@ class OpenEnv(TextEnvironment):
             await self._socket.close()
 
     async def _answer(self, kind: str, data: Mapping[str, Any]) -> TextStep:
-        await self._socket.send(json.dumps({"type": kind, "data": data}))
-        answer: Any = json.loads(await self._socket.recv())
-        if not isinstance(answer, dict) or not isinstance(cast("dict[str, Any]", answer).get("data"), dict):
-            raise OpenEnvError("the server does not speak as OpenEnv does")
-        found = cast("dict[str, Any]", answer)
-        data = cast("dict[str, Any]", found["data"])
+        try:
+            await self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer: Any = load_json(await self._socket.recv(), non_finite=True)
+        except (OSError, _library_error()) as error:
+            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} is gone: {error}") from None
+        except ValueError:
+            raise self._stranger("an answer is no JSON") from None
+        found = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        if not isinstance(found.get("data"), dict):
+            raise self._stranger("an answer has no `data`")
+        given = cast("dict[str, Any]", found["data"])
         if found.get("type") == "error":
-            raise OpenEnvError(f"{data.get('code', 'error')}: {data.get('message', '')}")
-        return TextStep(self._text(data.get("observation")), float(data.get("reward") or 0.0), bool(data.get("done")))
+            raise OpenEnvError(f"{given.get('code', 'error')}: {given.get('message', '')}")
+        reward, done = given.get("reward"), given.get("done")
+        if not isinstance(reward, int | float | None) or not math.isfinite(reward or 0.0):
+            raise self._stranger(f"the reward is {reward!r}, and no number")
+        if not isinstance(done, bool | None):
+            raise self._stranger(f"`done` is {done!r}, and neither true nor false")
+        return TextStep(self._text(given.get("observation")), float(reward or 0.0), bool(done))
+
+    def _stranger(self, why: str) -> ToolUnavailable:
+        return ToolUnavailable(f"the server {self._settings.url} does not speak as OpenEnv does: {why}")
 
     def _text(self, observation: Any) -> str:
         if not isinstance(observation, dict):
@@ -95,3 +115,8 @@ class OpenEnv(TextEnvironment):
             return str(fields[key])
         texts = [each for each in fields.values() if isinstance(each, str)]
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+def _library_error() -> type[Exception]:
+    """Return the base of what the package websockets raises."""
+    return import_module("websockets.exceptions").WebSocketException

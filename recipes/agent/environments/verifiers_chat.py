@@ -5,12 +5,13 @@ verifiers finds it by the name of a module. It is imported where verifiers is th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from importlib import import_module
 from typing import Any, Final
+
+from rlinf_core.foreign.strict_json import load_json_object
 
 _library: Any = import_module("verifiers.v1")
 _openai: Any = import_module("openai")
@@ -91,7 +92,7 @@ class _Tools:
         if name not in self._clients:
             return f"there is no tool `{name}`; there is {', '.join(self._clients)}"
         try:
-            found = await self._clients[name].call_tool(name, json.loads(arguments or "{}"))
+            found = await self._clients[name].call_tool(name, load_json_object(arguments or "{}"))
         except Exception as error:  # noqa: BLE001 - of the tool, or of the arguments
             return f"{type(error).__name__}: {error}"
         return "\n".join(getattr(each, "text", f"[{each.type}]") for each in found.content)

@@ -15,7 +15,7 @@ from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import serve
 from recipes.agent.tools.toolbox import Toolbox
 
-_CALL: Final = re.compile(r"<calculator>(\d+)\*(\d+)</calculator>")
+_CALL: Final = re.compile(r"<calculator>(\d+)\*(\d+)\Z")
 
 
 async def solve(question: str, base_url: str, api_key: str) -> str:

@@ -11,7 +11,13 @@ from recipes.agent.tasks.task_messages import first_messages
 from recipes.agent.tasks.tasks import load_tasks
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import training_order
-from recipes.language.memory.job_forecast import Sizes, Workers, component_forecasts, empty_process, sizes_of
+from recipes.language.memory.job_forecast import (
+    Sizes,
+    Workers,
+    component_forecasts,
+    empty_process,
+    sizes_of,
+)
 from recipes.language.memory.longest_answers import Prompts
 from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
@@ -48,7 +54,9 @@ def first_prompts(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, co
     if data.source == EPISODES:
         raise ConfigError("an environment says what an episode begins with")
     tasks = load_tasks(data, evaluation=False)
-    encoder = TurnEncoder(tokenizer, apply_chat_template=data.apply_chat_template)
+    encoder = TurnEncoder(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_arguments=data.chat_template_kwargs
+    )
     numbers = training_order(len(tasks), 0, count, seed=data.seed, shuffle=data.shuffle)
     encoded = [encoder.encode((), first_messages(tasks[number], data, "")) for number in numbers]
     return tuple(each for each in encoded if each)

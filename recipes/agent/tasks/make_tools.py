@@ -13,6 +13,7 @@ from recipes.agent.tools.sandbox import MIB, SandboxLimits
 from recipes.agent.tools.search import Search, read_corpus
 from recipes.agent.tools.tool import FunctionTool, Tool
 from rlinf_core import ConfigError
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import import_target
 
 
@@ -73,6 +74,8 @@ def _tool(name: str, config: AgentConfig) -> Tool:
     if name == "search":
         return make_search(config)
     if name == "http":
+        if missing_modules(["httpx"]):
+            raise ConfigError("the tool `http` needs the package httpx", help=f"run `{install_command('httpx')}`")
         # For the processes that reach out: its libraries take memory that others have a use for.
         from recipes.agent.tools.http import Http
 

@@ -108,7 +108,11 @@ class _Writer:
     def __init__(self, config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._data = config.data
         self._tokenizer = cast("Any", tokenizer)
-        self._encoder = TurnEncoder(tokenizer, apply_chat_template=config.data.apply_chat_template)
+        self._encoder = TurnEncoder(
+            tokenizer,
+            apply_chat_template=config.data.apply_chat_template,
+            template_arguments=config.data.chat_template_kwargs,
+        )
 
     def written(self, task: Problem, turns: Iterable[tuple[str, bool]]) -> Answer:
         prompt = self._encoder.encode((), first_messages(task, self._data, ""))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from html.parser import HTMLParser
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
+import httpx
+
 from recipes.agent.config.allow_list import AllowList, UrlParts, parse_url
-from recipes.agent.tools.tool import Tool, ToolError, in_thread
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
 _MOST_REDIRECTS: Final = 5
 _KEEPS_METHOD: Final = (307, 308)
-_REDIRECTS: Final = (301, 302, 303, *_KEEPS_METHOD)
-_FIRST_ERROR: Final = 400
 # Types of contents that are texts, besides `text/...`.
 _TEXTS: Final = ("json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "x-ndjson")
 _UNSEEN: Final = ("script", "style", "template", "noscript")
@@ -50,64 +49,28 @@ class Http(Tool):
         self._allow = AllowList(allow)
         self._seconds = seconds
         self._max_bytes = max_bytes
+        # The certificates that the system trusts, and not a list of the library's.
+        self._tls = ssl.create_default_context()
 
     async def call(self, argument: str) -> str:
         """See `Tool`. Cancelled, it leaves no connection."""
-        exchange = _Exchange(self._allow, self._seconds, self._max_bytes)
-        try:
-            return await in_thread(exchange.run, argument)
-        finally:
-            exchange.abort()
-
-
-def parse_request(text: str) -> HttpRequest:
-    """Return the request that a model wrote; an URL alone is a GET.
-
-    Raises:
-        ToolError: it is none.
-    """
-    line, _, body = text.strip().partition("\n")
-    words = line.split()
-    method, url = ("GET", *words) if len(words) == 1 else words if len(words) == 2 else ("", "")
-    if method not in ("GET", "POST"):
-        raise ToolError("write GET and an URL, or POST and an URL with the body on the lines below")
-    return HttpRequest(method, url, body.strip("\n").encode() if method == "POST" else None)
-
-
-class _Exchange:
-    """A request with its redirects; `run` in a thread, `abort` from another one."""
-
-    def __init__(self, allow: AllowList, seconds: float, max_bytes: int) -> None:
-        self._allow = allow
-        self._seconds = seconds
-        self._max_bytes = max_bytes
-        self._socket: socket.socket | None = None
-        self._over = False
-
-    def abort(self) -> None:
-        """End it; `run` raises at once where it is waiting for the server."""
-        self._over = True
-        if self._socket is not None:
-            _shut(self._socket)
-
-    def run(self, text: str) -> str:
-        """Return what the server answers.
-
-        Raises:
-            ToolError: it cannot be asked, or answers with an error, or with what is no text.
-        """
-        request = parse_request(text)
-        for _ in range(_MOST_REDIRECTS + 1):
-            try:
-                answer = self._answer(request)
-            except (OSError, http.client.HTTPException, UnicodeError) as error:
-                raise ToolError(f"{type(error).__name__}: {error}") from None
-            if isinstance(answer, str):
-                return answer
-            request = answer
+        request = parse_request(argument)
+        # No proxy and no cookies; a redirect is looked at before it is followed.
+        session = httpx.AsyncClient(verify=self._tls, timeout=self._seconds, trust_env=False, follow_redirects=False)
+        async with session as client:
+            for _ in range(_MOST_REDIRECTS + 1):
+                try:
+                    answer = await self._answer(client, request)
+                except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                    raise ToolUnavailable(f"{request.url} does not answer: {_words(error)}") from None
+                except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+                    raise ToolError(_words(error)) from None
+                if isinstance(answer, str):
+                    return answer
+                request = answer
         raise ToolError(f"more than {_MOST_REDIRECTS} redirects")
 
-    def _answer(self, request: HttpRequest) -> str | HttpRequest:
+    async def _answer(self, client: httpx.AsyncClient, request: HttpRequest) -> str | HttpRequest:
         """Return the text of an answer, or the request that it redirects to."""
         try:
             url = parse_url(request.url)
@@ -115,63 +78,70 @@ class _Exchange:
             raise ToolError(str(error)) from None
         if not self._allow.allows(url):
             raise ToolError(f"{url.scheme}://{url.host}:{url.port} is not among the servers that may be asked")
-        connection = http.client.HTTPConnection(url.host, url.port)
-        try:
-            connection.sock = self._connected(url)
-            connection.request(request.method, url.path, request.body, _headers(request, url))
-            response = connection.getresponse()
-            target = response.headers.get("Location")
-            if response.status in _REDIRECTS and target:
-                return _redirected(request, response.status, urljoin(request.url, target))
-            return self._text(response)
-        finally:
-            connection.close()
-
-    def _connected(self, url: UrlParts) -> socket.socket:
-        """Return a connection to a host, at an address that may be reached."""
-        found = [each[4][0] for each in socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)]
-        reachable = [str(each) for each in found if self._allow.reachable(str(each))]
-        if not reachable:
-            raise ToolError(f"{url.host} is at {found[0]}, a private address that is not listed")
-        self._socket = sock = self._opened(reachable, url.port)
-        if url.scheme == "https":
+        *others, last = await self._addresses(url)
+        for address in others:
             try:
-                self._socket = sock = ssl.create_default_context().wrap_socket(sock, server_hostname=url.host)
-            except BaseException:
-                sock.close()
-                raise
-        if self._over:
-            _shut(sock)
-        return sock
-
-    def _opened(self, addresses: Sequence[str], port: int) -> socket.socket:
-        """Return a connection to the first of some addresses that takes one.
-
-        It is opened to an address that was checked, and not to the name, which may lead elsewhere a moment later.
-        """
-        for each in addresses[:-1]:
-            try:
-                return socket.create_connection((each, port), self._seconds)
-            except OSError:
+                return await self._asked(client, request, url, address)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue
-        return socket.create_connection((addresses[-1], port), self._seconds)
+        return await self._asked(client, request, url, last)
 
-    def _text(self, response: http.client.HTTPResponse) -> str:
-        kind = response.headers.get_content_type()
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+    async def _addresses(self, url: UrlParts) -> list[str]:
+        """Return the addresses of a host that may be reached, at least one."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ToolError(f"there is no host {url.host}: {error}") from None
+        addresses = [str(each[4][0]) for each in found]
+        reachable = [each for each in addresses if self._allow.reachable(each)]
+        if not reachable:
+            raise ToolError(f"{url.host} is at {addresses[0]}, a private address that is not listed")
+        return reachable
+
+    async def _asked(
+        self, client: httpx.AsyncClient, request: HttpRequest, url: UrlParts, address: str
+    ) -> str | HttpRequest:
+        """Ask a host at an address that was checked, and not by its name, which may lead elsewhere a moment later."""
+        where = f"[{address}]" if ":" in address else address
+        async with client.stream(
+            request.method,
+            f"{url.scheme}://{where}:{url.port}{url.path}",
+            content=request.body,
+            headers=_headers(request, url),
+            # TLS is held against the name.
+            extensions={"sni_hostname": url.host},
+        ) as response:
+            target = response.headers.get("location")
+            if response.has_redirect_location and target:
+                return _redirected(request, response.status_code, urljoin(request.url, target))
+            return await self._text(response)
+
+    async def _text(self, response: httpx.Response) -> str:
+        kind = response.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise ToolError("the answer is compressed, which was not asked for")
         if not (kind.startswith("text/") or any(each in kind for each in _TEXTS)):
             raise ToolError(f"the answer is {kind}, and no text")
-        body = response.read(self._max_bytes)
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) >= self._max_bytes:
+                break
         try:
-            text = body.decode(response.headers.get_content_charset("utf-8"), "replace")
+            text = body[: self._max_bytes].decode(response.charset_encoding or "utf-8", "replace")
         except LookupError:
-            text = body.decode("utf-8", "replace")
+            text = body[: self._max_bytes].decode("utf-8", "replace")
         if kind == "text/html":
             text = page_text(text)
-        if response.status >= _FIRST_ERROR:
-            raise ToolError(f"{response.status} {response.reason}: {text}".strip(": \n"))
+        if response.is_error:
+            raise ToolError(f"{response.status_code} {response.reason_phrase}: {text}".strip(": \n"))
         return text
+
+
+def _words(error: Exception) -> str:
+    """Return an error in words; those of the system, where there are some, say more than the library's."""
+    causes = error.__cause__ or error.__context__
+    return f"{type(error).__name__}: {error}" if causes is None or str(error) else f"{type(error).__name__}: {causes}"
 
 
 def _headers(request: HttpRequest, url: UrlParts) -> dict[str, str]:
@@ -192,10 +162,18 @@ def _redirected(request: HttpRequest, status: int, url: str) -> HttpRequest:
     return request._replace(url=url) if status in _KEEPS_METHOD else HttpRequest("GET", url, None)
 
 
-def _shut(sock: socket.socket) -> None:
-    """Wake whoever reads from a connection; that of TLS is not told, which would wait."""
-    with contextlib.suppress(OSError):  # it is closed already
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+def parse_request(text: str) -> HttpRequest:
+    """Return the request that a model wrote; an URL alone is a GET.
+
+    Raises:
+        ToolError: it is none.
+    """
+    line, _, body = text.strip().partition("\n")
+    words = line.split()
+    method, url = ("GET", *words) if len(words) == 1 else words if len(words) == 2 else ("", "")
+    if method not in ("GET", "POST"):
+        raise ToolError("write GET and an URL, or POST and an URL with the body on the lines below")
+    return HttpRequest(method, url, body.strip("\n").encode() if method == "POST" else None)
 
 
 class _PageText(HTMLParser):

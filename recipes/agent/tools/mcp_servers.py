@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.tools import guard
-from recipes.agent.tools.tool import Tool, ToolError
+from recipes.agent.tools.mcp_texts import only_text, result_text, written_schema
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.node.node_processes import MARK
 from rlinf_core.process.requirements import install_command, missing_modules
 
@@ -25,8 +28,11 @@ _START_SECONDS: Final = 60.0
 # Starts of a server after a death, and calls without an answer, that are in a row.
 _MOST_RESTARTS: Final = 5
 _MOST_SILENT: Final = 3
+# Pages of a list of tools.
+_MOST_PAGES: Final = 1000
 # Code of an error of MCP.
 _CONNECTION_CLOSED: Final = -32000
+LOGGER = logging.getLogger("rlinf")
 
 
 class ServerCommand(NamedTuple):
@@ -48,10 +54,15 @@ class McpTool(Tool):
 
     def __init__(self, server: McpServer, name: str, description: str, schema: Mapping[str, Any]) -> None:
         self.name = name
+        self.parameters = schema
         self._server = server
-        self._text = _only_text(schema)
+        self._text = only_text(schema)
         told = description.strip().partition("\n")[0]
-        self.description = told if self._text else f"{told} (argument: JSON, {_written(schema)})".strip()
+        self.description = told if self._text else f"{told} (argument: JSON, {written_schema(schema)})".strip()
+
+    def argument(self, values: Mapping[str, Any]) -> str:
+        """See `Tool`."""
+        return json.dumps(dict(values), ensure_ascii=False)
 
     async def call(self, argument: str) -> str:
         """See `Tool`."""
@@ -59,7 +70,7 @@ class McpTool(Tool):
 
     def _arguments(self, text: str) -> dict[str, Any]:
         try:
-            found: Any = json.loads(text) if text.strip() else {}
+            found: Any = load_json(text) if text.strip() else {}
         except ValueError:
             found = None
         if isinstance(found, dict) and (found or self._text is None):
@@ -82,6 +93,9 @@ class McpServers:
     def __init__(self, commands: Mapping[str, ServerCommand]) -> None:
         if missing_modules(["mcp"]):
             raise ConfigError("`agent.mcp` needs the package mcp", help=f"run `{install_command('mcp')}`")
+        stdio = logging.getLogger("mcp.client.stdio")
+        if not any(isinstance(each, _Noise) for each in stdio.filters):
+            stdio.addFilter(_Noise())
         self._loop = asyncio.new_event_loop()
         # The servers live as long as the thread that starts them.
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlinf-mcp", daemon=True)
@@ -133,7 +147,8 @@ class McpServer:
         """Call one of its tools from any event loop.
 
         Raises:
-            ToolError: it failed, or the server has ended.
+            ToolError: the tool says that it failed.
+            ToolUnavailable: the server has ended, or does not speak the protocol.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
 
@@ -148,8 +163,7 @@ class McpServer:
         self._task = asyncio.create_task(self._keep())
         try:
             async with asyncio.timeout(_START_SECONDS):
-                client = await asyncio.shield(self._client)
-                found: list[Any] = (await client.list_tools()).tools
+                found = await _listed_tools(await asyncio.shield(self._client), self._name)
         except Exception as error:  # noqa: BLE001 - of the server
             await self._stop()
             raise ConfigError(
@@ -157,9 +171,7 @@ class McpServer:
                 why=f"{type(error).__name__}: {error}",
                 help=f"try its command by hand: {' '.join(self._command.command)}",
             ) from None
-        tools: dict[str, McpTool] = {
-            each.name: McpTool(self, each.name, each.description or "", each.input_schema) for each in found
-        }
+        tools = {each.name: McpTool(self, each.name, each.description or "", each.input_schema) for each in found}
         asked = self._command.tools
         missing = sorted(set(asked or ()) - set(tools))
         if missing:
@@ -195,11 +207,11 @@ class McpServer:
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if self._task is None or self._task.done() or self._deaths > _MOST_RESTARTS:
-            raise ToolError(f"the server of {name} has ended, and is not started again")
+            raise ToolUnavailable(f"the server of {name} has ended, and is not started again")
         try:
             client = await asyncio.shield(self._client)
         except Exception:  # noqa: BLE001 - of the server, or of its start
-            raise ToolError(f"the server of {name} has ended, and cannot be started again") from None
+            raise ToolUnavailable(f"the server of {name} has ended, and cannot be started again") from None
         try:
             result = await client.call_tool(name, arguments)
         except asyncio.CancelledError:
@@ -208,14 +220,17 @@ class McpServer:
                 self._lose(client)
             raise
         except Exception as error:  # noqa: BLE001 - of the server, or of the library
-            if not _ended(error):
+            mcp: Any = import_module("mcp")
+            if isinstance(error, mcp.MCPError) and cast("Any", error).code != _CONNECTION_CLOSED:
                 raise ToolError(str(error)) from None
+            if isinstance(error, ValueError | RuntimeError):
+                raise ToolUnavailable(f"the server of {name} gives no valid result: {first_line(error)}") from None
             self._lose(client)
-            raise ToolError(f"the server of {name} has ended; it is started again") from None
+            raise ToolUnavailable(f"the server of {name} has ended; it is started again") from None
         self._silent = self._deaths = 0
-        text = "\n".join(getattr(each, "text", f"[{each.type}]") for each in result.content)
+        text = result_text(result)
         if result.is_error:
-            raise ToolError(text)
+            raise ToolError(text or "the tool failed, and does not say why")
         return text
 
     def _lose(self, client: Any) -> None:
@@ -227,27 +242,37 @@ class McpServer:
             self._broken.set()
 
 
-def _ended(error: Exception) -> bool:
-    """Return whether a call failed because the server is not there."""
-    mcp: Any = import_module("mcp")
-    return getattr(error, "code", _CONNECTION_CLOSED) == _CONNECTION_CLOSED or not isinstance(error, mcp.MCPError)
+async def _listed_tools(client: Any, server: str) -> list[Any]:
+    """Return the tools of all pages of a server's list."""
+    tools: list[Any] = []
+    cursor, seen = None, set[str]()
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            return tools
+        if cursor in seen or len(seen) >= _MOST_PAGES:
+            LOGGER.warning("the list of tools of the MCP server `%s` has no end: %d pages are used", server, len(seen))
+            return tools
+        seen.add(cursor)
 
 
-def _only_text(schema: Mapping[str, Any]) -> str | None:
-    """Return the name of the argument where a tool takes one, a text; None elsewhere."""
-    properties: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
-    if len(properties) != 1:
-        return None
-    ((name, each),) = properties.items()
-    return name if each.get("type") == "string" else None
+class _Noise(logging.Filter):
+    """Says in one line, and not each time, that a server writes to its output what is no message."""
+
+    _left = 3
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        record.exc_info, record.levelno, record.levelname = None, logging.WARNING, "WARNING"
+        record.msg = f"{record.getMessage()}: {first_line(error)}" if error else record.getMessage()
+        record.args = ()
+        self._left -= 1
+        return self._left >= 0
 
 
-def _written(schema: Mapping[str, Any]) -> str:
-    """Return arguments as a model is told of them: `{"path": string, "lines"?: integer}`."""
-    properties: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
-    required: Sequence[str] = schema.get("required") or ()
-    listed = (
-        f"{json.dumps(name)}{'' if name in required else '?'}: {each.get('type', 'any')}"
-        for name, each in properties.items()
-    )
-    return "{" + ", ".join(listed) + "}"
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,8 @@
 """A sandbox for Python programs that a model wrote, made of bubblewrap's namespaces and of limits of the kernel.
 
 A program sees its interpreter with the standard library, `/usr`, and an empty `/tmp`. It has no network, no other
-process, no variable of this one, and no privilege that it could get back. It is ended with all that it started.
+process, no variable of this one, and no privilege that it could get back. Sockets of other families than Unix, IP and
+netlink, which no namespace holds, are refused. It is ended with all that it started.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MIB: Final = 1 << 20
 # Longest output that is read, in bytes. A program that writes more is ended.
 OUTPUT_BYTES: Final = 64 * 1024
 _TRIAL_SECONDS: Final = 30.0
+# The kernel tells by a 2 that a filter is in force.
+_TRIAL: Final = "print(6 * 7); print(open('/proc/self/status').read().split('Seccomp:')[1].split()[0])"
 # Programs that make the sandbox, and the packages of Debian and Ubuntu that hold them.
 _PROGRAMS: Final = {"bwrap": "bubblewrap", **dict.fromkeys(("unshare", "setpriv", "prlimit"), "util-linux")}
 _NAMESPACES_HELP: Final = (
@@ -163,7 +166,7 @@ def check() -> None:
         with _filter() as filter_fd:
             done = subprocess.run(
                 command(SandboxLimits(), filter_fd),
-                input="print(6 * 7)",
+                input=_TRIAL,
                 capture_output=True,
                 text=True,
                 timeout=_TRIAL_SECONDS,
@@ -175,7 +178,9 @@ def check() -> None:
     except subprocess.TimeoutExpired:
         why = f"a trial program did not end within {_TRIAL_SECONDS:g} s"
         raise _unavailable(why, "try again when the machine is less busy") from None
-    if done.stdout != "\n42\n":
+    if done.stdout == "\n42\n0\n":
+        raise _unavailable("the kernel does not filter system calls", "it needs CONFIG_SECCOMP_FILTER")
+    if done.stdout != "\n42\n2\n":
         said = done.stderr.strip().splitlines()
         why = said[-1] if said else f"a trial program ended with status {done.returncode}"
         raise _unavailable(why, _NAMESPACES_HELP)

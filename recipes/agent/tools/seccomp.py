@@ -1,34 +1,74 @@
-"""A filter of system calls that hold memory outside of the limits of a process, or reach keys of the host.
+"""A filter of system calls that hold memory outside of the limits of a process, or reach beyond its namespaces.
 
-Written out: `pyseccomp`, which needs libseccomp on each node, would be one more dependency for thirty instructions.
+Written out: `pyseccomp`, which needs libseccomp on each node, would be one more dependency for forty instructions.
 """
 
 from __future__ import annotations
 
 import platform
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
-# The number that the kernel gives an architecture, and the calls refused there: keys are of no namespace; segments
-# and queues of System V, files of memory, rings and programs of the kernel count toward no limit of a process.
-_ARCHITECTURES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
-    # shmget, semget, msgget, add_key, request_key, keyctl, memfd_create, bpf, userfaultfd, io_uring_setup, memfd_secret
-    "x86_64": (0xC000003E, (29, 64, 68, 248, 249, 250, 319, 321, 323, 425, 447)),
-    "aarch64": (0xC00000B7, (194, 190, 186, 217, 218, 219, 279, 280, 282, 425, 447)),
+
+class _Architecture(NamedTuple):
+    """A kind of machine.
+
+    Attributes:
+        number: the one that the kernel gives it.
+        refused: calls that are refused. Keys are of no namespace; segments and queues of System V, files of memory,
+            rings and programs of the kernel count toward no limit of a process. A ring makes sockets, too.
+        sockets: those that make a socket, with its family as their first argument.
+    """
+
+    number: int
+    refused: tuple[int, ...]
+    sockets: tuple[int, ...]
+
+
+_ARCHITECTURES: Final = {
+    # shmget, semget, msgget, add_key, request_key, keyctl, memfd_create, bpf, userfaultfd, io_uring_setup,
+    # memfd_secret; socket, socketpair. Neither has `socketcall`.
+    "x86_64": _Architecture(0xC000003E, (29, 64, 68, 248, 249, 250, 319, 321, 323, 425, 447), (41, 53)),
+    "aarch64": _Architecture(0xC00000B7, (194, 190, 186, 217, 218, 219, 279, 280, 282, 425, 447), (198, 199)),
 }
+# AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which a network namespace holds. It does not hold AF_VSOCK, by which a
+# virtual machine speaks with its host.
+_FAMILIES: Final = (1, 2, 10, 16)
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _REFUSE, _END = 0x7FFF0000, 0x00050001, 0x80000000
+# Allow; refuse with EPERM; refuse with EAFNOSUPPORT; end the process.
+_ALLOW, _REFUSE, _NO_FAMILY, _END = 0x7FFF0000, 0x00050001, 0x00050061, 0x80000000
+# Offsets in what the kernel tells of a call; of the first argument the lower half, which is the family that it takes.
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16
 # Numbers from here on are those of x86's x32, a second name of each call.
 _X32: Final = 0x40000000
 
+_Step = tuple[int, str, int]
 
-def refusing() -> bytes | None:
-    """Return a filter for bubblewrap, or `None` where the machine's calls are not known."""
-    if platform.machine() not in _ARCHITECTURES:
+
+def refusing(machine: str | None = None) -> bytes | None:
+    """Return a filter for bubblewrap, or `None` where the machine's calls are not known.
+
+    Args:
+        machine: its name, as in `x86_64`; by default this one's.
+    """
+    architecture = _ARCHITECTURES.get(machine or platform.machine())
+    if architecture is None:
         return None
-    architecture, calls = _ARCHITECTURES[platform.machine()]
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _END), (_LOAD, 0, 0, 0)]
-    steps += [(_AT_LEAST, len(calls) + 1, 0, _X32)]
-    steps += [(_EQUAL, len(calls) - at, 0, call) for at, call in enumerate(calls)]
-    steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+    # The operation, where a comparison that holds goes to, and the operand.
+    steps: list[_Step] = [(_LOAD, "", _ARCHITECTURE_AT), (_EQUAL, "number", architecture.number), (_RETURN, "", _END)]
+    labels = {"number": len(steps)}
+    steps += [(_LOAD, "", _NUMBER_AT), (_AT_LEAST, "refuse", _X32)]
+    steps += [(_EQUAL, "refuse", call) for call in architecture.refused]
+    steps += [(_EQUAL, "family", call) for call in architecture.sockets]
+    steps += [(_RETURN, "", _ALLOW)]
+    labels["family"] = len(steps)
+    steps += [(_LOAD, "", _ARGUMENT_AT), *((_EQUAL, "allow", family) for family in _FAMILIES)]
+    steps += [(_RETURN, "", _NO_FAMILY)]
+    labels["allow"] = len(steps)
+    steps += [(_RETURN, "", _ALLOW)]
+    labels["refuse"] = len(steps)
+    steps += [(_RETURN, "", _REFUSE)]
+    return b"".join(
+        struct.pack("=HBBI", operation, labels[target] - at - 1 if target else 0, 0, operand)
+        for at, (operation, target, operand) in enumerate(steps)
+    )

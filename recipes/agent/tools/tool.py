@@ -6,12 +6,21 @@ import asyncio
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+_ONE_TEXT: Final[Mapping[str, Any]] = MappingProxyType(
+    {"type": "object", "properties": {"argument": {"type": "string"}}, "required": ["argument"]}
+)
 
 
 class ToolError(Exception):
     """An argument that a tool cannot work with; its text is what the model is told."""
+
+
+class ToolUnavailable(Exception):  # noqa: N818 - says what is the matter, as `ToolError` does
+    """A tool that cannot be asked: its server is down. The model is not to blame; the run has failed."""
 
 
 class Tool(ABC):
@@ -20,10 +29,23 @@ class Tool(ABC):
     Attributes:
         name: the model calls it by this.
         description: what it does, in a sentence, for the model.
+        parameters: JSON Schema of its arguments, for models that call functions in a form of their own.
     """
 
     name: str
     description: str
+    parameters: Mapping[str, Any] = _ONE_TEXT
+
+    def argument(self, values: Mapping[str, Any]) -> str:
+        """Return the argument of `call` for a call whose arguments have names.
+
+        Raises:
+            ToolError: they are not those of `parameters`.
+        """
+        value = values.get("argument")
+        if set(values) != {"argument"} or isinstance(value, dict | list | None):
+            raise ToolError(f'the arguments of {self.name} are {{"argument": TEXT}}')
+        return str(value)
 
     @abstractmethod
     async def call(self, argument: str) -> str:
@@ -31,6 +53,7 @@ class Tool(ABC):
 
         Raises:
             ToolError: it cannot work with the argument.
+            ToolUnavailable: it cannot be asked at all.
         """
 
 

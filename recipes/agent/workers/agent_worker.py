@@ -142,10 +142,12 @@ class AgentWorker(Worker):
             turns.append(TurnRecord("tool", seen.text, call.name, seen.seconds, seen.failure))
 
         model = LanguageModel(route, self._settings(prompt, sample), turns.append)
-        tools = Toolbox(self._tools, self._config.agent.tool_timeout, use)
-        task = AgentTask(
-            problem.prompt, first_messages(problem, self._config.data, tools.instructions), problem.answer, problem.row
-        )
+        config = self._config
+        tools = Toolbox(self._tools, config.agent.tool_timeout, use, native=config.offers_functions)
+        # Where functions are offered, the engine tells of them as the chat template wants it.
+        instructions = "" if tools.functions else tools.instructions
+        messages = first_messages(problem, config.data, instructions)
+        task = AgentTask(problem.prompt, messages, problem.answer, problem.row)
         async with self._slots:
             began = time.perf_counter()
             outcome, ended, why = await self._outcome(task, model, tools)
@@ -199,4 +201,6 @@ class AgentWorker(Worker):
             max_new_tokens=config.rollout.sampling_params.max_new_tokens,
             version=prompt.version,
             agent=self._rank,
+            top_p=config.rollout.sampling_params.top_p,
+            training_temperature=config.rollout.sampling_params.temperature,
         )

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
+from recipes.agent.call_forms import HERMES
 from recipes.agent.conversation.turn_encoder import TurnEncoder
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
@@ -13,8 +14,10 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import GenerationReport
+from recipes.language.rules.template_rules import require_conversations
 from recipes.language.workers.engine_stream import EngineStream
 from recipes.language.workers.engine_worker import EngineWorker
+from recipes.training.chat_template import TemplateRefusalError
 
 
 class AgentRolloutWorker(EngineWorker):
@@ -29,7 +32,13 @@ class AgentRolloutWorker(EngineWorker):
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine; its weights come with the first `sync_model_from_actor`."""
         super().init_worker(layout)
-        self._encoder = TurnEncoder(self._tokenizer, apply_chat_template=self._config.data.apply_chat_template)
+        data = self._config.data
+        self._encoder = TurnEncoder(
+            self._tokenizer,
+            apply_chat_template=data.apply_chat_template,
+            template_arguments=data.chat_template_kwargs,
+        )
+        require_conversations(self._config, self._encoder.template)
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, engine_key(self._rank))
 
@@ -56,13 +65,20 @@ class AgentRolloutWorker(EngineWorker):
         stream.run(self._inbox, lambda requests, waiting: requests, self._begin)
 
     def _begin(self, requests: Iterable[DrawRequest]) -> None:
-        """Submit requests; one that has no room for another token is answered at once."""
+        """Submit requests; one whose messages cannot be written, or that has no room, is answered at once."""
         for each in requests:
-            observed = self._encoder.encode(each.context, each.messages)
+            nothing = DrawnTurn(each.request_id, (), (), (), (), "", "length")
+            try:
+                observed = self._encoder.encode(each.context, each.messages, each.tools)
+            except Exception as error:  # noqa: BLE001 - of these messages: other runs go on
+                why = error.reason if isinstance(error, TemplateRefusalError) else f"{type(error).__name__}: {error}"
+                self._send(each.agent, [nothing._replace(refusal=why)])
+                continue
             room = each.max_tokens - len(each.context) - len(observed)
             too_long = not each.context and len(observed) > self._config.data.max_prompt_length
-            if room < 1 or too_long:
-                self._send(each.agent, [DrawnTurn(each.request_id, (), (), (), (), "", "length")])
+            if room < 1 or too_long or not each.max_new_tokens:
+                counted = () if each.max_new_tokens else observed
+                self._send(each.agent, [nothing._replace(observed=counted)])
                 continue
             name = f"{each.agent}:{each.request_id}"
             self._open[name] = each, observed
@@ -78,9 +94,14 @@ class AgentRolloutWorker(EngineWorker):
             max_new_tokens=most,
             min_new_tokens=min(given.min_new_tokens, most),
             stop_token_ids=tuple(given.stop_token_ids),
-            stop=(*given.stop, *request.stop),
+            stop=(*given.stop, *request.stop, *self._call_end(request)),
             seed=request.seed,
         )
+
+    def _call_end(self, request: DrawRequest) -> tuple[str, ...]:
+        """Return the text after a call where the turn ends with the first one."""
+        form = self._encoder.form or HERMES
+        return (form.end,) if request.tools is not None and request.tools.single and form.end else ()
 
     def _finish(self, answers: Iterable[Sequence]) -> None:
         """Hand turns to those who asked for them, in one message to each."""
@@ -90,11 +111,12 @@ class AgentRolloutWorker(EngineWorker):
             self._drawn += len(each.tokens)
             said = each.tokens[:-1] if each.tokens[-1] in self._stops else each.tokens
             text = self._encoder.text(said)
-            turns[request.agent].append(
-                DrawnTurn(
-                    request.request_id, observed, each.tokens, each.logprobs, each.versions, text, each.finish_reason
-                )
+            turn = DrawnTurn(
+                request.request_id, observed, each.tokens, each.logprobs, each.versions, text, each.finish_reason
             )
+            if request.tools is not None:
+                turn = turn._replace(raw=self._encoder.raw_text(said), form=self._encoder.form)
+            turns[request.agent].append(turn)
         for agent, some in turns.items():
             self._send(agent, some)
 

@@ -5,7 +5,6 @@ The defaults train a Franka arm to pick a block, in about a minute on two CPU co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -59,17 +58,6 @@ class EmbodiedRunnerConfig(RunnerConfig):
 class EmbodiedModelConfig(ModelConfig):
     """The policy."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        "action_dim": "remove it: the environment tells how many numbers an action has",
-        "obs_dim": "remove it: the environment tells how many numbers an observation has",
-        "state_dim": "remove it: the environment tells how many numbers a state has",
-        "image_size": "remove it: the environment tells how large its images are",
-        **dict.fromkeys(("policy_setup", "unnorm_key"), "remove it: the policy's statistics are kept with its weights"),
-        "lora_path": "`model_path` names the folder of the weights, adapters merged",
-        "trust_remote_code": "write it into `options`: a vlm_policy may run the code in its folder",
-        "attn_implementation": "remove it: it is up to the policy",
-    }
-
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
         default="mlp_policy",
         description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), squashed_policy"
@@ -100,8 +88,6 @@ class EmbodiedModelConfig(ModelConfig):
 
 class EmbodiedOptimConfig(OptimConfig):
     """AdamW and the clipping of gradients."""
-
-    moved: ClassVar[Mapping[str, str]] = {"critic_warmup_steps": "algorithm.critic_warmup_steps"}
 
     lr: PositiveFloat = 1e-3
     adam_eps: PositiveFloat = 1e-5
@@ -137,24 +123,6 @@ class EmbodiedRolloutConfig(RolloutConfig):
 
 class EmbodiedAlgorithmConfig(ActorCriticConfig):
     """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO; `loss_type: sac` off policy."""
-
-    moved: ClassVar[Mapping[str, str]] = {
-        "auto_reset": "env.train.auto_reset",
-        "eval_rollout_epoch": "env.eval.rollout_epoch",
-        "ignore_terminations": "env.train.ignore_terminations",
-        "reward_coef": "env.train.reward_coef",
-        "rollout_epoch": "env.train.rollout_epoch",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        **ActorCriticConfig.not_available,
-        "length_params": "remove it: `actor.model.num_action_chunks` says how long an answer is",
-        "sampling_params": "remove it: actions are drawn from the policy's distribution, in evaluations the likeliest",
-        "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
-        "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
-        "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",
-        "auto_reset": "`env.train.auto_reset` says what follows an episode",
-        "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
-    }
 
     critic_warmup_steps: NonNegativeInt = Field(
         default=0,

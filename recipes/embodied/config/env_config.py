@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo
@@ -105,17 +104,6 @@ class JudgeConfig(ConfigModel):
 class EnvironmentConfig(ConfigModel):
     """Environments of one kind."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"simulator_type": "env_type", "num_envs": "total_num_envs"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        "init_params": "`options` holds arguments for the environment's constructor",
-        "use_rel_reward": "`options` holds arguments for the environment's constructor",
-        "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
-        **dict.fromkeys(
-            ("use_ordered_reset_state_ids", "specific_reset_id", "max_num_envs"),
-            "`options` holds arguments for the environment's constructor; starts are drawn by `seed`",
-        ),
-        "is_eval": "remove it: what stands in `env.eval` is for evaluation",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("num_processes", "simulator_timeout"),

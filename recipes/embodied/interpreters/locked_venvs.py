@@ -20,6 +20,7 @@ from recipes.embodied.config.env_types import ENV_TYPES, has_setup, is_simulator
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
 from recipes.embodied.rules.env_rules import facts_of
 from rlinf_core import ConfigError, RLinfError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.recipe import Trial
 
 LOCKS: Final = Path(__file__).parent / "locks"
@@ -133,7 +134,7 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
         )
         said = done.stderr.strip().splitlines()
         why = said[-1] if said else f"exit code {done.returncode}"
-        return json.loads(done.stdout.splitlines()[-1])
+        return load_json_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         why = f"no answer within {_PROBE_SECONDS:g} s"
     except OSError as error:
@@ -198,7 +199,7 @@ def _check_folder(folder: Path, env_type: str) -> None:
     mark = folder / _MARK
     if mark.is_file():
         try:
-            found = json.loads(mark.read_text(encoding="utf-8"))["env_type"]
+            found = load_json_object(mark.read_bytes())["env_type"]
         except (ValueError, KeyError, OSError):
             found = None
         if found == env_type:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.embodied.config.env_types import ENV_TYPES
 from rlinf_core import RLinfError
+from rlinf_core.foreign.strict_json import load_json_object
 
 _MODULE: Final = "recipes.embodied.interpreters.simulators_at_once"
 _IMAGE_SIZE: Final = 64
@@ -131,8 +132,8 @@ def _answer(tried: subprocess.Popen[str]) -> dict[str, str | None] | None:
     """Return the fault that a process tells; None: its simulators run."""
     line = tried.stdout.readline() if tried.stdout is not None else ""
     try:
-        return json.loads(line)["fault"]
-    except ValueError:
+        return load_json_object(line)["fault"]
+    except (ValueError, KeyError):
         return {"message": f"it ended, {tried.wait()}, before its simulators ran", "why": None, "help": None}
 
 

@@ -59,7 +59,12 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
     base = empty_process("env", kind, environment.modules)
     return [
         _actor(config, policy, environment.spec, empty_process("actor", kind), sizes.get("actor", 1)),
-        _rollout(config, policy, empty_process("rollout", kind), sizes.get("rollout", 1)),
+        _rollout(
+            config,
+            PolicyMemory(config.actor, environment.spec, acts=True),
+            empty_process("rollout", kind),
+            sizes.get("rollout", 1),
+        ),
         env_forecast(config.env.train, "interact", environment, base, sizes.get("env", 1)),
     ]
 
@@ -130,10 +135,13 @@ def known_gaps(
 def sent_weights(config: EmbodiedConfig, policy: PolicyMemory, count: int) -> int:
     """Return what an actor holds to send its weights, in bytes.
 
-    That is a copy in shared memory. Shards are gathered into one before, and what is sent behind rollouts is one more.
+    That is a copy in shared memory. Shards are gathered into one before, weights of fewer bits are written into
+    one, and what is sent behind rollouts is one more.
     """
-    shards = count > 1 and config.actor.fsdp_config.sharding_strategy != "no_shard"
-    return policy.weights * (1 + shards + (config.runner.max_staleness > 0))
+    actor = config.actor
+    copies = actor.model.precision != "fp32" or (count > 1 and actor.fsdp_config.sharding_strategy != "no_shard")
+    sent = policy.weights if actor.model.precision == "fp32" else policy.weights // 2
+    return sent * (1 + copies + (config.runner.max_staleness > 0))
 
 
 def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
-from recipes.embodied.learning.policy_precision import weight_type
+from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.memory.meta_attention import fuse_attention
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs
 from recipes.embodied.models.heads import OrthogonalLinear
@@ -30,6 +30,7 @@ class PolicyMemory:
         actor: the section `actor`.
         spec: of the environment.
         imitates: it learns by the loss of demonstrations, not by reinforcement.
+        acts: it is a rollout worker's, whose weights are of another type than those that are trained.
 
     Attributes:
         weights: all of them, as they are kept.
@@ -38,7 +39,9 @@ class PolicyMemory:
         notes: what is not known.
     """
 
-    def __init__(self, actor: EmbodiedActorConfig, spec: EnvSpec, *, imitates: bool = False) -> None:
+    def __init__(
+        self, actor: EmbodiedActorConfig, spec: EnvSpec, *, imitates: bool = False, acts: bool = False
+    ) -> None:
         section = actor.model
         folder = section.model_path
         self.notes: tuple[str, ...] = ()
@@ -49,7 +52,7 @@ class PolicyMemory:
             policy = make_model(section, spec)
         made = _weights(policy)
         factors = [_factors(each) for each in policy.modules() if isinstance(each, OrthogonalLinear)]
-        policy = policy.to(weight_type(actor))
+        policy = policy.to(acting_type(actor) if acts else torch.float32)
         fuse_attention(policy)
         if actor.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()

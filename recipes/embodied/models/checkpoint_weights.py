@@ -7,10 +7,11 @@ from pathlib import Path
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.folder_facts import fault_of_fit
+from recipes.embodied.models.folder_facts import DESCRIPTION, STATISTICS, fault_of_fit
 from recipes.embodied.models.policy_folder import load_normalization
-from recipes.training.state.state_checkpoint import load_weights
+from recipes.training.state.state_checkpoint import ACTOR, load_weights
 from rlinf_core import CheckpointError
+from rlinf_core.runners.storage.checkpoint import MANIFEST, verify_files
 
 
 def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, checkpoint: str) -> None:
@@ -23,9 +24,12 @@ def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, 
         checkpoint: a folder `global_step_N` that this node sees.
 
     Raises:
-        CheckpointError: it cannot be read, or is of another model.
+        CheckpointError: it cannot be read, is damaged, or is of another model.
         ConfigError: the statistics are missing, broken or of another environment.
     """
+    if (Path(checkpoint) / MANIFEST).is_file():
+        # What is read here, and not a replay buffer beside it, which may be much larger.
+        verify_files(Path(checkpoint), within=(f"{ACTOR}/", STATISTICS, DESCRIPTION))
     fault = fault_of_fit(Path(checkpoint), model, spec)
     if fault is not None:
         raise CheckpointError(fault.message, where=checkpoint, help=fault.help)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recipes.embodied.models.folder_facts import STATISTICS
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
     pass
@@ -154,7 +155,7 @@ class Normalization:
         if not path.is_file():
             return None
         try:
-            return cls.of_data(json.loads(path.read_text()))
+            return cls.of_data(load_json_object(path.read_bytes(), non_finite=True))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"`{path}` holds no statistics",

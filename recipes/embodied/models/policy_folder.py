@@ -29,6 +29,7 @@ from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, STATISTICS
 from recipes.embodied.models.normalization import Normalization
 from recipes.training.state.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
@@ -64,7 +65,7 @@ def _check_statistics(folder: Path, found: Normalization) -> None:
         ConfigError: they are missing, or others.
     """
     try:
-        expected = json.loads((folder / DESCRIPTION).read_text())["statistics"]
+        expected = load_json_object((folder / DESCRIPTION).read_bytes())["statistics"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # an earlier version did not write them down; what else is broken is told with the weights
     if expected in (None, found.digest()):
@@ -134,7 +135,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """
     file = folder / DESCRIPTION
     try:
-        about: dict[str, Any] = json.loads(file.read_text())
+        about: dict[str, Any] = load_json_object(file.read_bytes())
         spec = dict(about["observations_and_actions"])
         spec["cameras"] = {name: tuple(shape) for name, shape in spec["cameras"].items()}
         spec |= {bound: tuple(spec[bound]) for bound in ("low", "high") if spec.get(bound) is not None}
@@ -195,7 +196,7 @@ def _different(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | 
 
 def _settings(folder: str) -> str:
     try:
-        about: dict[str, Any] = json.loads((Path(folder) / DESCRIPTION).read_text())
+        about: dict[str, Any] = load_json_object((Path(folder) / DESCRIPTION).read_bytes())
         model = about["model"]
         names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
         return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names)

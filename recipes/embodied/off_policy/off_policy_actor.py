@@ -35,6 +35,7 @@ from recipes.embodied.replay.observations import spilled_in
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.workers.actor_base import BaseActor, memory
+from recipes.training.reading.archives import load_archive
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
@@ -240,7 +241,7 @@ class OffPolicyActor(BaseActor):
         self._state.load(folder)
         self._critics.load(folder)
         self._policy.normalization = load_normalization(folder, self._spec)
-        self._learner.load_state(torch.load(path / _STATE, map_location=self.torch_device, weights_only=True))
+        self._learner.load_state(_read_state(path / _STATE))
         with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         self._seen = int(arrays.pop("seen"))
@@ -268,6 +269,23 @@ class OffPolicyActor(BaseActor):
         if recorder is not None:
             recorder.close()
         super()._close()
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    """Return what the learner keeps besides weights and optimizers.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return dict(load_archive(file))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            "the state of the learner cannot be read",
+            where=str(file),
+            why=str(error),
+            help="continue from another checkpoint",
+        ) from None
 
 
 def passes_of(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[RolloutChunks]:

@@ -138,7 +138,7 @@ def spilled_in(folder: Path) -> Arrays:
     try:
         for file in sorted(columns.rglob("*.npy")):
             name = file.relative_to(columns).with_suffix("").as_posix()
-            found[f"{_OBSERVED}{name}"] = np.load(file, mmap_mode="r")
+            found[f"{_OBSERVED}{name}"] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ReplayError(
             "the saved replay buffer cannot be read",

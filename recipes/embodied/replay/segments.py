@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.replay_types import ReplayError
+from rlinf_core.foreign.strict_json import load_json
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
@@ -83,7 +84,7 @@ def decode(payload: bytes) -> Record:
         ValueError: it was not made by `encode`.
     """
     (length,) = _SHORT.unpack_from(payload)
-    described = cast("list[tuple[str, str, list[int]]]", json.loads(payload[_SHORT.size : _SHORT.size + length]))
+    described = cast("list[tuple[str, str, list[int]]]", load_json(bytes(payload[_SHORT.size : _SHORT.size + length])))
     offset, found = _SHORT.size + length, Record()
     for name, kind, shape in described:
         dtype = np.dtype(kind)

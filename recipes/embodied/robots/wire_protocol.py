@@ -37,7 +37,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Never, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 PROTOCOL = 2
 NAME = "franka"
@@ -116,13 +118,9 @@ def decode(line: bytes) -> Message:
     if len(line) > MAX_LINE:
         raise ProtocolError(f"a line of more than {MAX_LINE} bytes")
     try:
-        # Python reads NaN and Infinity, which JSON has not.
-        message: object = json.loads(line.decode("utf-8"), parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        raise ProtocolError("a line that is not JSON") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("a line that is no object")
-    return cast("Message", message)
+        return load_json_object(line)
+    except BadJsonError as error:
+        raise ProtocolError(f"a line that {error}") from None
 
 
 def request_of(message: Message) -> ControllerRequest:
@@ -244,7 +242,3 @@ def _number(value: object, name: str) -> float:
     if not math.isfinite(number):
         raise ProtocolError(f"`{name}` is not finite")
     return number
-
-
-def _refuse(name: str) -> Never:
-    raise ValueError(name)

@@ -101,7 +101,7 @@ def check_environments(
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
-        check_import(config, at, kind, "env", report)
+        check_import(config, at, kind, "env", report, is_own=True)
     if is_simulator(kind):
         _check_options(config, section, environments, report)
     if is_robot(kind):

@@ -273,7 +273,7 @@ def _check_imports(config: EmbodiedConfig, report: Report) -> None:
     )
     for at, name in named:
         if ":" in name:
-            check_import(config, at, name, "actor", report)
+            check_import(config, at, name, "actor", report, is_own=at[-1] == "model_type")
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -11,11 +11,13 @@ import torch
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.compiling import compile_training
+from recipes.embodied.learning.policy_precision import acting_types
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.worker_layout import routes_of, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.training.memory.host_memory import release_host_memory
+from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, receivers_of
 from rlinf_core import Worker
@@ -47,7 +49,7 @@ class BaseActor(Worker):
         release_host_memory()
 
     def _training_state(
-        self, module: torch.nn.Module, component: str = "actor", *, methods: Sequence[str] = ()
+        self, module: torch.nn.Module, component: str = ACTOR, *, methods: Sequence[str] = ()
     ) -> TrainingState:
         config = self._config.actor
         state = TrainingState(
@@ -59,6 +61,7 @@ class BaseActor(Worker):
             device=self.torch_device,
             methods=methods,
             component=component,
+            sent_types=acting_types(module, config) if component == ACTOR else None,
             # Those of a folder are read from there again.
             saves_frozen=config.model.model_path is None or config.checkpoint_load_path is not None,
         )

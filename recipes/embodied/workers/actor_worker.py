@@ -13,7 +13,6 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.batch import samples_of
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
-from recipes.embodied.learning.policy_precision import weight_type
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
@@ -36,7 +35,7 @@ class EmbodiedFSDPActor(BaseActor):
             keep_freed_memory()
         config = self._config.actor
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
-        policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
+        policy = make_model(config.model, spec).to(self.torch_device, torch.float32)
         if config.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()
         self._prepare(layout, spec, policy, methods=("imitation_losses",))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.policy_precision import computing, output_in_float32, weight_type
+from recipes.embodied.learning.policy_precision import acting_type, computing, output_in_float32
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.env_messages import CHUNKS, stacked
 from recipes.embodied.loop.protocols import Layout
@@ -48,7 +48,7 @@ class MultiStepRolloutWorker(Worker):
         self._layout = layout
         self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
-        policy = make_model(self._config.actor.model, spec).to(weight_type(self._config.actor))
+        policy = make_model(self._config.actor.model, spec).to(acting_type(self._config.actor))
         self._rests = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
         policy.eval()
         self._policy = policy

@@ -39,9 +39,10 @@ class Course(NamedTuple):
         reward: what whoever answered gives it; None: the text is scored like any other.
         reason: of that reward.
         parts: named parts of it.
-        failure: why it could not be ended; "" else.
+        failure: why it could not be ended, which makes it no sample; "" else.
         turns: what was said.
         figures: metrics by their full names, whose means are told.
+        correct: whether the answer is right; None: when its reward is at least `reward.correct_reward`.
     """
 
     reward: float | None = None
@@ -50,6 +51,7 @@ class Course(NamedTuple):
     failure: str = ""
     turns: tuple[TurnRecord, ...] = ()
     figures: Mapping[str, float] = {}
+    correct: bool | None = None
 
 
 class AnswerGroup(NamedTuple):

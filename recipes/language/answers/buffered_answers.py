@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import FinishReason, Sequence
+from recipes.training.reading.archives import load_archive
 from recipes.training.typed_tensors import floats, integers, pieces
 from rlinf_core import Channel, CheckpointError
 
@@ -72,7 +73,7 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
     """
     file = folder / _FILE
     try:
-        groups: dict[str, dict[str, Tensor]] = torch.load(file, weights_only=True)
+        groups: dict[str, dict[str, Tensor]] = load_archive(file)
         batches = {slot: RolloutBatch(**groups[str(slot)]) for slot in slots}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -98,7 +99,7 @@ def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[Unfinishe
     """
     file = folder / _UNFINISHED_FILE
     try:
-        stored: dict[str, dict[str, Tensor]] = torch.load(file, weights_only=True)
+        stored: dict[str, dict[str, Tensor]] = load_archive(file)
         return [UnfinishedGroup(each, _answers(stored[str(each)])) for each in positions]
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, cast
 
 from pydantic import Field, model_validator
@@ -27,37 +26,6 @@ LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
 class LanguageAlgorithmConfig(AlgorithmConfig):
     """GRPO with a higher upper clip."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        **AlgorithmConfig.other_names,
-        "clip_ratio": "ratio_clip_eps",
-        "cliprange": "ratio_clip_eps",
-        "cliprange_value": "value_clip",
-        "lam": "gae_lambda",
-        "loss_mode": "loss_type",
-        "tis_imp_ratio_cap": "tis_cap",
-        "use_kl_in_reward": "kl_in_reward",
-    }
-    moved: ClassVar[Mapping[str, str]] = {"sampling_params": "rollout.sampling_params"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        **{
-            name: remedy
-            for name, remedy in AlgorithmConfig.not_available.items()
-            if name not in ("n_minibatches", "recompute_logprobs", "ratio_clip_eps", "clip_ratio", "use_kl_in_reward")
-        },
-        "norm_adv_by_std_in_grpo": "`adv_type: dr_grpo` compares without dividing by the standard deviation",
-        "kl_ctrl": "`kl_beta` is the weight of the divergence; `kl_in_reward` says where it counts",
-        "use_reinpp_baseline": "`adv_type: reinforce_pp_baseline` takes the mean of the group off",
-        "calculate_entropy": "remove it: the entropy is always among the metrics",
-        "early_stop_imp_ratio": "`clip_ratio_c` bounds the ratio where the advantage is negative",
-        "logprob_forward_micro_batch_size": "`actor.max_tokens_per_micro_batch` bounds a pass, in tokens",
-        "training_batch_size_per_gpu": "`actor.micro_batch_size` bounds a pass, in answers",
-        "rollout_batch_size_per_gpu": "`rollout.max_running_tokens` bounds what an engine holds",
-        "use_valid_token_scale": "`loss_agg_func` says how losses of tokens become one",
-        "shuffle_rollout": "remove it: groups are dealt to optimizer steps at random, by `actor.seed`",
-        "pf_ppo": "remove it: every answer is learned from once a pass",
-        "use_pf_ppo": "remove it: every answer is learned from once a pass",
-        "use_kl_loss": "`kl_beta` above 0 adds the divergence to the loss",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("kl_penalty", "kl_in_reward"),

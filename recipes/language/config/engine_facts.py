@@ -40,7 +40,7 @@ BACKENDS: Final = {
     "huggingface": Backend(name="torch"),
     "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
     "sglang": Backend(name="sglang", modules=("sglang",), keys=_GPU_KEYS, keeps_partial=False),
-    "server": Backend(name="server", keys=frozenset(("server",)), keeps_partial=False),
+    "server": Backend(name="server", modules=("httpx",), keys=frozenset(("server",)), keeps_partial=False),
 }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.language_no_effect import LANGUAGE
@@ -13,10 +13,12 @@ from recipes.language.config.problem_config import LanguageDataConfig, LanguageR
 from recipes.language.config.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
+from recipes.training.chat_template import ChatRoles, ChatTemplate
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
+    Fraction,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
@@ -29,12 +31,6 @@ from rlinf_core.scalars import Bool, Text
 class LanguageRunnerConfig(RunnerConfig):
     """The run as a whole."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        **RunnerConfig.not_available,
-        "max_tokens_per_mbs": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
-        "enable_dynamic_batch_size": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
-        "critic_warmup": "remove it: actor and critic learn from the first step on",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *RunnerConfig.no_effect,
         NoEffect(
@@ -52,6 +48,11 @@ class LanguageRunnerConfig(RunnerConfig):
         description="With `max_staleness`: answers that are under way go on under new weights. false: they are ended"
         " under the old ones first.",
     )
+    max_failed_fraction: Fraction = Field(
+        default=0.5,
+        description="Share of a training step's answers that may fail to be scored, or made, for no fault of the"
+        " policy's; more end the run.",
+    )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
     )
@@ -66,17 +67,6 @@ class LanguageRunnerConfig(RunnerConfig):
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        **ModelConfig.not_available,
-        "external_lib": "remove it: no code beside the model's folder is loaded",
-        "override_config": "remove it: the folder of a model says what it is",
-        "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
-        "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
-        "enable_gradient_checkpointing": "`actor.fsdp_config.gradient_checkpointing` computes activations again",
-        "use_remove_padding": "remove it: sequences are always packed, and none is padded",
-        "trust_remote_code": "remove it: no code of a model's folder is ever run",
-        "attn_implementation": "remove it: attention is computed over packed sequences",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *ModelConfig.no_effect,
         NoEffect(
@@ -103,6 +93,11 @@ class LanguageModelConfig(ModelConfig):
 class LanguageOptimConfig(OptimConfig):
     """AdamW and the clipping of gradients."""
 
+    lr: PositiveFloat = Field(
+        default=1e-4,
+        description="Learning rate. Default by what is trained: 1e-6 for all weights of `model_path` (1e-5 of the"
+        " critic's), 1e-4 for adapters (`lora`) and for a model that is built on the spot.",
+    )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
 
@@ -117,26 +112,14 @@ class WarmStartConfig(ConfigModel):
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
+# Learning rates for all weights of a pretrained model, as in verl and TRL.
+PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
+
 # Components that are placed where the algorithm asks for them.
 OPTIONAL_COMPONENTS: Final = ("critic", "reference")
 
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
-
-# Keys of other trainers by which a pass is bounded in tokens, and those that there is nothing to choose about.
-_TOKEN_BUDGETS: Final = {
-    "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
-    "max_tokens_per_mbs": "max_tokens_per_micro_batch",
-    "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-}
-_ALWAYS: Final = {
-    "use_dynamic_bsz": "remove it: `max_tokens_per_micro_batch` always bounds a pass, in tokens",
-    "use_remove_padding": "remove it: sequences are always packed, and none is padded",
-    "entropy_from_logits_with_chunking": "remove it: log-probabilities and entropies are always computed in chunks",
-    "entropy_checkpointing": "remove it: log-probabilities and entropies are always computed in chunks",
-    "ulysses_sequence_parallel_size": "remove it: a sequence is computed by one rank",
-    "shuffle": "remove it: groups are dealt to optimizer steps at random, by `actor.seed`",
-}
 
 
 class LanguageActorConfig(ActorConfig):
@@ -145,21 +128,6 @@ class LanguageActorConfig(ActorConfig):
     # Tokens of a model that is built on the spot: characters, and words that are one token each.
     built_symbols: ClassVar[str] = SYMBOLS
     built_words: ClassVar[tuple[str, ...]] = ()
-
-    other_names: ClassVar[Mapping[str, str]] = {**ActorConfig.other_names, **_TOKEN_BUDGETS}
-    moved: ClassVar[Mapping[str, str]] = {**ActorConfig.moved, "tis_imp_ratio_cap": "algorithm.tis_cap"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        **ActorConfig.not_available,
-        **_ALWAYS,
-        "checkpoint": "`runner.save_format` says what a checkpoint is",
-        "ppo_mini_batch_size": "`global_batch_size` counts answers, `algorithm.n_minibatches` optimizer steps",
-        "loss_agg_mode": "`algorithm.loss_agg_func` says how losses of tokens become one",
-        "policy_loss": "`algorithm.loss_type` names the loss",
-        "tis_imp_ratio_cap": "`algorithm.tis_cap` bounds the weights of truncated importance sampling",
-        "clip_ratio_low": "write `algorithm.clip_ratio_low`",
-        "clip_ratio_high": "write `algorithm.clip_ratio_high`",
-        "clip_ratio_c": "write `algorithm.clip_ratio_c`",
-    }
 
     global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, description="Answers of one optimizer step, over all ranks. Default: all of a training step."
@@ -190,22 +158,6 @@ class LanguageActorConfig(ActorConfig):
 class LanguageCriticConfig(ConfigModel):
     """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        "strategy": "training_backend",
-        "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
-    }
-    moved: ClassVar[Mapping[str, str]] = {
-        "cliprange_value": "algorithm.value_clip",
-        "grad_clip": "critic.optim.clip_grad",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        **_ALWAYS,
-        "cliprange_value": "`algorithm.value_clip` bounds the change of a value",
-        "ppo_mini_batch_size": "the critic takes as many optimizer steps as the actor: `algorithm.n_minibatches`",
-        "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
-        "grad_clip": "`critic.optim.clip_grad` bounds the norm of a gradient",
-    }
-
     group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")
     training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
     max_tokens_per_micro_batch: Count = Field(
@@ -227,16 +179,6 @@ class LanguageCriticConfig(ConfigModel):
 class LanguageReferenceConfig(ConfigModel):
     """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
 
-    not_available: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "log_prob_use_dynamic_bsz",
-            "log_prob_micro_batch_size",
-            "log_prob_micro_batch_size_per_gpu",
-            "log_prob_max_token_len_per_gpu",
-        ),
-        "`max_tokens_per_micro_batch` bounds a pass, in tokens",
-    )
-
     group_name: Text = Field(
         default="ReferenceGroup", description="Name of the worker group; others address it by this."
     )
@@ -256,18 +198,10 @@ class LanguageConfig(JobConfig):
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
     shown_first: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
+    # Whether `reward.reward_type` scores every answer, and nobody else may.
+    rewards_by_rule: ClassVar[bool] = True
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        **JobConfig.not_available,
-        "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
-        "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
-        "ray_init": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
-        "ray_kwargs": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
-        "inference": "the actor computes log probabilities itself: remove the section, and its place",
-        "reward_model": "`reward.reward_type` names the rule, or a function that may ask a model",
-        "custom_reward_function": "write `reward.reward_type: package.module:function`",
-    }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
 
     runner: LanguageRunnerConfig = Field(
         default_factory=LanguageRunnerConfig, description="How long the run lasts, what it keeps, where results go."
@@ -291,6 +225,25 @@ class LanguageConfig(JobConfig):
         description="Advantages, losses, and how often samples are learned from.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rates_by_what_is_trained(cls, written: Any) -> Any:
+        """Give actor and critic, where the file does not say, the learning rate of what they train: `PRETRAINED_RATES`
+        for all weights of a pretrained model, which the default for adapters and small models would undo.
+        """
+        if not isinstance(written, dict):
+            return written
+        job = dict(cast("dict[str, Any]", written))
+        sections = {name: _mapping(job.get(name)) for name in PRETRAINED_RATES}
+        for name, rate in PRETRAINED_RATES.items():
+            section = sections[name]
+            model = _mapping(section.get("model")) or _mapping(sections["actor"].get("model"))
+            optim = section.get("optim")
+            is_whole = model.get("model_path") is not None and not (model.get("lora") or model.get("is_lora"))
+            if is_whole and (optim is None or (isinstance(optim, dict) and "lr" not in optim)):
+                job[name] = {**section, "optim": {"lr": rate, **_mapping(optim)}}
+        return job
+
     @property
     def answers_per_step(self) -> int:
         """Answers that a training step learns from, when no group is dropped."""
@@ -301,6 +254,11 @@ class LanguageConfig(JobConfig):
         """Most tokens that an answer may have."""
         return self.rollout.sampling_params.max_new_tokens
 
+    def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
+        """Return the conversations that the chat template has to write, the simplest first."""
+        asked = [ChatRoles(("data", "apply_chat_template"), ("user",))]
+        return asked + [ChatRoles(("data", "system_prompt"), ("system", "user"))] * bool(self.data.system_prompt)
+
     @property
     def minibatches(self) -> int:
         """Optimizer steps of one pass over a training step's answers."""
@@ -308,6 +266,11 @@ class LanguageConfig(JobConfig):
             return self.algorithm.n_minibatches
         size = self.actor.global_batch_size
         return 1 if size is None else max(1, self.answers_per_step // size)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping as it is, and an empty one for anything else, which validation refuses."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def check_minibatches(config: LanguageConfig, report: Report) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -11,7 +10,7 @@ from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, NonNegativeInt, Seed
+from rlinf_core.config.sections.values import Count, NonNegativeInt, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Int, Text
 
 # Problems of one seed that are made on the spot.
@@ -27,28 +26,6 @@ def _source(value: Any) -> Any:
 class LanguageDataConfig(DataConfig):
     """Problems with verifiable answers."""
 
-    other_names: ClassVar[Mapping[str, str]] = {**DataConfig.other_names, "val_batch_size": "val_rollout_batch_size"}
-    moved: ClassVar[Mapping[str, str]] = {"max_response_length": "rollout.sampling_params.max_new_tokens"}
-    not_available: ClassVar[Mapping[str, str]] = {
-        **{name: remedy for name, remedy in DataConfig.not_available.items() if name != "type"},
-        **dict.fromkeys(
-            ("truncation", "filter_overlong_prompts", "filter_prompt_by_length"),
-            "remove it: a prompt longer than `max_prompt_length` is skipped and counted",
-        ),
-        "reward_fn_key": "`reward.reward_type` names one rule or function, which is given the whole row",
-        "dataset_name": "remove it: a data set is called by its file, without folder and ending",
-        "validation_shuffle": "remove it: an evaluation asks every problem once",
-        "num_workers": "remove it: every rollout worker reads the problems itself",
-        "image_key": "remove it: models of text alone are trained",
-        "video_key": "remove it: models of text alone are trained",
-        "gen_batch_size": "`algorithm.max_refills` says how often a step generates for groups that were dropped",
-        "tokenizer": "`actor.tokenizer.tokenizer_model` names the folder of the tokenizer",
-        "use_shm": "remove it: files are read where they are",
-        **dict.fromkeys(
-            ("return_raw_chat", "return_raw_input_ids", "custom_cls"),
-            "remove it: prompts are texts or messages, and `apply_chat_template` says how they are written",
-        ),
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("prompt_key", "answer_key"),
@@ -56,6 +33,13 @@ class LanguageDataConfig(DataConfig):
             lambda data: f"problems come from {data.source}, not from files",
             "remove it, or write `train_data_paths: FILE`",
             because=("type",),
+        ),
+        NoEffect(
+            ("chat_template_kwargs",),
+            lambda data, sizes: not data.apply_chat_template,
+            "questions are asked without a chat template",
+            "remove it, or write `apply_chat_template: true`",
+            because=("apply_chat_template",),
         ),
         NoEffect(
             ("generated_digits",),
@@ -107,6 +91,10 @@ class LanguageDataConfig(DataConfig):
     apply_chat_template: Bool = Field(
         default=False, description="Ask each question as a user's message in the tokenizer's chat template."
     )
+    chat_template_kwargs: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Arguments of the chat template, by its own names, as in `{enable_thinking: false}`.",
+    )
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
     few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
     seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
@@ -122,25 +110,18 @@ class LanguageDataConfig(DataConfig):
 class LanguageRewardConfig(RewardConfig):
     """Scoring by rule."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        "enable": "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        "model": "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        "overlong_buffer": "`soft_overlong` counts the tokens before the limit over which a punishment grows",
-        "reward_scale": "`correct_reward` and `incorrect_reward` are the rewards themselves",
-        "reward_manager": "remove it: `reward_type` names the rule or the function",
-        **dict.fromkeys(
-            ("use_reward_model", "reward_model"),
-            "a function may ask a model: `reward_type: package.module:function`, sync or async",
-        ),
-    }
-
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
             default="number",
-            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the last"
-            " number is equal), math (equal expressions, by math-verify), reasoning_gym (by that library), or"
-            " `package.module:function`.",
+            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the"
+            " number that is boxed, said to be the answer, or comes last), math (equal numbers, lists and expressions,"
+            " by math-verify), reasoning_gym (by that library), or `package.module:function`.",
         )
+    )
+    timeout: PositiveFloat | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None,
+        description="Seconds for scoring one answer; one that takes longer is left out. The first call of a function,"
+        " which may load a judge, has at least 60. Default: 5 for rules, 60 for a function.",
     )
     soft_overlong: NonNegativeInt = Field(
         default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -17,11 +16,6 @@ from rlinf_core.scalars import Data, Text, problem
 
 class LanguageSamplingParams(SamplingConfig):
     """The settings by which tokens are drawn."""
-
-    not_available: ClassVar[Mapping[str, str]] = {
-        "use_greedy": "`temperature: 0` takes the likeliest token",
-        "repetition_penalty": "remove it: tokens are drawn by the model's own probabilities, which training needs",
-    }
 
     min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")
     stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")
@@ -51,10 +45,6 @@ def _url(text: str) -> str:
 class ServerSettings(ConfigModel):
     """An OpenAI-compatible server that answers prompts, for `backend: server`."""
 
-    not_available: ClassVar[Mapping[str, str]] = {
-        "api_key": "`token_env` names the environment variable that holds the token",
-        "token": "`token_env` names the environment variable that holds the token",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("weights_dir",),
@@ -94,48 +84,6 @@ class ServerSettings(ConfigModel):
 
 class LanguageRolloutConfig(RolloutConfig):
     """The workers that answer prompts."""
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        **RolloutConfig.other_names,
-        "tensor_model_parallel_size": "tensor_parallel_size",
-        "engine_kwargs": "engine_options",
-    }
-    moved: ClassVar[Mapping[str, str]] = {
-        "n": "algorithm.group_size",
-        "prompt_length": "data.max_prompt_length",
-        "response_length": "rollout.sampling_params.max_new_tokens",
-        "temperature": "rollout.sampling_params.temperature",
-        "top_k": "rollout.sampling_params.top_k",
-        "top_p": "rollout.sampling_params.top_p",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        **RolloutConfig.not_available,
-        "response_length": "`rollout.sampling_params.max_new_tokens` is the longest answer",
-        "prompt_length": "`data.max_prompt_length` is the longest prompt",
-        "val_kwargs": "`data.val_samples` says how often a problem of evaluation is answered; 1 is greedy",
-        "do_sample": "`rollout.sampling_params.temperature: 0` takes the likeliest token",
-        "max_num_batched_tokens": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
-        "max_num_seqs": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
-        "mode": "remove it: engines take up requests as they come, and `runner.max_staleness` lets them run ahead",
-        "dtype": "remove it: an engine computes in `actor.model.precision`",
-        "load_format": "remove it: an engine starts with the weights of `actor.model.model_path`",
-        "layered_summon_params": "remove it: weights are sent to the engine one by one",
-        "log_prob_use_dynamic_bsz": "remove it: `actor.max_tokens_per_micro_batch` always bounds a pass, in tokens",
-        "log_prob_max_token_len_per_gpu": "`actor.max_tokens_per_micro_batch` bounds a pass of the trainer",
-        "log_prob_micro_batch_size": "`actor.max_tokens_per_micro_batch` bounds a pass of the trainer",
-        "calculate_log_probs": "remove it: log-probabilities always come with the answers",
-        "multi_turn": "remove it: an answer is one turn",
-        "agent": "remove it: an answer is one turn",
-        "ignore_eos": "remove it: an answer ends at the end that the model gives",
-        "print_outputs": "remove it: `runner.sample_interval` writes answers to files",
-        "detokenize": "remove it: rewards are always given texts",
-        "padding": "remove it: the tokenizer says which token pads",
-        "eos": "`rollout.sampling_params.stop_token_ids` are further tokens that end an answer",
-        "validate_weight": "remove it: `check_logprobs` compares the engine with the trainer in every step",
-        "max_running_requests": "`max_running_tokens` bounds what an engine holds",
-        "return_logprobs": "remove it: log-probabilities always come with the answers",
-        "log_prob_micro_batch_size_per_gpu": "`actor.max_tokens_per_micro_batch` bounds a pass of the trainer",
-    }
 
     backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
         default="torch", description="Engine that generates: torch (ours; also `huggingface`), vllm, sglang or server."

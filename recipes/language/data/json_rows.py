@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 _GZIP = b"\x1f\x8b"
 # Signatures of files that are compressed otherwise.
@@ -63,34 +63,36 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _rows(file: Path, lines: Iterator[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    first = True
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if line.lstrip().startswith("["):
+        if first and line.lstrip().startswith("["):
             yield from _listed(file, line + "".join(lines), number)
             return
-        yield f"{file}:{number}", _object(_parsed(f"{file}:{number}", line, "the line is not JSON"), f"{file}:{number}")
+        first = False
+        place = f"{file}:{number}"
+        yield place, _object(_parsed(place, line, "line", "one JSON object a line"), place, "line")
 
 
 def _listed(file: Path, text: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    parsed = _parsed(f"{file}:{number}", text, "the list is not JSON")
+    parsed = _parsed(f"{file}:{number}", text, "list", "a list of JSON objects")
     for index, item in enumerate(cast("list[object]", parsed)):
         place = f"{file}, item {index}"
-        yield place, _object(item, place)
+        yield place, _object(item, place, "row")
 
 
-def _object(row: object, place: str) -> Mapping[str, Any]:
+def _object(row: object, place: str, what: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
-        raise ConfigError(f"{place}: the line is not a JSON object", help="write `{...}`")
+        raise ConfigError(f"{place}: the {what} is not a JSON object", help="write `{...}`")
     return cast("dict[str, Any]", row)
 
 
-def _parsed(place: str, text: str, what: str) -> object:
-    def refuse(name: str) -> NoReturn:
-        raise ConfigError(f"{place}: there is a number `{name}`", help="write a number, a text or null")
-
+def _parsed(place: str, text: str, what: str, remedy: str) -> object:
     try:
-        return json.loads(text, parse_float=WrittenFloat, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise ConfigError(f"{place}: {what}", why=f"{error.msg} at {at}") from None
+        return load_json(text.strip(), number=WrittenFloat)
+    except BadJsonError as error:
+        raise ConfigError(
+            f"{place}: the {what} {error}",
+            help=f"write {remedy}; numbers as `1.5`, and what JSON has not, such as NaN, as text",
+        ) from None

@@ -84,6 +84,9 @@ class FileProblems:
         prompt_key, answer_key: of the mappings; `a.b` is the key `b` of the mapping under `a`.
         where: names a row in messages, by its number.
 
+    Attributes:
+        places: the same.
+
     Raises:
         ConfigError: a row lacks a key, or what is there is neither a text nor messages, or no answer.
     """
@@ -94,6 +97,7 @@ class FileProblems:
         self._name = name
         self._rows = rows
         self._keys = prompt_key, answer_key
+        self.places = where
         for row, place in zip(rows, where, strict=True):
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
@@ -194,8 +198,8 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
     )
 
 
-def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> None:
-    """Check the first rows of a file of problems.
+def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> FileProblems:
+    """Return the problems in the first rows of a file.
 
     Raises:
         ConfigError: see `read_file`.
@@ -211,7 +215,7 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [place for place, _ in pairs])
+    return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [place for place, _ in pairs])
 
 
 def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipes.language.data.problems import Problem
+from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ class PromptEncoder:
         system_prompt: text of the system message; needs the template.
         few_shot: text before every question: examples with their answers.
         max_prompt_length: longest prompt in tokens.
+        template_arguments: arguments of the template.
+
+    Attributes:
+        template: None where questions are texts.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none.
+        ConfigError: a chat template is asked for, and the tokenizer has none that can be used.
     """
 
     def __init__(
@@ -34,19 +39,15 @@ class PromptEncoder:
         system_prompt: str = "",
         few_shot: str = "",
         max_prompt_length: int = 0,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        if apply_chat_template and not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                "`data.apply_chat_template` is on, and the tokenizer has no chat template",
-                help="write `data.apply_chat_template: false`, and examples in `data.few_shot`",
-            )
         if system_prompt and not apply_chat_template:
             raise ConfigError(
                 "`data.system_prompt` needs `data.apply_chat_template: true`",
                 help="without a template, write the text into `data.few_shot`",
             )
         self._tokenizer: Any = tokenizer
-        self._chat = apply_chat_template
+        self.template = ChatTemplate(tokenizer, template_arguments or {}) if apply_chat_template else None
         self._system = system_prompt
         self._few_shot = few_shot
         self._longest = max_prompt_length
@@ -55,12 +56,11 @@ class PromptEncoder:
         """Return the tokens of a problem's question; None when they are more than `max_prompt_length`.
 
         Raises:
+            TemplateRefusalError: the chat template does not write the question.
             ConfigError: the question is messages, and there is no chat template to write them in.
         """
-        if self._chat:
-            text = self._tokenizer.apply_chat_template(
-                self._messages(problem), add_generation_prompt=True, tokenize=False
-            )
+        if self.template is not None:
+            text = self.template.render(self._messages(problem))
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
         elif problem.messages:
             raise ConfigError(

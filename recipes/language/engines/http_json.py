@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import asyncio
 import json
-import socket
 import ssl
 import threading
-import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, Final
-from urllib.parse import urlsplit
+
+import httpx
 
 from rlinf_core import RLinfError
+from rlinf_core.foreign.strict_json import load_json
 
 # Answers of a server that is starting, overloaded or restarted.
 _AGAIN: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -25,51 +26,12 @@ class ServerError(RLinfError):
     """A server that does not answer, or refuses."""
 
 
-class CancelledError(Exception):
-    """The request was given up by `Call.cancel`."""
-
-
-class Call:
-    """One request, which another thread may cancel."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: http.client.HTTPConnection | None = None
-        self._cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        """Close the connection, which tells the server to stop."""
-        self._cancelled.set()
-        with self._lock:
-            connection = self._connection
-        if connection is not None and connection.sock is not None:
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def use(self, connection: http.client.HTTPConnection) -> None:
-        """Note the connection that is used, or raise where the request was given up."""
-        with self._lock:
-            self._connection = connection
-        self.check()
-
-    def release(self) -> None:
-        """Forget the connection, which is about to be closed."""
-        with self._lock:
-            self._connection = None
-
-    def check(self) -> None:
-        """Raise where the request was given up."""
-        if self._cancelled.is_set():
-            raise CancelledError
-
-    def pause(self, seconds: float) -> None:
-        """Wait, or raise where the request was given up."""
-        self._cancelled.wait(seconds)
-        self.check()
+class _TooLong(Exception):  # noqa: N818 - never leaves this module
+    """An answer beyond the limit."""
 
 
 class JsonServer:
-    """A server by its address.
+    """A server by its address. Requests are made in a thread of its own; `close` ends it.
 
     Args:
         url: `http://host:port` or `https://host`, with a path or without.
@@ -77,75 +39,105 @@ class JsonServer:
         token_env: the environment variable that it came from, for errors.
         timeout: seconds that one request may take.
         retries: how often a request is tried again that could not be sent, or was answered by an error that passes.
+        most: requests at once; others wait, and their time does not run.
     """
 
-    def __init__(self, url: str, *, token: str = "", token_env: str = "", timeout: float, retries: int) -> None:
-        self._url = url
-        self._parts = urlsplit(url)
+    def __init__(
+        self, url: str, *, token: str = "", token_env: str = "", timeout: float, retries: int, most: int = 1
+    ) -> None:
+        self._url = url.rstrip("/")
         self._token, self._token_env = token, token_env
         self._timeout, self._retries = timeout, retries
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        self._client = httpx.AsyncClient(
+            headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
+            # The certificates that the system trusts, and not a list of the library's.
+            verify=ssl.create_default_context(),
+            timeout=None,
+            trust_env=False,
+            # A connection that is kept may be closed by the server at the moment of the next request.
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+        self._slots = asyncio.Semaphore(most)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlinf-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give up all requests, and end the thread."""
+        if self._thread.is_alive():
+            self._run(self._end()).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def get(self, path: str) -> Any:
-        """Return the answer to a GET request."""
-        return self._request("GET", path, None, Call())
+        """Return the answer to a GET request; see `post`."""
+        return self._run(self._request("GET", path, None)).result()
 
-    def post(self, path: str, body: Any, call: Call | None = None) -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """Return the answer to a POST request; None where it has no content.
 
         Raises:
             ServerError: the server does not answer in time, refuses, or answers with something that is not JSON.
-            CancelledError: the call was cancelled.
         """
-        return self._request("POST", path, json.dumps(body).encode(), call or Call())
+        return self.submit(path, body).result()
 
-    def _request(self, method: str, path: str, body: bytes | None, call: Call) -> Any:
-        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._timeout
-        for attempt in range(self._retries + 1):
+    def submit(self, path: str, body: Any) -> Future[Any]:
+        """Begin a POST request; to cancel it closes the connection, which tells the server to stop."""
+        return self._run(self._request("POST", path, json.dumps(body).encode()))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _request(self, method: str, path: str, body: bytes | None) -> Any:
+        async with self._slots:
+            attempts = 0
             try:
-                status, text, wait = self._once(method, path, body, call, deadline)
-            except (OSError, http.client.HTTPException) as error:
-                call.check()
-                timed_out = time.monotonic() >= deadline
-                if attempt == self._retries or timed_out:
-                    raise self._silent(path, error, attempt + 1, timed_out) from None
-                wait = 0.0
-            else:
-                if status not in _AGAIN or attempt == self._retries:
-                    return self._answer(path, status, text)
-            call.pause(max(0.0, min(max(pause, wait), _LONGEST_PAUSE, deadline - time.monotonic())))
-            pause *= 2
+                async with asyncio.timeout(self._timeout):
+                    pause = _FIRST_PAUSE
+                    for attempts in range(1, self._retries + 2):
+                        last = attempts > self._retries
+                        wait = 0.0
+                        try:
+                            status, text, wait = await self._once(method, path, body)
+                        except httpx.TransportError as error:
+                            if last:
+                                raise self._unreachable(path, error, attempts) from None
+                        else:
+                            if status not in _AGAIN or last:
+                                return self._answer(path, status, text)
+                        await asyncio.sleep(min(max(pause, wait), _LONGEST_PAUSE))
+                        pause *= 2
+            except TimeoutError:
+                raise ServerError(
+                    f"the server did not answer within {self._timeout:g} s",
+                    where=f"{self._url}{path}",
+                    why=f"attempt {max(attempts, 1)} was under way",
+                    help="`rollout.server.timeout` is the time of one request",
+                ) from None
+            except _TooLong:
+                message = f"the server's answer is longer than {_MOST_BYTES} bytes"
+                raise ServerError(message, where=f"{self._url}{path}") from None
         raise AssertionError("unreachable")
 
-    def _once(
-        self, method: str, path: str, body: bytes | None, call: Call, deadline: float
-    ) -> tuple[int, bytes, float]:
+    async def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes, float]:
         """Return status, content, and the seconds that the server asks to wait."""
-        parts, left = self._parts, max(0.1, deadline - time.monotonic())
-        host, port = parts.hostname or "", parts.port
-        connection = (
-            http.client.HTTPSConnection(host, port, timeout=left, context=ssl.create_default_context())
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, port, timeout=left)
-        )
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        try:
-            call.check()
-            connection.connect()
-            call.use(connection)
-            connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            answer = connection.getresponse()
-            text = answer.read(_MOST_BYTES + 1)
-            # A server may still answer what was given up, and vLLM's does, with nothing.
-            call.check()
-            if answer.length and len(text) <= _MOST_BYTES:
-                raise http.client.IncompleteRead(text, answer.length)
-            after = answer.getheader("Retry-After") or ""
-            return answer.status, text, float(after) if after.isdigit() else 0.0
-        finally:
-            call.release()
-            connection.close()
+        async with self._client.stream(method, self._url + path, content=body) as answer:
+            text = bytearray()
+            async for part in answer.aiter_bytes():
+                text += part
+                if len(text) > _MOST_BYTES:
+                    raise _TooLong
+            after = answer.headers.get("retry-after", "")
+            return answer.status_code, bytes(text), float(after) if after.isdigit() else 0.0
 
     def _answer(self, path: str, status: int, text: bytes) -> Any:
         where = f"{self._url}{path}"
@@ -157,14 +149,12 @@ class JsonServer:
                 why=f"status {status}; the token is {named}" if self._token else f"status {status}; {named}",
                 help="name the environment variable that holds it in `rollout.server.token_env`",
             )
-        if len(text) > _MOST_BYTES:
-            raise ServerError(f"the server's answer is longer than {_MOST_BYTES} bytes", where=where)
         if status >= 300:
             raise ServerError(f"the server answers with status {status}", where=where, why=self._shown(text))
         if not text.strip():
             return None
         try:
-            return json.loads(text)
+            return load_json(text, non_finite=True)
         except ValueError:
             raise ServerError("the server's answer is not JSON", where=where, why=self._shown(text)) from None
 
@@ -175,14 +165,7 @@ class JsonServer:
             said = said.replace(self._token, "***")
         return said[:_SHOWN]
 
-    def _silent(self, path: str, error: Exception, attempts: int, timed_out: bool) -> ServerError:
-        why = str(error) or type(error).__name__
-        if timed_out or isinstance(error, TimeoutError):
-            return ServerError(
-                f"the server did not answer within {self._timeout:g} s",
-                where=f"{self._url}{path}",
-                why=why,
-                help="`rollout.server.timeout` is the time of one request",
-            )
+    def _unreachable(self, path: str, error: Exception, attempts: int) -> ServerError:
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
+        why = str(error) or type(error).__name__
         return ServerError(f"the server cannot be reached, after {tries}", where=f"{self._url}{path}", why=why)

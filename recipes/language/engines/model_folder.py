@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.engines.own.merged_adapter import adapted_layers
+from recipes.sections.model_folders import read_settings
 
 
 class ModelFolder:
@@ -28,7 +28,7 @@ class ModelFolder:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        config = json.loads((self._folder / "config.json").read_text())
+        config = read_settings(self._folder / "config.json")
         return {**config, **config.get("text_config", {})}
 
     def longest(self, asked: int) -> int:

@@ -42,10 +42,12 @@ def make_engine(
         "adapter_scale": lora.alpha / lora.rank if lora else 1.0,
     }
     if name == "torch":
+        from recipes.language.engines.own.engine_check import check_engine
         from recipes.language.engines.own.torch_engine import TorchEngine
 
         model = make_model(config.actor, tokenizer, dtype)
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
+        check_engine(model)
         return TorchEngine(model, **common)
     folder = config.actor.model.model_path
     if folder is None:

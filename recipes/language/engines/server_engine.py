@@ -6,8 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence
-from recipes.language.engines.http_json import Call, CancelledError, JsonServer
+from recipes.language.engines.http_json import JsonServer
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 _TOKEN_PREFIX: Final = "token_id:"
 # A step waits so long for an answer, so that its caller can do other things.
 _PATIENCE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Answers to one prompt that one HTTP request asks for."""
-
-    answers: tuple[Answer, ...]
-    call: Call
 
 
 class ServerEngine(Engine):
@@ -84,6 +75,7 @@ class ServerEngine(Engine):
             token_env=settings.token_env or "",
             timeout=settings.timeout,
             retries=settings.retries,
+            most=settings.max_concurrent,
         )
         self._model, longest = self._served(self._folder.longest(max_sequence_tokens))
         self._stop_token_ids = tuple(stop_token_ids)
@@ -95,8 +87,8 @@ class ServerEngine(Engine):
             stops_at_texts=decode is not None,
             logprobs=settings.logprobs,
         )
-        self._pool = ThreadPoolExecutor(settings.max_concurrent, thread_name_prefix="rlinf-server")
-        self._running: dict[Future[Any], _Asked] = {}
+        # Requests, and the answers to one prompt that each asks for.
+        self._running: dict[Future[Any], tuple[Answer, ...]] = {}
         self._paused = False
         self._version = self._generated = self._prompted = 0
 
@@ -128,11 +120,11 @@ class ServerEngine(Engine):
 
     @property
     def _in_flight(self) -> int:
-        return sum(len(each.answers) for each in self._running.values())
+        return sum(map(len, self._running.values()))
 
     @property
     def _reserved(self) -> int:
-        return sum(answer.most_tokens for each in self._running.values() for answer in each.answers)
+        return sum(answer.most_tokens for answers in self._running.values() for answer in answers)
 
     def _begin(self) -> None:
         """Ask for the answers that there is room for; those to one prompt that follow each other by one request."""
@@ -146,9 +138,7 @@ class ServerEngine(Engine):
             self._ask(tuple(group))
 
     def _ask(self, answers: tuple[Answer, ...]) -> None:
-        call = Call()
-        future = self._pool.submit(self._server.post, "/v1/completions", self._body(answers), call)
-        self._running[future] = _Asked(answers, call)
+        self._running[self._server.submit("/v1/completions", self._body(answers))] = answers
 
     def _body(self, answers: tuple[Answer, ...]) -> dict[str, Any]:
         request = answers[0].request
@@ -196,8 +186,7 @@ class ServerEngine(Engine):
         done, _ = wait(self._running, patience, FIRST_COMPLETED)
         found: list[Sequence] = []
         for future in done:
-            asked = self._running.pop(future)
-            found += self._sequences(asked.answers, future.result())
+            found += self._sequences(self._running.pop(future), future.result())
         self._generated += sum(len(each.tokens) for each in found)
         self._prompted += sum(len(each.prompt) for each in found)
         return found
@@ -254,17 +243,12 @@ class ServerEngine(Engine):
             while self._running:
                 done += self._take(None)
         elif mode == "abort":
-            for each in self._running.values():
-                each.call.cancel()
-            wait(self._running)
-            for future, asked in self._running.items():
-                error = future.exception()
-                if error is None:
-                    done += self._sequences(asked.answers, future.result())
-                elif isinstance(error, CancelledError):
-                    done += [answer.sequence() for answer in asked.answers]
+            for future, answers in self._running.items():
+                # What the server has answered already counts; the rest is given up.
+                if future.cancel():
+                    done += [answer.sequence() for answer in answers]
                 else:
-                    raise error
+                    done += self._sequences(answers, future.result())
             self._running.clear()
             done += self._queue.abort()
         elif self._running:
@@ -330,10 +314,8 @@ class ServerEngine(Engine):
     def stop(self) -> None:
         """See `Engine`."""
         self._queue.abort()
-        for each in self._running.values():
-            each.call.cancel()
         self._running.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._server.close()
 
 
 def _fields(value: object) -> Mapping[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.training.typed_tensors import integers
 from rlinf_core import Advantages, AdvantageSettings, Trajectories
 
 AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
@@ -64,8 +66,16 @@ def token_advantages(
             values=laid_values,
             mask=counts,
             kl=None if kl is None else by_time(kl),
+            group_sizes=_group_sizes(batch, settings.group_size),
         ),
         settings,
     )
     returns = None if found.returns is None else found.returns.T[inside.T]
     return found.advantages.T[inside.T], returns
+
+
+def _group_sizes(batch: RolloutBatch, whole: int) -> list[int] | None:
+    """Return the trajectories of each group, where some groups have lost members; None where all are whole."""
+    first, _ = batch.trajectories
+    sizes = [len(list(members)) for _, members in groupby(integers(batch.groups[first]))]
+    return None if all(size == whole for size in sizes) else sizes

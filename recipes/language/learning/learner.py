@@ -206,6 +206,7 @@ class LanguageLearner(AnswerLearner):
     Attributes:
         differences: float32 [m], log-probabilities by the weights before the last `train` less `old_logprobs`, of
             those tokens of the first optimizer step that are `comparable`.
+        learned: share of the last batch's answers that were passed through, over which figures are means.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class LanguageLearner(AnswerLearner):
         super().__init__(strategy, optimizer, loss_settings, settings, device)
         self.policy = policy
         self.differences = torch.empty(0)
+        self.learned = 0.0
         self._loss = loss
 
     def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
@@ -236,6 +238,7 @@ class LanguageLearner(AnswerLearner):
             NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
         """
         self.differences = torch.empty(0)
+        self.learned = len(self._with_gradient(batch, targets.as_dict(), list(range(len(batch))))) / max(1, len(batch))
         return self._learn(batch, targets.as_dict(), seed, step)
 
     def evaluate(self, batch: RolloutBatch) -> Tensor:

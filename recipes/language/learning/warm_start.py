@@ -16,6 +16,7 @@ from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.models.load_model import make_model
 from recipes.language.models.packing import pack
+from recipes.language.models.plain_check import check_policy
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.training.dtypes import DTYPES, cast_weights
 from recipes.training.huggingface import with_lora
@@ -66,6 +67,7 @@ def initial_policy(
     plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
     policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
     policy.eval()
+    check_policy(policy)
     start = actor.warm_start
     if start.steps and built:
         shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)

@@ -14,7 +14,9 @@ _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.@+=-]+")
 
 
 class JudgedProblem(Protocol):
-    """The judged answers to one problem; none where its prompt was too long."""
+    """The judged answers to one problem; none where its prompt was too long. Those that could not be scored are left
+    out, and counted as `failures` by their cause.
+    """
 
     @property
     def source(self) -> str: ...
@@ -23,34 +25,38 @@ class JudgedProblem(Protocol):
     @property
     def rewards(self) -> tuple[float, ...]: ...
     @property
+    def corrects(self) -> tuple[bool, ...]: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
+    @property
     def lengths(self) -> tuple[int, ...]: ...
     @property
     def skipped(self) -> bool: ...
 
 
-def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int, correct: float) -> dict[str, float]:
-    """Return how often answers were right, with 95 % intervals.
+def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[str, float]:
+    """Return how often answers were right, with 95 % intervals, and what their rewards were.
 
     Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
-    for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `length` (tokens of
-    an answer), and where prompts were too long `prompts_skipped`.
+    for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `reward` (the mean,
+    without what training takes off), `length` (tokens of an answer), where prompts were too long `prompts_skipped`, and
+    for each cause for which answers could not be scored `failed/<cause>`.
 
     Args:
         problems: what was asked.
         samples: answers to each problem.
-        correct: reward from which on an answer is right.
     """
-    metrics = _figures(problems, samples, correct, "eval")
+    metrics = _figures(problems, samples, "eval")
     for source, part in _by(problems, "source").items():
-        metrics |= _figures(part, samples, correct, f"eval/{source}")
+        metrics |= _figures(part, samples, f"eval/{source}")
         labels = _by(part, "difficulty")
         if 1 < len(labels) <= MOST_DIFFICULTIES:
             for label, chosen in labels.items():
-                metrics |= _figures(chosen, samples, correct, f"eval/{source}/{label}")
+                metrics |= _figures(chosen, samples, f"eval/{source}/{label}")
     return metrics
 
 
-def shares(right: Sequence[int], samples: int) -> dict[str, float]:
+def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = None) -> dict[str, float]:
     """Return the shares of right answers to problems that were answered `samples` times each, with 95 % intervals.
 
     `pass@1` is the chance that an answer is right, `pass@k` that one of k is, for k of 2, 4, 8 up to `samples`, by the
@@ -62,13 +68,16 @@ def shares(right: Sequence[int], samples: int) -> dict[str, float]:
     Args:
         right: of each problem, how many answers were right.
         samples: answers to each problem.
+        judged: of each problem, how many answers could be scored; a problem with fewer than k says nothing of `pass@k`.
+            None: all of them.
     """
+    counts = list(zip(right, judged or [samples] * len(right), strict=True))
     found: dict[str, float] = {}
     sizes = sorted({1, samples, *(2**power for power in range(1, 31) if 2**power < samples)})
     for size in sizes:
-        found |= _with_interval(f"pass@{size}", [pass_at_k(samples, count, size) for count in right])
+        found |= _with_interval(f"pass@{size}", [pass_at_k(of, count, size) for count, of in counts if of >= size])
     if samples > 1:
-        found |= _with_interval(f"mean@{samples}", [count / samples for count in right])
+        found |= _with_interval(f"mean@{samples}", [count / of for count, of in counts if of])
     return found
 
 
@@ -78,12 +87,16 @@ def _with_interval(name: str, estimates: Sequence[float]) -> dict[str, float]:
     return {name: share, f"{name}_low": low, f"{name}_high": high}
 
 
-def _figures(problems: Sequence[JudgedProblem], samples: int, correct: float, prefix: str) -> dict[str, float]:
+def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> dict[str, float]:
     asked = [each for each in problems if not each.skipped]
-    figures = shares([sum(reward >= correct for reward in each.rewards) for each in asked], samples)
+    figures = shares([sum(each.corrects) for each in asked], samples, [len(each.corrects) for each in asked])
+    figures["reward"] = mean([reward for each in asked for reward in each.rewards])
     figures["length"] = mean([length for each in asked for length in each.lengths])
     if len(asked) < len(problems):
         figures["prompts_skipped"] = float(len(problems) - len(asked))
+    for each in asked:
+        for cause, count in each.failures.items():
+            figures[f"failed/{cause}"] = figures.get(f"failed/{cause}", 0.0) + count
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 

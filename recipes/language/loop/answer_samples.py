@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_core import RunError
-from rlinf_core.config.secrets import MASK, environment_secrets
+from rlinf_core.config.secrets import environment_secrets
+from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.process.known_secrets import hidden, remember
 
 FOLDER: Final = "samples"
 _TEXTS: Final = frozenset({"prompt", "text", "answer", "reason"})
@@ -19,7 +21,7 @@ _FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
 def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-    """Write the samples of a step, aside and renamed; values of secret environment variables are masked.
+    """Write the samples of a step, aside and renamed; secret values are masked.
 
     Args:
         run_folder: of the run.
@@ -30,29 +32,23 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
     Raises:
         RunError: the folder cannot be written.
     """
-    secrets = environment_secrets()
+    remember(environment_secrets())
     folder = run_folder / FOLDER
     aside = folder / f".step_{step}.{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
         with aside.open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(_masked(each, secrets), ensure_ascii=False) + "\n" for each in samples)
+            lines.writelines(json.dumps(_masked(each), ensure_ascii=False) + "\n" for each in samples)
         aside.rename(folder / f"step_{step}.jsonl")
     except OSError as error:
         raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
 
 
-def _masked(sample: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
+def _masked(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
-
-    def masked(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, MASK)
-        return text
-
-    found: dict[str, Any] = {name: masked(value) if name in _TEXTS else value for name, value in sample.items()}
+    found: dict[str, Any] = {name: hidden(value) if name in _TEXTS else value for name, value in sample.items()}
     if "turns" in found:
-        found["turns"] = [{**turn, "text": masked(turn["text"])} for turn in found["turns"]]
+        found["turns"] = [{**turn, "text": hidden(turn["text"])} for turn in found["turns"]]
     said = [(each.get("text"), [turn["text"] for turn in each.get("turns", ())]) for each in (found, sample)]
     if said[0] != said[1]:
         found |= dict.fromkeys(_TOKENS & found.keys(), ())
@@ -84,6 +80,8 @@ def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[d
         raise RunError(f"step {wanted} has no samples", where=str(run_folder), help=f"steps with samples: {listed}")
     file = run_folder / FOLDER / f"step_{wanted}.jsonl"
     try:
-        return wanted, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        return wanted, [
+            load_json_object(line, non_finite=True) for line in file.read_text(encoding="utf-8").splitlines() if line
+        ]
     except (OSError, ValueError) as error:
         raise RunError("the samples cannot be read", where=str(file), why=str(error)) from None

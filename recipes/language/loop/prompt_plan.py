@@ -14,9 +14,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from recipes.language.loop.prompts import GroupReport, Prompt
+
+# How often a place is filled anew whose group lost too many answers to what scores them.
+_SPOILED_REFILLS: Final = 4
 
 
 class _Place(NamedTuple):
@@ -66,8 +69,9 @@ class PromptPlan:
     """Hands out prompts, and collects reports of their answers until the batch of a step is whole.
 
     A group that is not kept is replaced by that of a further prompt, up to `max_refills` times for each place of a
-    batch. In synchronous mode (`max_staleness` 0) replacements are handed out when all other groups are there, so that
-    the prompts that are answered together do not depend on time.
+    batch, and one of which too few answers could be scored at least `_SPOILED_REFILLS` times. In synchronous mode
+    (`max_staleness` 0) replacements are handed out when all other groups are there, so that the prompts that are
+    answered together do not depend on time.
 
     Args:
         batch_size: prompts of a training step.
@@ -176,7 +180,8 @@ class PromptPlan:
         del batch.workers[report.slot]
         batch.reports[report.slot] = report
         refill = batch.places[report.slot].refill + 1
-        if not report.kept and refill <= self._max_refills:
+        most = max(self._max_refills, _SPOILED_REFILLS) if report.spoiled else self._max_refills
+        if not report.kept and refill <= most:
             batch.waiting.append(_Place(self.taken, refill))
             self.taken += 1
 
@@ -259,4 +264,6 @@ class PromptPlan:
 
 def _report(given: Mapping[str, Any]) -> GroupReport:
     fields = dict[str, Any](given)
-    return GroupReport(**fields)._replace(rewards=tuple(given["rewards"]), lengths=tuple(given["lengths"]))
+    return GroupReport(**fields)._replace(
+        **{name: tuple(given[name]) for name in ("rewards", "lengths", "corrects") if name in given}
+    )

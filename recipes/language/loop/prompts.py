@@ -52,6 +52,8 @@ class GenerationReport(NamedTuple):
 class GroupReport(NamedTuple):
     """The facts about the answers to one prompt that the runner knows.
 
+    An answer that could not be scored is no sample: `failures` counts it, and nothing else does.
+
     Attributes:
         slot: of the prompt.
         step: of the prompt; 0: evaluation.
@@ -59,7 +61,7 @@ class GroupReport(NamedTuple):
         source: name of that set.
         difficulty: label of the problem, or "".
         tokens: of all sequences, prompts included.
-        rewards: of each answer.
+        rewards: of each answer that was scored.
         lengths: tokens drawn of each answer.
         truncated: how many answers ended at their limit.
         failures: answers that could not be scored, by kind.
@@ -69,6 +71,9 @@ class GroupReport(NamedTuple):
         skipped: whether the prompt was longer than the limit; it has no answers then.
         dropped: whether nobody learns from the answers, since their rewards are equal (`algorithm.filter_groups`).
         figures: sums over the answers of further metrics, by their full names.
+        corrects: which of the answers are right.
+        spoiled: whether too few answers are left of the group, since others could not be scored.
+        failure: why the first of those could not be; "" where there is none.
     """
 
     slot: int
@@ -87,11 +92,19 @@ class GroupReport(NamedTuple):
     skipped: bool = False
     dropped: bool = False
     figures: Mapping[str, float] = {}
+    corrects: tuple[bool, ...] = ()
+    spoiled: bool = False
+    failure: str = ""
 
     @property
     def kept(self) -> bool:
         """Whether the answers are learned from."""
-        return not (self.skipped or self.dropped)
+        return not (self.skipped or self.dropped or self.spoiled)
+
+    @property
+    def failed(self) -> int:
+        """The number of answers that could not be scored."""
+        return sum(self.failures.values())
 
 
 class ScoredGroup(NamedTuple):

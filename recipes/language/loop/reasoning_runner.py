@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Final, cast
 
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import PromptService, Stream, Turns, wait_for
+from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
 from recipes.language.loop.protocols import (
@@ -32,6 +34,7 @@ from recipes.language.loop.protocols import (
 )
 from recipes.training.statistics import mean
 from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
@@ -108,6 +111,9 @@ class ReasoningRunner(RolloutRunner):
         )
         # Records of answers that people may read, by step.
         self._samples: dict[int, list[Any]] = {}
+        # Answers that could not be scored: of steps that are not learned from yet, and of the whole run.
+        self._failures: dict[int, Failures] = {}
+        self._all_failures = Failures()
         # Prompts that a checkpoint had under way, which the next step reports: answered anew, and gone on with.
         self._prompted_again = self._continued = 0
 
@@ -201,8 +207,11 @@ class ReasoningRunner(RolloutRunner):
             self._ask_due(step)
             while not self._plan.is_whole(step):
                 self._arrived(self._service.wait())
+                self._check_failures(step)
                 self._ask_due(step)
+            self._check_failures(step)
             groups = self._plan.take(step)
+            self._failures.pop(step, None)
             samples = self._samples.pop(step, [])
             if samples:
                 shown = samples[: self._settings.max_samples]
@@ -211,8 +220,8 @@ class ReasoningRunner(RolloutRunner):
             if not kept:
                 raise RunError(
                     f"step {step} has nothing to learn from",
-                    why=_why_nothing(groups),
-                    help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
+                    why=why_nothing(groups),
+                    help=help_with_nothing(groups),
                 )
             assignment = assign(kept, self.world_sizes["actor"], self._cfg.minibatches)
             # Where generation never stops the reward workers have put the answers into a channel.
@@ -241,8 +250,16 @@ class ReasoningRunner(RolloutRunner):
     def _arrived(self, groups: Sequence[ScoredGroup]) -> None:
         for report, samples in groups:
             self._plan.arrived(report)
+            self._failures.setdefault(report.step, Failures()).count(report)
+            self._all_failures.count(report)
             if samples:
                 self._samples.setdefault(report.step, []).extend(samples)
+
+    def _check_failures(self, step: int) -> None:
+        """End the run where too many answers of a step have failed."""
+        if step in self._failures:
+            whole = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
+            self._failures[step].check(f"step {step}", whole, self._settings.max_failed_fraction)
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         """Return what calls return; meanwhile prompts of later steps are answered, where that is on."""
@@ -286,7 +303,12 @@ class ReasoningRunner(RolloutRunner):
             ]
             groups += self._answered(prompts)
         self._rest(weights_follow=False)
-        return evaluation_metrics(groups, samples, self._cfg.reward.correct_reward)
+        failures = Failures()
+        for each in groups:
+            failures.count(each)
+            self._all_failures.count(each)
+        failures.check("the evaluation", failures.answers, self._settings.max_failed_fraction)
+        return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
         """Return reports of the answers to prompts that are not learned from, by slot."""
@@ -335,7 +357,9 @@ class ReasoningRunner(RolloutRunner):
         self.weight_version = versions[0]
         try:
             restored = self._plan.restore(
-                json.loads((folder / _DATA_FILE).read_text()), self.record.step, self.weight_version
+                load_json_object((folder / _DATA_FILE).read_bytes(), non_finite=True),
+                self.record.step,
+                self.weight_version,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
@@ -363,6 +387,8 @@ class ReasoningRunner(RolloutRunner):
         self._end_stream()
         if self._plan.buffered:
             LOGGER.warning("%d groups of answers for later steps were not learned from", len(self._plan.buffered))
+        if self._all_failures.failed:
+            LOGGER.warning("%s", self._all_failures)
         if self._settings.save_format != "dcp" and not self._settings.only_eval:
             self.actor.save_model(str(self.record.folder.path / "model")).wait()
 
@@ -372,41 +398,6 @@ class ReasoningRunner(RolloutRunner):
             for channel in self._channels:
                 ends.callback(channel.close)
             ends.callback(super().shutdown)
-
-
-def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
-    """Return figures of all answers of a step."""
-    rewards = [reward for each in groups for reward in each.rewards]
-    lengths = [length for each in groups for length in each.lengths]
-    count = max(1, len(rewards))
-    average = mean(rewards)
-    metrics = {
-        "rollout/reward": average,
-        "rollout/reward_std": mean([(reward - average) ** 2 for reward in rewards]) ** 0.5,
-        "rollout/response_length": mean(lengths),
-        "rollout/truncated": sum(each.truncated for each in groups) / count,
-        "rollout/prompts_skipped": float(sum(each.skipped for each in groups)),
-    }
-    whole = sum(each.tokens for each in groups)
-    if rewards:
-        metrics["rollout/prompt_length"] = (whole - sum(lengths)) / count
-    for each in groups:
-        for kind, number in each.failures.items():
-            key = f"reward/failed_{kind}"
-            metrics[key] = metrics.get(key, 0.0) + number
-        for name, total in each.parts.items():
-            key = f"reward/{name}"
-            metrics[key] = metrics.get(key, 0.0) + total / count
-        for key, total in each.figures.items():
-            metrics[key] = metrics.get(key, 0.0) + total / count
-    return metrics
-
-
-def _why_nothing(groups: Sequence[GroupReport]) -> str:
-    skipped = sum(each.skipped for each in groups)
-    if skipped == len(groups):
-        return f"all {skipped} prompts are longer than `data.max_prompt_length`"
-    return f"the answers to each of {len(groups) - skipped} prompts have equal rewards"
 
 
 def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

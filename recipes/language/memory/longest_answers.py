@@ -129,6 +129,7 @@ def first_prompts(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, co
         system_prompt=data.system_prompt,
         few_shot=data.few_shot,
         max_prompt_length=data.max_prompt_length,
+        template_arguments=data.chat_template_kwargs,
     )
     problems = load_problems(data, evaluation=False)
     numbers = training_order(len(problems), 0, count, seed=data.seed, shuffle=data.shuffle)

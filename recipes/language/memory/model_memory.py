@@ -90,9 +90,9 @@ class ModelMemory:
             plain = _plain(chosen, tokenizer, actor)
             written = getattr(plain.config, "dtype", None)
             plain = cast("PreTrainedModel", cast("Any", plain).to(loaded))
-            self.shape: CacheShape = cache_shape(plain)
             model = plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))
             policy: AnswerModel = ValueModel(model) if values else LanguagePolicy(model)
+            self.shape: CacheShape = cache_shape(plain)
         self.is_built = chosen.model_path is None
         self.in_file = chosen.model_path is not None and written == loaded
         policy.eval()
@@ -181,7 +181,9 @@ def _plain(
     except ConfigError as error:
         help = "its config.json is enough, and its tokenizer where there is one: copy them there"
         raise ConfigError("the sizes of the model are not known", why=error.message, help=help) from error
-    return cast("Any", AutoModelForCausalLM).from_config(config_of(AutoConfig, section.model_path))
+    return cast("Any", AutoModelForCausalLM).from_config(
+        config_of(AutoConfig, section.model_path), trust_remote_code=False
+    )
 
 
 def _fullest(batch: RolloutBatch, micro: MicroBatches, parts: Sequence[list[int]]) -> PackedRow:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from recipes.language.models.attention_rule import AttentionRule, attention, band
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -23,23 +23,29 @@ if TYPE_CHECKING:
 
 ATTENTION = "rlinf"
 NO_PARENT = -1
+SLIDING = "sliding_attention"
+# Keywords that models pass on and that change no number: what they say is the plan's, or of other kernels.
+_NEUTRAL = frozenset(
+    ("position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits", "past_key_values")
+)
+_REMEDY = "use a model of the families that docs/engines.md lists"
 
 
 class AttentionPlan(Protocol):
     """The attention of one forward pass, layer by layer."""
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Return what a layer's attention gives.
 
         Args:
             layer: index of the layer.
             queries: float [B, H, T, D], rotated.
             keys: float [B, G, T, D], of the same tokens, rotated; each serves H / G query heads.
-            values: float [B, G, T, D].
-            scale: factor of the products of queries and keys.
+            values: float [B, G, T, E].
+            rule: of the layer.
 
         Returns:
-            float [B, H, T, D].
+            float [B, H, T, E].
         """
         ...
 
@@ -48,21 +54,19 @@ def use_plans(model: PreTrainedModel) -> None:
     """Let `model` take an `attention_plan` in every forward pass.
 
     Raises:
-        ConfigError: the model's attention cannot be replaced, or some of its layers see a window of tokens only.
+        ConfigError: the model's attention cannot be replaced, or is of a kind that is not computed here.
     """
     from transformers import AttentionInterface
 
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
-        raise ConfigError(
-            f"`{kind}` does not let its attention be replaced", help="use a model of the Llama, Qwen or Gemma families"
-        )
-    layers = getattr(model.config, "layer_types", None) or ()
-    if any(each != "full_attention" for each in layers):
-        raise ConfigError(
-            f"`{kind}` has layers of other kinds than full attention: {', '.join(sorted(set(layers)))}",
-            help="use a model whose layers all attend to the whole sequence",
-        )
+        raise ConfigError(f"`{kind}` does not let its attention be replaced", help=_REMEDY)
+    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    unknown = sorted(set(layers) - {"full_attention", SLIDING})
+    if unknown:
+        raise ConfigError(f"`{kind}` has layers that are not computed here: {', '.join(unknown)}", help=_REMEDY)
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None) and not layers:
+        raise ConfigError(f"`{kind}` attends within chunks of tokens, which is not computed here", help=_REMEDY)
     AttentionInterface.register(ATTENTION, _attend)
     model.set_attn_implementation(ATTENTION)
 
@@ -75,13 +79,37 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     attention_plan: AttentionPlan | None = None,
-    **_: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Hand a layer's tensors to the plan; the signature is that of transformers' attention functions."""
+    """Hand a layer's tensors to the plan; the signature is that of transformers' attention functions.
+
+    Raises:
+        ConfigError: the layer asks for attention of a kind that is not computed here.
+    """
     if attention_plan is None:
-        raise ValueError("a model prepared by `use_plans` needs `attention_plan=` in every call")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attention_plan.attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
+        raise ConfigError("the model's layers do not pass on the arguments of their attention", help=_REMEDY)
+    layer: int = module.layer_idx
+    asked = [name for name, value in others.items() if name not in _NEUTRAL and value is not None]
+    asked += ["attention_mask"] if attention_mask is not None else []
+    asked += ["dropout"] if dropout else []
+    asked += ["is_causal=False"] if is_causal is False else []
+    if asked:
+        raise ConfigError(
+            f"layer {layer} of the model asks its attention for `{asked[0]}`, which is not computed here", help=_REMEDY
+        )
+    kinds = getattr(module.config, "layer_types", None)
+    if not kinds and sliding_window is None:
+        # PhiMoE hands its window to nobody but the mask.
+        sliding_window = getattr(module.config, "sliding_window", None)
+    if kinds and kinds[layer] == SLIDING and sliding_window is None:
+        raise ConfigError(f"layer {layer} of the model has a window that its attention is not told of", help=_REMEDY)
+    rule = AttentionRule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    return attention_plan.attend(layer, query, key, value, rule).transpose(1, 2).contiguous(), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +127,28 @@ class Segment:
     parent: int = NO_PARENT
 
 
+def longest_exact(config: Any) -> int | None:
+    """Return how many tokens a sequence may have, so that a model's angles depend on positions alone; None: any number.
+
+    `longrope` (Phi-3) changes its angles where a sequence is longer than the original length, and `dynamic` where it is
+    longer than `max_position_embeddings`. In a packed row, and while an answer grows, one length would decide for all.
+
+    Args:
+        config: of a text model of transformers.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    limits: list[int] = []
+    if "longrope" in kinds:
+        original = rope.get("original_max_position_embeddings")
+        limits.append(
+            original or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+        )
+    if "dynamic" in kinds:
+        limits.append(config.max_position_embeddings)
+    return min(limits, default=None)
+
+
 class PackedPlan:
     """Attention within the sequences of one packed row, in which shared prefixes stand once.
 
@@ -111,6 +161,7 @@ class PackedPlan:
 
     Attributes:
         positions: int64 [1, T], the position of each token in its sequence, for the model's `position_ids`.
+        longest: tokens of the longest sequence.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device | str = "cpu") -> None:
@@ -125,6 +176,7 @@ class PackedPlan:
                 parent = segments[each.parent]
                 context.append([*context[each.parent], (parent.start, parent.length)])
                 offsets.append(offsets[each.parent] + parent.length)
+        self.longest = max((offset + each.length for offset, each in zip(offsets, segments, strict=True)), default=0)
         lengths = torch.tensor([each.length for each in segments], dtype=torch.int64)
         # A token's place in the row, less that of its segment, plus what its segment continues.
         shifts = torch.tensor([offset - each.start for offset, each in zip(offsets, segments, strict=True)])
@@ -139,11 +191,13 @@ class PackedPlan:
         ]
         self._whole = len(segments) == 1
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """See `AttentionPlan`; B is 1."""
         if self._whole:
-            return _fused(queries, keys, values, None, scale)
-        pieces = [bucket.attend(queries[0], keys[0], values[0], scale) for bucket in self._buckets]
+            length = queries.shape[2]
+            mask = band(length, length, rule.window, queries.device) if rule.hides(length) else None
+            return attention(queries, keys, values, mask, rule, causal=mask is None)
+        pieces = [bucket.attend(queries[0], keys[0], values[0], rule) for bucket in self._buckets]
         return torch.cat(pieces, dim=1).index_select(1, self._order)[None]
 
     @cached_property
@@ -155,61 +209,58 @@ class PackedPlan:
         return inverse
 
 
-@dataclass(frozen=True, slots=True)
 class _Bucket:
     """Segments of one length with contexts of one length.
 
-    Attributes:
+    Args:
         own: int64 [n, L], positions of their tokens in the row.
-        all: int64 [n, C + L], positions of what they attend to.
-        mask: bool [L, C + L]; None where plain causal attention serves.
+        all: int64 [n, C + L], positions of what they continue, in order, and of themselves.
     """
 
-    own: Tensor
-    all: Tensor
-    mask: Tensor | None
+    def __init__(self, own: Tensor, all: Tensor) -> None:
+        self.own = own
+        self.all = all
+        self._masks: dict[int | None, Tensor] = {}
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Return [H, n * L, D] of queries [H, T, D], keys and values [G, T, D]."""
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
+        """Return [H, n * L, E] of queries [H, T, D], keys [G, T, D] and values [G, T, E]."""
         count, length = self.own.shape
-        heads, dim = queries.shape[0], queries.shape[-1]
-
-        def gather(tensor: Tensor, where: Tensor) -> Tensor:
-            rows = tensor.index_select(1, where.reshape(-1))
-            return rows.reshape(tensor.shape[0], count, -1, dim).transpose(0, 1)
-
-        result = _fused(gather(queries, self.own), gather(keys, self.all), gather(values, self.all), self.mask, scale)
-        return result.transpose(0, 1).reshape(heads, count * length, dim)
-
-
-def _fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return attention of queries [B, H, L, D] to keys and values [B, G, C + L, D]; causal where there is no mask.
-
-    On the meta device, where memory is forecast, torch would take products with a matrix of all scores: there
-    its kernel is called by name.
-    """
-    causal = mask is None
-    if not queries.is_meta:
-        shares = keys.shape[1] != queries.shape[1]
-        return scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shares
+        mask = self._mask(rule)
+        result = attention(
+            _gathered(queries, self.own),
+            _gathered(keys, self.all),
+            _gathered(values, self.all),
+            mask,
+            rule,
+            causal=mask is None,
         )
-    added = None if mask is None else torch.zeros(mask.shape, dtype=queries.dtype, device=queries.device)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    found: Tensor = kernel(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)[0]
-    return found
+        return result.transpose(0, 1).reshape(queries.shape[0], count * length, values.shape[-1])
+
+    def _mask(self, rule: AttentionRule) -> Tensor | None:
+        """Return what tokens see, bool [L, C + L]; None where plain causal attention serves."""
+        length, seen = self.own.shape[1], self.all.shape[1]
+        window = rule.window if rule.hides(seen) else None
+        if window is None and length == seen:
+            return None
+        if window not in self._masks:
+            self._masks[window] = band(length, seen, window, self.own.device)
+        return self._masks[window]
+
+
+def _gathered(tensor: Tensor, where: Tensor) -> Tensor:
+    """Return [n, heads, L, D] of a tensor [heads, T, D] at positions [n, L]."""
+    rows = tensor.index_select(1, where.reshape(-1))
+    return rows.reshape(tensor.shape[0], where.shape[0], -1, tensor.shape[-1]).transpose(0, 1)
 
 
 def _bucket(segments: Sequence[Segment], contexts: Sequence[list[tuple[int, int]]], device: torch.device) -> _Bucket:
     length = segments[0].length
     own = torch.tensor([each.start for each in segments])[:, None] + torch.arange(length)
     if not contexts[0]:
-        return _Bucket(own.to(device), own.to(device), None)
+        return _Bucket(own.to(device), own.to(device))
     # Answers to one prompt continue the same tokens.
     numbers: dict[tuple[tuple[int, int], ...], int] = {}
     which = [numbers.setdefault(tuple(each), len(numbers)) for each in contexts]
     unlike = [torch.cat([torch.arange(start, start + count) for start, count in each]) for each in numbers]
     context = torch.stack(unlike)[which]
-    seen = torch.ones(length, context.shape[1], dtype=torch.bool)
-    mask = torch.cat((seen, torch.ones(length, length, dtype=torch.bool).tril()), dim=1)
-    return _Bucket(own.to(device), torch.cat((context, own), dim=1).to(device), mask.to(device))
+    return _Bucket(own.to(device), torch.cat((context, own), dim=1).to(device))

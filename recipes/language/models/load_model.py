@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from recipes.language.config import SYMBOLS
+from recipes.sections.model_folders import read_settings
 from recipes.training.dtypes import cast_weights
 from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
 from rlinf_core import ConfigError
@@ -104,7 +104,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tu
     found: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
     settings = Path(folder or "") / "generation_config.json"
     if folder and settings.is_file():
-        named = json.loads(settings.read_text()).get("eos_token_id")
+        named = read_settings(settings).get("eos_token_id")
         found += named if isinstance(named, list) else [] if named is None else [named]
     return tuple(dict.fromkeys(found))
 

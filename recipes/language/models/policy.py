@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
-from recipes.language.models.attention import use_plans
+from recipes.language.models.attention import longest_exact, use_plans
 from recipes.language.models.packing import PackedRow
 from recipes.training.huggingface import checkpoint_layers
 from rlinf_core import ConfigError
@@ -17,9 +17,32 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Keys of a model's configuration by which its logits are more than a product with the output matrix.
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _CHUNK_NUMBERS = 1 << 25
+
+
+class LogitRule(NamedTuple):
+    """What a model makes of the product of hidden states with its output matrix.
+
+    Attributes:
+        factor: multiplies it (Cohere), or divides, as its inverse (Granite).
+        softcap: logits x become softcap * tanh(x / softcap) (Gemma); None: they stay.
+    """
+
+    factor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitRule:
+        """Return the rule of a model's configuration."""
+        factor = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        return cls(factor, getattr(config, "final_logit_softcapping", None))
+
+    def logits(self, product: Tensor) -> Tensor:
+        """Return the logits, of the shape and type of the product."""
+        scaled = product if self.factor == 1 else product * self.factor
+        return scaled if self.softcap is None else torch.tanh(scaled / self.softcap) * self.softcap
 
 
 class AnswerEval(NamedTuple):
@@ -46,6 +69,7 @@ class AnswerModel(nn.Module):
         self.model = model
         causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
         use_plans(causal)
+        self._longest = longest_exact(cast("Any", causal.config).get_text_config())
         self._causal = [causal]  # in a list: it is part of `model` already
 
     @property
@@ -56,10 +80,16 @@ class AnswerModel(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """Parts whose shards are gathered one at a time, and that compute with weights of one type: the layers."""
-        return list(cast("Any", self.causal.get_decoder()).layers)
+        return _layers(self.causal)
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the hidden state from which each answer token is predicted, [A, W]."""
+        if self._longest is not None and row.plan.longest > self._longest:
+            raise ConfigError(
+                f"a sequence has {row.plan.longest} tokens, and beyond {self._longest} the model's angles depend on the"
+                " length of the sequence",
+                help=f"write `runner.seq_length: {self._longest}` or less",
+            )
         decoder = cast("Any", self.causal.get_decoder())
         hidden: Tensor = decoder(
             input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
@@ -72,13 +102,7 @@ class LanguagePolicy(AnswerModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        config: Any = self.causal.config
-        changed = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
-        if changed:
-            raise ConfigError(
-                f"`{type(self.causal).__name__}` changes its logits by `{changed[0]}`, which training does not know",
-                help="use a model without it, such as one of the Llama or Qwen families",
-            )
+        self._rule = LogitRule.of(cast("Any", self.causal.config).get_text_config())
 
     def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
         """Return the log-probabilities of a packed row's answers.
@@ -89,7 +113,9 @@ class LanguagePolicy(AnswerModel):
             entropy: whether entropies are computed, with gradients.
         """
         head = cast("nn.Linear", self.causal.get_output_embeddings())
-        logprobs, entropies = chunked_logprobs(self.states(row), head, row.targets, temperature, entropy=entropy)
+        logprobs, entropies = chunked_logprobs(
+            self.states(row), head, row.targets, temperature, entropy=entropy, rule=self._rule
+        )
         return AnswerEval(logprobs, entropies)
 
 
@@ -126,11 +152,34 @@ def checkpoint_decoder(model: AnswerModel) -> None:
     Raises:
         ConfigError: the model's layers cannot.
     """
-    checkpoint_layers(cast("Any", model.causal.get_decoder()).layers, type(model.causal).__name__)
+    checkpoint_layers(_layers(model.causal), type(model.causal).__name__)
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers of a model, which are a list of that many modules in its decoder.
+
+    Raises:
+        ConfigError: there is no such list.
+    """
+    count: int = cast("Any", model.config).get_text_config().num_hidden_layers
+    decoder = cast("nn.Module", cast("Any", model).get_decoder())
+    for part in decoder.children():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return list(part)
+    raise ConfigError(
+        f"the decoder of `{type(model).__name__}` has no list of its {count} layers",
+        help="use a model of the families that docs/engines.md lists",
+    )
 
 
 def chunked_logprobs(
-    hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False
+    hidden: Tensor,
+    head: nn.Module,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    entropy: bool = False,
+    rule: LogitRule | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 128 MB of float32.
 
@@ -142,6 +191,7 @@ def chunked_logprobs(
         targets: int64 [A].
         temperature: divides the logits; 0 counts as 1.
         entropy: whether entropies are computed.
+        rule: what becomes of the head's product; None: nothing.
 
     Returns:
         float32 [A], and the same or None.
@@ -151,7 +201,7 @@ def chunked_logprobs(
     scale = temperature or 1.0
 
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logits = cast("Tensor", head(states)).float() / scale
+        logits = (rule or LogitRule()).logits(cast("Tensor", head(states))).float() / scale
         normalizer = logits.logsumexp(dim=-1)
         found = logits.gather(1, wanted[:, None])[:, 0] - normalizer
         if not entropy:

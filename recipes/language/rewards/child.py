@@ -1,4 +1,6 @@
-"""The child process of a scorer: reads batches of answers as JSON lines, writes a verdict for each as a JSON line."""
+"""The child process of a scorer: reads batches of answers with their time limit as JSON lines, and writes a verdict for
+each answer as a JSON line.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from types import FrameType
+from typing import Any, Final, TypeAlias
 
 from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.rewards.functions import RewardAdapter, load_function
+from recipes.language.rewards.gold_answers import GOLDS, gold_verdict
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.scoring import Item
 from rlinf_core import RLinfError
@@ -20,16 +24,19 @@ Rule: TypeAlias = Callable[[Item], Verdict]
 Tell: TypeAlias = Callable[[int, dict[str, Any]], None]
 
 
+# When an alarm that came during an import rings again.
+_AGAIN_SECONDS: Final = 0.05
+
+
 class _LimitReached(BaseException):
     """The time limit of an answer, raised by an alarm; not an `Exception`, so that no rule catches it."""
 
 
-def serve(kind: str, limit: float, settings: dict[str, Any]) -> None:
+def serve(kind: str, settings: dict[str, Any]) -> None:
     """Score lines of standard input until it ends.
 
     Args:
         kind: see `Scorer`.
-        limit: seconds for one answer; the parent ends what outlasts it.
         settings: see `Scorer`.
     """
     # What a rule prints must not come between the verdicts.
@@ -46,37 +53,69 @@ def serve(kind: str, limit: float, settings: dict[str, Any]) -> None:
     try:
         rule = _rule(kind, settings)
     except RLinfError as error:
-        write({"fault": error.message})
+        write({"fault": error.message, "why": error.why, "help": error.help})
         return
-    concurrent = isinstance(rule, RewardAdapter) and rule.is_async
-    write({"ready": True, "concurrent": concurrent})
+    lists = isinstance(rule, RewardAdapter) and rule.takes_lists
+    is_async = isinstance(rule, RewardAdapter) and rule.is_async and not lists
+    write({"ready": True, "together": lists or is_async, "async": is_async})
     for line in sys.stdin.buffer:
-        items = [Item(**each) for each in json.loads(line)]
-        if isinstance(rule, RewardAdapter) and rule.is_async:
+        message = json.loads(line)
+        items, limit = [Item(**fields) for fields in message["items"]], message["limit"]
+        if isinstance(rule, RewardAdapter) and rule.takes_lists:
+            _score_lists(rule, items, tell)
+        elif isinstance(rule, RewardAdapter) and rule.is_async:
             asyncio.run(_score_together(rule, items, limit, tell))
         else:
             for number, item in enumerate(items):
-                tell(number, _score(rule, item, limit))
+                # A function of the user's is ended with its process: an exception in the middle of what it does, such
+                # as an import, would leave half of it behind.
+                tell(number, _score(rule, item, None if isinstance(rule, RewardAdapter) else limit))
 
 
-def _score(rule: Rule, item: Item, limit: float) -> dict[str, Any]:
-    """Return the outcome of one answer. Python code is interrupted at the limit; the parent ends everything else."""
+def _score(rule: Rule, item: Item, limit: float | None) -> dict[str, Any]:
+    """Return the outcome of one answer. With a limit, Python code is interrupted there; the parent ends the rest."""
 
-    def stop(*_: Any) -> None:
-        raise _LimitReached
+    def stop(_signal: int, frame: FrameType | None) -> None:
+        if _imports(frame):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            raise _LimitReached
 
-    signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, limit)
+        if limit is not None:
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, limit)
         try:
             verdict = rule(item)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _LimitReached:
-        return _timeout(limit)
+        return _timeout(limit or 0.0)
     except Exception as error:  # noqa: BLE001  a rule may fail in any way; the answer's score says how
         return _error(error)
     return {"verdict": verdict}
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return whether an import is under way in a frame or in one that called it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _score_lists(function: RewardAdapter, items: Sequence[Item], tell: Tell) -> None:
+    """Score answers by one call; where that fails, one by one, so that an answer costs itself alone."""
+    try:
+        for number, verdict in enumerate(function.judged(items)):
+            tell(number, {"verdict": verdict})
+    except Exception as error:  # noqa: BLE001  see `_score`
+        if len(items) == 1:
+            tell(0, _error(error))
+            return
+        for number, item in enumerate(items):
+            tell(number, _score(function, item, None))
 
 
 async def _score_together(function: RewardAdapter, items: Sequence[Item], limit: float, tell: Tell) -> None:
@@ -109,8 +148,12 @@ def _rule(kind: str, settings: dict[str, Any]) -> Rule:
     if kind in RULES:
         prepare_math()
         return lambda item: RULES[kind](item.text, item.answer)
-    return RewardAdapter(load_function(kind))
+    if kind == GOLDS:
+        if settings["rule"] == "math":
+            prepare_math()
+        return lambda item: gold_verdict(settings["rule"], item.answer)
+    return RewardAdapter(load_function(kind), kind)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))
+    serve(sys.argv[1], json.loads(sys.argv[2]))

@@ -6,63 +6,133 @@ import asyncio
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.language.rewards.rules import Verdict
 from recipes.language.rewards.scoring import Item
+from recipes.language.rewards.signatures import Signature, convention_of, numbers_of
 from rlinf_core import ConfigError
 
-# Names of arguments in other projects' reward functions, by ours.
-_OTHER_ARGUMENTS: Final = {"solution_str": "text", "ground_truth": "answer", "extra_info": "row"}
+# The names under which functions say whether an answer is right, apart from its reward.
+_CORRECT: Final = ("correct", "acc")
 
 
 class RewardAdapter:
-    """A reward function, called with those of `prompt`, `text`, `answer`, `tokens` and `row` that it names.
+    """A reward function, called by its own convention with those arguments that it names.
 
-    A function that names none of them is called with `text` and `answer`.
+    Args:
+        function: the function.
+        name: of it, for messages.
+
+    Attributes:
+        is_async: whether it is a coroutine function.
+        takes_lists: whether it judges several answers at once, by lists.
+
+    Raises:
+        ConfigError: it follows no convention that is known.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
         self._function = function
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  the method of an object that is called like a function
         )
-        parameters = inspect.signature(function).parameters.values()
-        self._takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-        self._names = {each.name for each in parameters}
+        self._signature = Signature.of(function)
+        self._convention = convention_of(self._signature, name or getattr(function, "__name__", "function"))
+        self.takes_lists = self._convention in ("trl", "openrlhf", "verl batch")
 
     def __call__(self, item: Item) -> Verdict:
-        """Return the verdict of a function that is not asynchronous.
+        """Return the verdict of one answer.
 
         Raises:
-            TypeError: it returns neither a number nor a mapping with `reward`.
+            TypeError: the function returns neither a number nor a mapping with `reward`.
             ValueError: a number that it returns is not finite.
         """
-        found = self._called(item)
-        return verdict_of(asyncio.run(found) if inspect.iscoroutine(found) else found)
+        if self.takes_lists:
+            return self.judged([item])[0]
+        result = self._called(item)
+        return verdict_of(asyncio.run(result) if inspect.iscoroutine(result) else result)
 
     async def result_of(self, item: Item) -> Verdict:
         """Return the verdict of an asynchronous function. Raises what a call does."""
         return verdict_of(await self._called(item))
 
+    def judged(self, items: Sequence[Item]) -> list[Verdict]:
+        """Return the verdicts of a function that takes lists. Raises what a call does."""
+        arguments = {name: values for name, values in self._lists(items).items() if self._wants(name)}
+        result = self._function(**arguments)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        return [verdict_of(entry) for entry in numbers_of(result, len(items))]
+
+    def _wants(self, name: str) -> bool:
+        return self._signature.takes_all or name in self._signature.names
+
     def _called(self, item: Item) -> Any:
-        offered: dict[str, Any] = {
+        ours: dict[str, Any] = {
             "prompt": item.prompt,
             "text": item.text,
             "answer": item.answer,
             "tokens": list(item.tokens),
             "row": item.row,
         }
-        given = {name: value for name, value in offered.items() if self._takes_all or name in self._names}
-        given |= {other: offered[ours] for other, ours in _OTHER_ARGUMENTS.items() if other in self._names}
-        if "data_source" in self._names:
-            given["data_source"] = item.row.get("data_source", "")
-        return self._function(**given) if given else self._function(item.text, item.answer)
+        theirs: dict[str, Any] = {
+            "data_source": item.row.get("data_source", ""),
+            "solution_str": item.text,
+            "ground_truth": item.answer,
+            "extra_info": _extra_info(item.row),
+        }
+        names = self._signature.names
+        arguments = {name: value for name, value in ours.items() if self._wants(name)} if self._keeps_ours else {}
+        arguments |= {name: value for name, value in ours.items() if name in names}
+        arguments |= {name: value for name, value in theirs.items() if name in names}
+        return self._function(**arguments)
+
+    @property
+    def _keeps_ours(self) -> bool:
+        # A function of verl's with `**kwargs` is given its own arguments alone.
+        return self._convention == "ours"
+
+    def _lists(self, items: Sequence[Item]) -> dict[str, list[Any]]:
+        if self._convention == "openrlhf":
+            return {
+                "queries": [item.prompt + item.text for item in items],
+                "prompts": [item.prompt for item in items],
+                "labels": [item.answer for item in items],
+            }
+        if self._convention == "verl batch":
+            return {
+                "data_sources": [item.row.get("data_source", "") for item in items],
+                "solution_strs": [item.text for item in items],
+                "ground_truths": [item.answer for item in items],
+                "extra_infos": [_extra_info(item.row) for item in items],
+            }
+        columns = {name: [item.row[name] for item in items] for name in items[0].row}
+        answers = [item.answer for item in items]
+        # A conversation is answered by a message, as the data set's prompts are messages.
+        chats = all(item.messages for item in items)
+        return {
+            "answer": answers,
+            "ground_truth": answers,
+            **{name: values for name, values in columns.items() if name not in ("prompt", "completion")},
+            "prompts": [list(item.messages) if chats else item.prompt for item in items],
+            "completions": [[{"role": "assistant", "content": item.text}] if chats else item.text for item in items],
+            "completion_ids": [list(item.tokens) for item in items],
+        }
+
+
+def _extra_info(row: Mapping[str, Any]) -> Any:
+    """Return the column `extra_info` of a row; of a row without one the row itself."""
+    return row.get("extra_info", row)
 
 
 def verdict_of(result: Any) -> Verdict:
     """Return what a reward function returned as a verdict.
+
+    A mapping has `reward` (or `score`); `correct` (or `acc`) says whether the answer is right, whatever its reward;
+    texts in it are for people, and other entries are figures.
 
     Raises:
         TypeError: it is neither a number nor a mapping with `reward` (or `score`) and further numbers.
@@ -70,14 +140,28 @@ def verdict_of(result: Any) -> Verdict:
     """
     if not isinstance(result, Mapping):
         return Verdict(_finite("reward", result), "by the function")
-    figures = {str(name): _finite(str(name), value) for name, value in cast("Mapping[Any, Any]", result).items()}
-    for key in ("reward", "score"):
-        if key in figures:
-            return Verdict(figures.pop(key), "by the function", figures)
-    raise TypeError("the mapping that the reward function returned has no `reward`")
+    entries = {str(name): value for name, value in cast("Mapping[Any, Any]", result).items()}
+    key = next((key for key in ("reward", "score") if key in entries), None)
+    if key is None:
+        raise TypeError("the mapping that the reward function returned has no `reward`")
+    reward = _finite(key, entries.pop(key))
+    right = next((_truth(name, entries.pop(name)) for name in _CORRECT if name in entries), None)
+    texts = [value for value in entries.values() if isinstance(value, str)]
+    figures = {name: _finite(name, value) for name, value in entries.items() if not isinstance(value, str | None)}
+    return Verdict(reward, ", ".join(["by the function", *texts])[:200], figures, right)
+
+
+def _truth(name: str, value: Any) -> bool:
+    number = _finite(name, value)
+    if number not in (0.0, 1.0):
+        raise ValueError(f"`{name}` is {number:g}, neither true nor false")
+    return bool(number)
 
 
 def _finite(name: str, value: Any) -> float:
+    # float("0.5") is no number that was returned.
+    if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
+        raise TypeError(f"`{name}` is {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` is {number}")
@@ -92,10 +176,10 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # noqa: BLE001  a user's module may raise anything
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"the reward function `{name}` cannot be imported", why=why) from None
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(f"`{name}` is no function", help="give `package.module:function`")
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", function)

@@ -1,11 +1,11 @@
 """Rules that say whether an answer is right.
 
     exact    the same text, but for white space at both ends
-    boxed    the content of the last \\boxed{...} is the same text
-    number   the last number of the answer is the right one
-    math     equal expressions (math-verify): fractions, roots, sets, LaTeX
+    boxed    the content of the last \\boxed{...} is the same text, in one spelling of LaTeX
+    number   the number that is boxed, or said to be the answer, or comes last, is the right one
+    math     equal numbers, choices, words, lists, and expressions (math-verify)
 
-The answer text is that of the model without the tokens that end it.
+The answer text is that of the model without the tokens that end it. An empty right answer is no answer's.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
-from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
+from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped, without_blanks
+from recipes.language.rewards.final_answer import answer_number, candidates, said_answer
+from recipes.language.rewards.numbers import Number, same_number
+from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
 from rlinf_core import ConfigError
-
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*[-+]?\d+)?")
-_LONGEST_NUMBER = 200
 
 
 class Verdict(NamedTuple):
     """The score of an answer.
 
     Attributes:
-        right: 0 to 1.
+        right: 0 to 1; of a function of the user's, its reward.
         reason: what it was judged by, for people.
         parts: further figures by name, for metrics.
+        correct: whether the answer is right, where a function says so apart from its reward; None: the reward does.
     """
 
     right: float
     reason: str
     parts: Mapping[str, float] = {}
+    correct: bool | None = None
 
 
 Rule = Callable[[str, str], Verdict]
@@ -43,53 +44,117 @@ Rule = Callable[[str, str], Verdict]
 
 def exact(text: str, answer: str) -> Verdict:
     """Compare texts."""
+    if not answer.strip():
+        return _EMPTY
     same = text.strip() == answer.strip()
     return Verdict(float(same), "the same text" if same else f"not `{_short(answer)}`")
 
 
 def boxed(text: str, answer: str) -> Verdict:
     """Compare the content of the last `\\boxed{}` with the answer, or with what is boxed in it."""
-    found = boxed_content(text)
-    if found is None:
+    content, wanted = boxed_content(text), boxed_content(answer)
+    if not (answer if wanted is None else wanted).strip():
+        return _EMPTY
+    if content is None:
         return Verdict(0.0, "no \\boxed{}")
-    wanted = boxed_content(answer)
-    same = _plain(found) == _plain(answer if wanted is None else wanted)
-    return Verdict(float(same), f"boxed `{_short(found)}`")
+    same = _plain(content) == _plain(answer if wanted is None else wanted)
+    return Verdict(float(same), f"boxed `{_short(content)}`")
 
 
 def number(text: str, answer: str) -> Verdict:
-    """Compare the last numbers of both texts, exactly."""
-    found, wanted = last_number(text), last_number(answer)
-    if found is None:
-        return Verdict(0.0, "no number")
+    """Compare the numbers that both texts give as their answers, exactly."""
+    wanted = answer_number(answer)
     if wanted is None:
         return Verdict(0.0, f"the right answer `{_short(answer)}` is no number")
-    return Verdict(float(found == wanted), f"number {_short(str(found))}")
+    guess = answer_number(text)
+    if guess is None:
+        return Verdict(0.0, "no number")
+    return Verdict(float(guess.value == wanted.value), f"number {_short(str(guess.value))}")
 
 
 def math(text: str, answer: str) -> Verdict:
-    """Compare expressions by math-verify; equal texts and numbers are told first, without it.
+    """Compare what both texts give as their answers: by structure (`readings`), and expressions by math-verify.
 
     May take very long: `rewards.scoring.Scorer` bounds it.
     """
-    candidate = boxed_content(text)
-    shown = text if candidate is None else candidate
-    if _plain(shown) == _plain(answer):
-        return Verdict(1.0, "the same text")
-    found, wanted = (_whole_number(_plain(each)) for each in (shown, answer))
-    if found is not None and wanted is not None:
-        return Verdict(float(found == wanted), f"number {_short(str(found))}")
+    wanted = boxed_content(answer)
+    wanted = answer if wanted is None else wanted
+    gold = read(wanted)
+    if not text_of(gold).strip():
+        return _EMPTY
+    content = boxed_content(text)
+    choice = as_choice(wanted)
+    shown = ""
+    for guess in candidates(text) if content is None else (content,):
+        shown = shown or guess
+        if _plain(guess) == _plain(wanted):
+            return Verdict(1.0, f"{type(gold).__name__.lower()} `{_short(guess)}`")
+        choices = None if choice is None else chosen(guess)
+        if choice is not None and choices is not None:
+            return Verdict(float(choice.letter == choices.letter), f"choice {choices.letter}")
+        reading = read(guess)
+        if not text_of(reading).strip():
+            continue
+        # Letters of prose would be read as variables.
+        if content is None and isinstance(reading, Other) and (len(guess) > _LONGEST or _PROSE.search(guess)):
+            continue
+        if equal(gold, reading, _same_expressions):
+            return Verdict(1.0, f"{type(reading).__name__.lower()} `{_short(guess)}`")
+    if content is None and not _says_nothing_more(text, shown):
+        if choice is not None and (named := chosen_in_prose(text)) is not None:
+            return Verdict(float(choice.letter == named.letter), f"choice {named.letter}")
+        number_said = answer_number(text)
+        if isinstance(gold, Number) and number_said is not None:
+            return Verdict(float(same_number(gold, number_said)), f"number {_short(str(number_said.value))}")
+        # Prose: math-verify looks for the expression.
+        return _in_prose(text, text_of(gold))
+    return Verdict(0.0, f"read `{_short(shown)}`" if shown.strip() else "no answer")
+
+
+# Characters of an answer without a box up to which it may be an expression as a whole.
+_LONGEST: Final = 300
+_PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
+_EMPTY: Final = Verdict(0.0, "the right answer is empty")
+
+
+def _says_nothing_more(text: str, shown: str) -> bool:
+    return text.strip() == shown.strip() and not re.search(r"[A-Za-z]{2}|\$|\n", text)
+
+
+def _same_expressions(gold: str, guess: str) -> bool:
+    """Return whether math-verify calls two expressions equal."""
     library = _math_verify()
-    gold = _parsed(library, f"${answer}$" if "$" not in answer and "\\boxed" not in answer else answer)
-    guess = _parsed(library, text)
-    if not gold:
-        return Verdict(0.0, f"the right answer `{_short(answer)}` is no expression")
-    if not guess:
+    wanted, parsed = (_parsed(library, _formula(text)) for text in (gold, guess))
+    if not wanted or not parsed:
+        return False
+    ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold))
+    return bool(library.verify(wanted, parsed, timeout_seconds=None, allow_set_relation_comp=ranges))
+
+
+def is_expression(text: str) -> bool:
+    """Return whether math-verify reads a text as an expression."""
+    plain = unwrapped(cleaned(text))[0]
+    return any(not isinstance(part, str) for part in _parsed(_math_verify(), _formula(plain)))
+
+
+def _in_prose(text: str, gold: str) -> Verdict:
+    library = _math_verify()
+    said = said_answer(text)
+    wanted = _parsed(library, _formula(gold))
+    parsed = ([] if said is None else _parsed(library, said)) or _parsed(library, text)
+    if not wanted:
+        return Verdict(0.0, f"the right answer `{_short(gold)}` is no expression")
+    if not parsed:
         return Verdict(0.0, "no expression")
-    same = bool(library.verify(gold, guess, timeout_seconds=None))
+    same = bool(library.verify(wanted, parsed, timeout_seconds=None))
     # Texts alone: printing an expression may take as long as comparing it.
-    read = next((each for each in reversed(guess) if isinstance(each, str)), "")
-    return Verdict(float(same), f"expression `{_short(read)}`")
+    shown = next((part for part in reversed(parsed) if isinstance(part, str)), "")
+    return Verdict(float(same), f"expression `{_short(shown)}`")
+
+
+def _formula(text: str) -> str:
+    """Return a cleaned text as a formula: a bare `%` would end it, and a bare `$` begin another."""
+    return "$" + re.sub(r"(?<!\\)([%$])", r"\\\1", text).replace("°", r"^{\circ}") + "$"
 
 
 def prepare_math() -> None:
@@ -98,7 +163,7 @@ def prepare_math() -> None:
     Raises:
         ConfigError: it is not installed.
     """
-    math("$\\frac{1}{2}$", "0.5")
+    _same_expressions(r"\frac{1}{2}", r"x + \sqrt{2}")
 
 
 def _parsed(library: Any, text: str) -> list[Any]:
@@ -119,52 +184,8 @@ def _math_verify() -> Any:
 RULES: Final[Mapping[str, Rule]] = {"exact": exact, "boxed": boxed, "number": number, "math": math}
 
 
-def boxed_content(text: str) -> str | None:
-    """Return the content of the last `\\boxed{...}` whose braces match, or None."""
-    at = text.rfind("\\boxed{")
-    while at >= 0:
-        depth, start = 1, at + len("\\boxed{")
-        for position in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[start:position]
-        at = text.rfind("\\boxed{", 0, at)
-    return None
-
-
-def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text, exactly: `1,234`, `-2.50`, `3/4`, `1e-3`; None when there is none."""
-    for match in reversed(list(_NUMBER.finditer(text))):
-        written = match.group().replace(",", "").replace(" ", "")
-        if len(written) > _LONGEST_NUMBER:
-            continue
-        value = _fraction(written)
-        if value is not None:
-            return value
-    return None
-
-
-def _whole_number(text: str) -> Fraction | None:
-    """Return the number that a text is, and nothing else; None when it is more or something else."""
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
-        return None
-    return _fraction(text.replace(",", ""))
-
-
-def _fraction(written: str) -> Fraction | None:
-    above, _, below = written.partition("/")
-    try:
-        exact_above = Decimal(above)
-        if abs(exact_above.adjusted()) > _LONGEST_NUMBER:
-            return None
-        value = Fraction(exact_above)
-        return value / int(below) if below else value
-    except (InvalidOperation, ValueError, ZeroDivisionError):
-        return None
-
-
 def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", text).strip("$")
+    return without_blanks(unwrapped(cleaned(text))[0])
 
 
 def _short(text: str, longest: int = 40) -> str:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,10 +20,20 @@ from typing import IO, Any, Final, Self, cast
 from recipes.language.rewards.rules import RULES, Verdict
 from rlinf_core import ConfigError
 
-# Loading math-verify or a user's module takes seconds on a busy machine, once per process.
+# Loading math-verify or a user's module takes seconds on a busy machine.
 _START_SECONDS: Final = 120.0
+# So does what a function loads when it is called for the first time, such as a judge: that call has at least so long.
+LOADING_SECONDS: Final = 60.0
+# First calls that may take that long; one that never returns is no loading.
+_FIRST_CALLS: Final = 2
 # The child interrupts what takes too long; it is ended itself when that has had no effect for so long.
 _GRACE_SECONDS: Final = 1.0
+# Processes that an answer may end, or be lost with, before it counts as failed.
+_TRIES: Final = 2
+# Seconds for one answer, where the file does not say: of a rule, which computes, and of a function, which may ask a
+# model behind a network.
+RULE_SECONDS: Final = 5.0
+FUNCTION_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +46,7 @@ class Item:
         answer: the right one.
         tokens: ids of the answer.
         row: the problem, as its source has it.
+        messages: the question as messages, where its source has it so.
     """
 
     text: str
@@ -42,36 +54,47 @@ class Item:
     prompt: str = ""
     tokens: Sequence[int] = ()
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The reward of an answer.
+    """The score of an answer: right, wrong, or failed.
 
     Attributes:
-        reward: number that is learned from.
+        reward: number that is learned from; `incorrect_reward`, for people alone, where it could not be scored.
         reason: what it was judged by.
         parts: further figures by name.
         failure: `timeout`, `error` or `crash` where it could not be scored; "" else.
+        correct: whether the answer is right; no penalty of training changes that.
     """
 
     reward: float
     reason: str
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: str = ""
+    correct: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the answer could not be scored: it is no sample then."""
+        return bool(self.failure)
 
 
 class Scorer:
     """Scores answers by a rule, a task of reasoning-gym, or a function of the user's.
 
-    Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` is
-    interrupted there; where that has no effect, the child is killed and started anew.
+    Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
+    and its child is ended and started anew, but for rules of ours, which are interrupted. The first call of a child,
+    which may load what it needs, has `loading` seconds. An answer whose child is killed or stopped is scored once
+    more, by another one.
 
     Args:
         kind: name of a rule, `reasoning_gym`, or `package.module:function`.
         correct: reward of a right answer.
-        incorrect: reward of any other, and of one that could not be scored.
-        timeout: seconds for one answer.
+        incorrect: reward of any other.
+        timeout: seconds for one answer; None: `RULE_SECONDS` or `FUNCTION_SECONDS`.
+        loading: seconds for the first call of a function, where `timeout` is less.
         settings: of the kind: `task` and `task_config` of reasoning-gym.
     """
 
@@ -81,17 +104,24 @@ class Scorer:
         *,
         correct: float = 1.0,
         incorrect: float = 0.0,
-        timeout: float = 1.0,
+        timeout: float | None = None,
+        loading: float = LOADING_SECONDS,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._kind = kind
         self._rewards = incorrect, correct
-        self._timeout = timeout
+        self._is_function = ":" in kind
+        self._timeout = timeout or (FUNCTION_SECONDS if self._is_function else RULE_SECONDS)
+        self._loading_limit = loading
         self._settings = dict(settings or {})
         self._rule = RULES[kind] if kind in RULES and kind != "math" else None
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._concurrent = False
+        self._together = self._is_async = False
+        # Whether the child has not judged an answer yet; how often that took long; and how long it took at most.
+        self._is_first = True
+        self._slow_starts = 0
+        self._loading: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -114,64 +144,99 @@ class Scorer:
         if self._rule is not None:
             rule = self._rule
             return [self._score_of(rule(item.text, item.answer)) for item in items]
-        found: dict[int, Score] = {}
+        scores: dict[int, Score] = {}
+        lost: Counter[int] = Counter()
         whole = True
-        while len(found) < len(items):
-            left = [number for number in range(len(items)) if number not in found]
-            self._ready()
+        while len(scores) < len(items):
+            left = [number for number in range(len(items)) if number not in scores]
+            self._started()
             # Where an earlier round lost its process, one at a time tells which answer it is that ends it.
-            sent = left if self._concurrent and whole else left[:1]
-            scores = self._ask([items[number] for number in sent])
-            whole = len(scores) == len(sent)
-            found |= {sent[index]: score for index, score in scores.items()}
-        return [found[number] for number in range(len(items))]
+            sent = left if self._together and whole else left[:1]
+            judged, loss = self._ask([items[number] for number in sent])
+            whole = len(judged) == len(sent)
+            scores |= {sent[index]: score for index, score in judged.items()}
+            if loss is not None and len(sent) == 1:
+                lost[sent[0]] += 1
+                # A process may be killed or stopped for no fault of the answer.
+                if lost[sent[0]] >= _TRIES or loss.failure == "timeout":
+                    scores[sent[0]] = loss
+        return [scores[number] for number in range(len(items))]
 
-    def _ask(self, items: Sequence[Item]) -> dict[int, Score]:
-        """Return the scores of answers that the child judges at the same time, by their numbers.
-
-        Those that were under way when several of them hung or ended the process are left out; a single one is not.
+    def _ask(self, items: Sequence[Item]) -> tuple[dict[int, Score], Score | None]:
+        """Return the scores of answers that the child judges at the same time, by their numbers; and where its process
+        was lost the failure that this is for an answer that was judged alone.
         """
-        child = self._ready()
-        found: dict[int, Score] = {}
-        failure, reason = "timeout", f"scoring took longer than {self._timeout:g} s"
+        child = self._started()
+        scores: dict[int, Score] = {}
+        limit = self._limit(len(items))
+        began = time.monotonic()
         try:
             stdin = cast("IO[bytes]", child.stdin)
-            stdin.write(json.dumps([asdict(each) for each in items], default=str).encode() + b"\n")
+            message = {"items": [asdict(item) for item in items], "limit": limit}
+            stdin.write(json.dumps(message, default=str).encode() + b"\n")
             stdin.flush()
-            deadline = time.monotonic() + self._timeout + _GRACE_SECONDS
-            while len(found) < len(items):
-                reply = self._reply(child, deadline)
+            while len(scores) < len(items):
+                reply = self._reply(child, began + limit + (_GRACE_SECONDS if self._interrupts else 0.0))
                 if reply is None:
+                    stopped = _is_stopped(child.pid)
+                    self._slow_starts += self._is_first
                     self._end()
-                    break
-                found[reply["number"]] = self._score_in(reply)
+                    if stopped:
+                        return scores, self._failed("crash", "the process that scored it was stopped")
+                    return scores, self._failed("timeout", f"scoring took longer than {limit:g} s")
+                scores[reply["number"]] = self._score_in(reply)
         except (BrokenPipeError, EOFError):
-            failure, reason = "crash", f"scoring ended its process with exit code {self._end()}"
-        if not found and len(items) == 1:
-            found[0] = Score(self._rewards[0], reason, failure=failure)
-        return found
+            return scores, self._failed("crash", f"scoring ended its process with exit code {self._end()}")
+        if self._is_first:
+            self._is_first = False
+            self._loading = max(self._loading or 0.0, time.monotonic() - began)
+        return scores, None
+
+    @property
+    def _interrupts(self) -> bool:
+        """Whether the child itself gives an answer up at its limit."""
+        return self._is_async or not self._is_function
+
+    def _limit(self, count: int) -> float:
+        """Return the seconds for answers that the child judges at the same time."""
+        limit = self._timeout * (count if self._together and not self._is_async else 1)
+        if not (self._is_first and self._is_function):
+            return limit
+        if self._loading is not None:
+            return limit + 2 * self._loading
+        return max(limit, self._loading_limit) if self._slow_starts < _FIRST_CALLS else limit
+
+    def _failed(self, failure: str, reason: str) -> Score:
+        return Score(self._rewards[0], reason, failure=failure)
 
     def _score_in(self, reply: Mapping[str, Any]) -> Score:
         if "verdict" not in reply:
-            return Score(self._rewards[0], reply["reason"], failure=reply["failure"])
-        right, reason, parts = reply["verdict"]
-        return self._score_of(Verdict(right, reason, parts))
+            return self._failed(reply["failure"], reply["reason"])
+        return self._score_of(Verdict(*reply["verdict"]))
 
     def _score_of(self, verdict: Verdict) -> Score:
         incorrect, correct = self._rewards
         if not math.isfinite(verdict.right):
-            return Score(incorrect, f"the reward is {verdict.right}", failure="error")
-        if self._kind in RULES or self._kind == "reasoning_gym":
-            return Score(incorrect + verdict.right * (correct - incorrect), verdict.reason, verdict.parts)
-        return Score(verdict.right, verdict.reason, verdict.parts)
+            return self._failed("error", f"the reward is {verdict.right}")
+        if not self._is_function:
+            reward = incorrect + verdict.right * (correct - incorrect)
+            return Score(reward, verdict.reason, verdict.parts, correct=verdict.right >= 1)
+        is_right = verdict.right >= correct if verdict.correct is None else verdict.correct
+        return Score(verdict.right, verdict.reason, verdict.parts, correct=is_right)
 
-    def _ready(self) -> subprocess.Popen[bytes]:
-        """Return the child, started where there is none."""
+    def start(self) -> subprocess.Popen[bytes] | None:
+        """Return the child, started where there is none; None where rules run in this process.
+
+        Raises:
+            ConfigError: the rule or the function cannot be loaded, or called.
+        """
+        return None if self._rule is not None else self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
-        command = [sys.executable, "-m", "recipes.language.rewards.child", self._kind, str(self._timeout)]
-        command.append(json.dumps(self._settings))
+        command = [sys.executable, "-m", "recipes.language.rewards.child", self._kind, json.dumps(self._settings)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._child = subprocess.Popen(
             command,
@@ -185,11 +250,16 @@ class Scorer:
         except EOFError:
             code = self._end()
             raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=f"exit code {code}") from None
-        if reply is None or "fault" in reply:
+        if reply is None:
             self._end()
-            why = reply["fault"] if reply else f"it was not ready within {_START_SECONDS:g} s"
+            why = f"it was not ready within {_START_SECONDS:g} s"
             raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why)
-        self._concurrent = bool(reply["concurrent"])
+        if "fault" in reply:
+            self._end()
+            why = ": ".join(filter(None, (reply["fault"], reply["why"])))
+            raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why, help=reply["help"])
+        self._together, self._is_async = bool(reply["together"]), bool(reply["async"])
+        self._is_first = True
         return self._child
 
     def _reply(self, child: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
@@ -226,3 +296,12 @@ class Scorer:
     def close(self) -> None:
         """End the child. May be called twice."""
         self._end()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal, where the system tells."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False

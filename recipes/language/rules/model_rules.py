@@ -8,15 +8,20 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
 from recipes.language.config import LanguageConfig
+from recipes.language.data.problem_sources import check_file
+from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
+from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import install_command, missing_modules
 
 _MODEL: Path = ("actor", "model", "model_path")
+_LENGTH: Path = ("runner", "seq_length")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
 _TEMPLATE: Path = ("data", "apply_chat_template")
 
@@ -54,6 +59,8 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             severity=Severity.WARNING,
         )
         return
+    for fault in architecture_faults(config):
+        report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
     described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
     severity = Severity.WARNING if described else Severity.ERROR
     for fault in faults(config):
@@ -94,12 +101,33 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in faults(config):
+    for fault in (*faults(config), *architecture_faults(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
 def _has_settings(folder: str) -> bool:
     return bool(read_object(FilePath(folder) / SETTINGS))
+
+
+def architecture_faults(config: LanguageConfig) -> list[Fault]:
+    """Return why the models in the folders of actor, critic and reference cannot be trained or evaluated."""
+    found: list[Fault] = []
+    length = config.runner.seq_length
+    for path, folder in _folders(config).items():
+        fault = fault_of_architecture(read_object(FilePath(folder) / SETTINGS), length)
+        if fault is not None:
+            found.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
+    return found
+
+
+def _folders(config: LanguageConfig) -> Mapping[Path, str]:
+    """Return the folders of models that the file names, with their keys."""
+    folders: dict[Path, str | None] = {
+        _MODEL: config.actor.model.model_path,
+        ("critic", "model", "model_path"): config.critic.model.model_path if config.critic.model else None,
+        ("reference", "model_path"): config.reference.model_path,
+    }
+    return {path: folder for path, folder in folders.items() if folder is not None}
 
 
 def faults(config: LanguageConfig) -> list[Fault]:
@@ -114,7 +142,8 @@ def faults(config: LanguageConfig) -> list[Fault]:
         found += [] if fault is None else [Fault(_MODEL, *fault)]
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
-        found += _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+        faults = _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+        found += faults or _faults_of_template(config, tokenizer, at)
     return found
 
 
@@ -135,6 +164,43 @@ def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any]
         help = "use the tokenizer that the model was trained with"
         found.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, and the model {known}", help))
     return found
+
+
+def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[Fault]:
+    """Return what the chat template of a tokenizer cannot write of what the job will say."""
+    if not config.data.apply_chat_template or missing_modules(["transformers", "torch", "jinja2"]):
+        return []
+    # For files that ask for a template: they import much.
+    from recipes.training.huggingface import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(folder)
+    except ConfigError as error:
+        return [Fault(at, f"{error.message}: {error.why}", error.help or "")]
+    try:
+        template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
+        fault = template_fault(config, template) or _fault_of_rows(config, template)
+    except ConfigError as error:
+        key = "chat_template_kwargs" if "chat_template_kwargs" in error.message else "apply_chat_template"
+        return [Fault(("data", key), error.message + (f": {error.why}" if error.why else ""), error.help or "")]
+    return [] if fault is None else [Fault(*fault)]
+
+
+def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
+    """Return the first message list in the files of problems that a chat template does not write."""
+    data = config.data
+    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+        for path in paths:
+            try:
+                problems = check_file(path, data.prompt_key, data.answer_key)
+            except ConfigError:
+                continue  # `data_rules` says so
+            for number, problem in enumerate(problems[each] for each in range(len(problems))):
+                why = template.fault(problem.messages) if problem.messages else None
+                if why is not None:
+                    message = f"`{path}`, problem {number}: the chat template does not write its messages: {why}"
+                    return ChatFault(("data", key), message, "change their roles, or remove the rows")
+    return None
 
 
 def _highest_token(folder: FilePath) -> int:

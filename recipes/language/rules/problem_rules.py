@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from recipes.language.config import LanguageConfig
-from recipes.language.data.problem_sources import check_file
+from recipes.language.data.problem_sources import FileProblems, check_file
+from recipes.language.rewards.gold_answers import CHECKED, Fault, complaint, gold_error, quick_fault
+from recipes.language.rewards.signatures import convention_of, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
@@ -80,8 +82,21 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
         )
     if ":" in kind:
         check_import(config, _REWARD, kind, "reward", report)
+        if runs_in_this_interpreter(config, "reward"):
+            _check_signature(kind, report)
     elif kind == "math" and runs_in_this_interpreter(config, "reward"):
         _check_package(_REWARD, "math_verify", report)
+
+
+def _check_signature(kind: str, report: Report) -> None:
+    """Report a function whose arguments are none that a reward function is given. Its source is read, not imported."""
+    signature = signature_in_source(kind)
+    if signature is None:
+        return
+    try:
+        convention_of(signature, kind)
+    except ConfigError as error:
+        report(_REWARD, "conflicting-settings", f"{error.message}: {error.why}", error.help)
 
 
 def _check_package(at: Path, module: str | None, report: Report) -> None:
@@ -107,7 +122,33 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 report(("data", key), "unusable-path", message, severity=Severity.WARNING)
                 continue
             try:
-                check_file(path, data.prompt_key, data.answer_key)
+                problems = check_file(path, data.prompt_key, data.answer_key)
             except ConfigError as error:
                 why = f": {error.why}" if error.why else ""
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
+                continue
+            _check_right_answers(config, key, problems, report)
+
+
+def _check_right_answers(config: LanguageConfig, key: str, problems: FileProblems, report: Report) -> None:
+    """Report right answers among the first rows that their rule can never call right, as far as that is cheap."""
+    rule = config.reward.reward_type
+    if rule not in CHECKED:
+        return
+    answers = [problems[number].answer for number in range(len(problems))]
+    faults = [
+        Fault(place, answer, reason)
+        for place, answer in zip(problems.places, answers, strict=True)
+        if (reason := quick_fault(rule, answer))
+    ]
+    if not faults:
+        return
+    error = gold_error(rule, faults, len(answers)) if config.rewards_by_rule else None
+    report(
+        _REWARD,
+        "conflicting-settings",
+        complaint(rule, faults, len(answers)),
+        "set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the answer",
+        about=[("data", key)],
+        severity=Severity.WARNING if error is None else Severity.ERROR,
+    )

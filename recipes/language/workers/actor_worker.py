@@ -246,6 +246,7 @@ class LanguageActor(Worker):
             **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
             **gap,
             "train/actor/tokens": tokens,
+            "train/actor/learned_fraction": self._learner.learned,
             "train/actor/lr": rate,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from recipes.language.engines.foreign_answers import EngineAnswerError
 from recipes.language.loop.prompts import KeepUnfinished, Prompt
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
+from recipes.training.chat_template import TemplateRefusalError
+
+LOGGER = logging.getLogger("rlinf")
 
 
 class _Open(NamedTuple):
@@ -69,7 +73,7 @@ class Answering:
         # What a checkpoint has of answers that wait to go on, by the positions of their problems.
         self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
-        self.drawn = 0
+        self.drawn = self._refused = 0
 
     def load(self, update: WeightUpdate) -> None:
         """Load weights into the engine.
@@ -156,7 +160,14 @@ class Answering:
         if prompt.trains:
             (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.shuffle)
         problem = problems[index]
-        tokens = self._encoder.encode(problem)
+        try:
+            tokens = self._encoder.encode(problem)
+        except TemplateRefusalError as refusal:
+            # Of this prompt alone: it is skipped as one that is too long.
+            tokens = None
+            if not self._refused:
+                LOGGER.warning("prompt %d is skipped: %s; further ones are counted only", index, refusal.reason)
+            self._refused += 1
         if not tokens:
             self._put([AnswerGroup(prompt, index, problem, (), ())])
             return

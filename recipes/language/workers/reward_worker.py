@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.answer_group import AnswerGroup, Course
+from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
+from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.overlong import overlong_penalty
+from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.sections.algorithm import GROUP_ADVANTAGES
 from rlinf_core import Worker
+from rlinf_core.algorithms.advantages import varies
+
+# Answers of a group that can be compared with each other.
+LEAST_MEMBERS: Final = 2
 
 
 class RewardWorker(Worker):
-    """Scores groups of answers and hands them to the actors. An answer that cannot be scored costs itself alone."""
+    """Scores groups of answers and hands them to the actors.
+
+    An answer that cannot be scored is no sample: it is left out of its group and of every mean, and counted. A group of
+    which too few are left is replaced by another one.
+    """
 
     config_section = "reward"
 
@@ -37,12 +51,31 @@ class RewardWorker(Worker):
             timeout=reward.timeout,
             settings={"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None,
         )
+        # A function that cannot be loaded or called ends the run before its first step.
+        self._scorer.start()
+        self._check_right_answers()
         # Answers that actors are to learn from, by slot, until it is known which of them learns.
         self._kept: dict[int, RolloutBatch] = {}
         # Kinds of failures that were told in the log; the metrics count them all.
         self._told: set[str] = set()
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
+
+    def _check_right_answers(self) -> None:
+        """Hold this worker's share of the right answers against themselves, and log those that are never right.
+
+        Raises:
+            ConfigError: most are not: data and rule do not belong together.
+        """
+        config = self._config
+        warning = check_right_answers(
+            config.data,
+            config.reward.reward_type,
+            share=(self._rank, self._layout.rewards),
+            must_fit=config.rewards_by_rule,
+        )
+        if warning:
+            self.log_warning("%s", warning)
 
     def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
         """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
@@ -94,12 +127,61 @@ class RewardWorker(Worker):
     def _score_group(self, group: AnswerGroup) -> tuple[ScoredGroup, RolloutBatch | None]:
         """Return the report of a group, and its answers where they are learned from."""
         scores = self._scores(group)
-        report = _report(group, scores, self._config.algorithm.filter_groups)
+        pairs = list(zip(scores, group.trajectories, strict=True))
+        report = self._report(group, [(score, parts) for score, parts in pairs if not score.failed], scores)
         batch = None
         if group.prompt.trains and report.kept:
-            rewards = [score.reward for score, parts in zip(scores, group.trajectories, strict=True) for _ in parts]
-            batch = RolloutBatch.of(group.answers, report.slot, rewards)
+            scored = [(score.reward, answer) for score, parts in pairs if not score.failed for answer in parts]
+            batch = RolloutBatch.of([answer for _, answer in scored], report.slot, [reward for reward, _ in scored])
         return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), batch
+
+    def _report(
+        self, group: AnswerGroup, scored: Sequence[tuple[Score, list[Answer]]], scores: Sequence[Score]
+    ) -> GroupReport:
+        """Return the facts about a group.
+
+        Args:
+            group: the answers.
+            scored: of those trajectories that could be scored, the score and the segments.
+            scores: of all of them.
+        """
+        parts: Counter[str] = Counter()
+        for score, _ in scored:
+            parts.update(score.parts)
+        figures: Counter[str] = Counter()
+        for course, score in zip(group.courses, scores, strict=False):
+            if not score.failed:
+                figures.update(course.figures)
+        answers = [answer for _, segments in scored for answer in segments]
+        versions = [version for answer in answers for version in answer.drawn_versions]
+        rewards = tuple(score.reward for score, _ in scored)
+        failures = Counter(score.failure for score in scores if score.failed)
+        algorithm = self._config.algorithm
+        least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
+        if algorithm.adv_type not in KNOWN_ADVANTAGES:
+            # An advantage of the user's own may count on whole groups.
+            least = group.prompt.answers
+        return GroupReport(
+            slot=group.prompt.slot,
+            step=group.prompt.step,
+            problem=group.problem,
+            source=group.question.source,
+            difficulty=group.question.difficulty,
+            tokens=sum(len(answer.prompt) + len(answer.tokens) for answer in answers),
+            rewards=rewards,
+            lengths=tuple(sum(answer.drawn for answer in segments) for _, segments in scored),
+            truncated=sum(any(answer.finish_reason == "length" for answer in segments) for _, segments in scored),
+            failures=dict(failures),
+            parts=dict(parts),
+            oldest=min(versions, default=0),
+            version_sum=sum(versions),
+            skipped=not group.answers,
+            dropped=algorithm.filter_groups and not varies(rewards),
+            figures=dict(figures),
+            corrects=tuple(score.correct for score, _ in scored),
+            spoiled=bool(failures) and len(scored) < least,
+            failure=next((score.reason for score in scores if score.failed), ""),
+        )
 
     def _scores(self, group: AnswerGroup) -> list[Score]:
         """Return a score of each trajectory: what whoever answered gives it, or what its text is worth."""
@@ -112,6 +194,7 @@ class RewardWorker(Worker):
                 answer=problem.answer,
                 tokens=[token for answer in answers for token in answer.tokens],
                 row=problem.row,
+                messages=problem.messages,
             )
             for text, answers, course in zip(group.texts, trajectories, courses, strict=True)
             if course.reward is None
@@ -124,22 +207,26 @@ class RewardWorker(Worker):
             if course.reward is None:
                 score = next(judged)
             else:
-                score = Score(course.reward, course.reason, course.parts, course.failure)
+                right = self._config.reward.correct_reward
+                correct = course.reward >= right if course.correct is None else course.correct
+                score = Score(course.reward, course.reason, course.parts, course.failure, correct)
             credit = sum(sum(answer.rewards) for answer in answers)
             if credit:
                 parts = {**score.parts, "turns": credit}
-                score = Score(score.reward + credit, score.reason, parts, score.failure)
-            found.append(self._without_overlong(score, sum(answer.drawn for answer in answers)))
+                score = replace(score, reward=score.reward + credit, parts=parts)
+            # What training takes off says nothing of how good an answer is: evaluation does without.
+            if group.prompt.trains:
+                score = self._without_overlong(score, sum(answer.drawn for answer in answers))
+            found.append(score)
         return found
 
     def _warn(self, scores: Sequence[Score]) -> None:
-        """Log the first failure of each kind: a reward function that always raises looks like a model that fails."""
+        """Log the first failure of each cause."""
         for score in scores:
             if score.failure and score.failure not in self._told:
                 self._told.add(score.failure)
                 self.log_warning(
-                    "an answer could not be scored and gets %g: %s; further ones are counted as reward/failed_%s",
-                    score.reward,
+                    "an answer could not be scored and is left out: %s; further ones are counted as failed/%s",
                     score.reason,
                     score.failure,
                 )
@@ -153,42 +240,12 @@ class RewardWorker(Worker):
         if not penalty:
             return score
         parts = {**score.parts, "overlong": penalty}
-        return Score(score.reward + penalty, f"{score.reason}, overlong", parts, score.failure)
+        return replace(score, reward=score.reward + penalty, reason=f"{score.reason}, overlong", parts=parts)
 
     def _close(self) -> None:
         scorer = getattr(self, "_scorer", None)
         if scorer is not None:
             scorer.close()
-
-
-def _report(group: AnswerGroup, scores: list[Score], filtered: bool) -> GroupReport:
-    parts: Counter[str] = Counter()
-    for each in scores:
-        parts.update(each.parts)
-    figures: Counter[str] = Counter()
-    for course in group.courses:
-        figures.update(course.figures)
-    versions = [version for each in group.answers for version in each.drawn_versions]
-    rewards = tuple(each.reward for each in scores)
-    trajectories = group.trajectories
-    return GroupReport(
-        slot=group.prompt.slot,
-        step=group.prompt.step,
-        problem=group.problem,
-        source=group.question.source,
-        difficulty=group.question.difficulty,
-        tokens=sum(len(each.prompt) + len(each.tokens) for each in group.answers),
-        rewards=rewards,
-        lengths=tuple(sum(each.drawn for each in parts) for parts in trajectories),
-        truncated=sum(any(each.finish_reason == "length" for each in parts) for parts in trajectories),
-        failures=dict(Counter(each.failure for each in scores if each.failure)),
-        parts=dict(parts),
-        oldest=min(versions, default=0),
-        version_sum=sum(versions),
-        skipped=not group.answers,
-        dropped=filtered and len(set(rewards)) == 1,
-        figures=dict(figures),
-    )
 
 
 def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:

@@ -13,6 +13,7 @@ from recipes.language.data.prompts import PromptEncoder
 from recipes.language.loop.generation import UNFINISHED, orders_key, unfinished_key
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.rules.template_rules import require_conversations
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_worker import EngineWorker
 from recipes.language.workers.request_tracker import Answering
@@ -37,7 +38,9 @@ class LanguageRolloutWorker(EngineWorker):
             system_prompt=data.system_prompt,
             few_shot=data.few_shot,
             max_prompt_length=data.max_prompt_length,
+            template_arguments=data.chat_template_kwargs,
         )
+        require_conversations(config, encoder.template)
         training, evaluation = load_problems(data, evaluation=False), load_problems(data, evaluation=True)
         self._counts = len(training), len(evaluation)
         self._answering = Answering(

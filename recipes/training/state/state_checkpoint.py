@@ -1,6 +1,7 @@
 """Weights and optimizer on disk, in the format of torch.distributed.checkpoint.
 
 Every rank writes its shards. Any number of ranks reads them again, because what is stored is whole tensors by name.
+They are read as data (`recipes.training.reading`): torch's own reader would execute what a checkpoint says.
 That module takes a second to import, which the first checkpoint spends and not the start of every run.
 """
 
@@ -21,6 +22,8 @@ from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    from recipes.training.reading.checkpoints import CheckpointReader
 
 ACTOR: Final = "actor"
 
@@ -72,16 +75,16 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
-    from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     options = _options(frozen=True)
     model, state = get_state_dict(policy, optimizer, options=options)
     sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
     with _explained("the weights of the checkpoint cannot be read", folder, sizes):
-        kept = {mine: model[mine] for mine in _stored_names(folder / component, policy, model)}
+        reader = _reader(folder / component)
+        kept = {mine: model[mine] for mine in _stored_names(reader, policy, model)}
         stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
-        state_dict_loader.load(stored, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+        _read(stored, reader)
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
@@ -97,26 +100,41 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
-    from torch.distributed.checkpoint import state_dict_loader
-
     fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
     with _explained("the weights of the checkpoint cannot be read", folder, fits):
         state: dict[str, Any] = policy.state_dict()
-        names = _stored_names(folder / component, policy, state)
+        reader = _reader(folder / component)
+        names = _stored_names(reader, policy, state)
         stored = {theirs: state[mine] for mine, theirs in names.items()}
-        state_dict_loader.load({"model": stored}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+        _read({"model": stored}, reader)
         policy.load_state_dict({mine: stored[theirs] for mine, theirs in names.items()}, strict=False)
 
 
-def _stored_names(folder: Path, policy: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+def _reader(folder: Path) -> CheckpointReader:
+    """Return a reader of a component's folder, which executes nothing of it."""
+    from recipes.training.reading.checkpoints import CheckpointReader
+
+    return CheckpointReader(folder)
+
+
+def _read(stored: dict[str, Any], reader: CheckpointReader) -> None:
+    """Read tensors in place and other values by name; all ranks call it."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    from recipes.training.reading.checkpoints import CheckpointPlanner
+
+    state_dict_loader.load(
+        stored, storage_reader=reader, planner=CheckpointPlanner(), no_dist=not dist.is_initialized()
+    )
+
+
+def _stored_names(reader: CheckpointReader, policy: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
     """Return which weights of a policy a checkpoint holds, each with its name there.
 
     Raises:
         ValueError: it lacks one that is trained.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    metadata = reader.metadata.state_dict_metadata
     names = beneath_adapters(state, {name.removeprefix("model.") for name in metadata if name.startswith("model.")})
     trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     missing = sorted(name for name in trained - set(names) if name not in new_adapters(state, names.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
-from recipes.training.sharding import Sharded, parallelize
+from recipes.training.sharding import parallelize
 from recipes.training.state.state_checkpoint import ACTOR, load, save
 from recipes.training.weights.flat_weights import FlatWeights
 
@@ -37,6 +37,7 @@ class TrainingState:
         compute_dtype: type that layers compute in, with copies of the weights, and that `whole_weights` returns; see
             `parallelize`. None: that of the weights.
         exact: those of `blocks` that compute in the type of their weights.
+        sent_types: types of the weights that `whole_weights` returns, by name; None: `compute_dtype`, or their own.
         saves_frozen: see `recipes.training.state.state_checkpoint.save`.
 
     Attributes:
@@ -61,6 +62,7 @@ class TrainingState:
         component: str = ACTOR,
         compute_dtype: torch.dtype | None = None,
         exact: Sequence[nn.Module] = (),
+        sent_types: Mapping[str, torch.dtype] | None = None,
         saves_frozen: bool = False,
     ) -> None:
         self.policy = policy
@@ -70,8 +72,11 @@ class TrainingState:
         self._component = component
         self._device = self._place = device
         shards = compute_dtype is not None or (world_size > 1 and fsdp.sharding_strategy != "no_shard")
+        self._copies = shards or sent_types is not None
         self._weights = (
-            FlatWeights.copied(policy, is_sent, compute_dtype) if shards else FlatWeights.adopt(policy, is_sent)
+            FlatWeights.copied(policy, is_sent, sent_types or compute_dtype)
+            if self._copies
+            else FlatWeights.adopt(policy, is_sent)
         )
         self.strategy = parallelize(
             policy, rank, world_size, fsdp, device, blocks, methods, compute_dtype=compute_dtype, exact=exact
@@ -81,9 +86,9 @@ class TrainingState:
     def whole_weights(self) -> FlatWeights:
         """Return the current weights, whole. All ranks call it together.
 
-        Without shards it is the memory that the policy computes with.
+        Without shards, and where they are sent in their own types, it is the memory that the policy computes with.
         """
-        if isinstance(self.strategy, Sharded):
+        if self._copies:
             with self.awake():
                 state: dict[str, Tensor] = self.policy.state_dict()
                 for name, view in self._weights.views.items():
@@ -131,7 +136,7 @@ class TrainingState:
     def _move(self, place: torch.device) -> None:
         if place == self._place:
             return
-        if isinstance(self.strategy, Sharded):
+        if self._copies:
             self.policy.to(place)
         self._weights.move(place)
         move_state(self.optimizer, place)

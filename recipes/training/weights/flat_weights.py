@@ -63,17 +63,21 @@ class FlatWeights:
 
     @classmethod
     def copied(
-        cls, module: nn.Module, chosen: Callable[[str], bool] | None = None, dtype: torch.dtype | None = None
+        cls,
+        module: nn.Module,
+        chosen: Callable[[str], bool] | None = None,
+        dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     ) -> FlatWeights:
         """Return a copy of the weights of a module, which goes on to compute with its own memory.
 
         Args:
             module: see `adopt`.
             chosen: see `adopt`.
-            dtype: of the copies of floating-point weights; None: their own.
+            dtype: of the copies of floating-point weights, of all or by name; None: their own.
         """
         own = _own(module, chosen)
-        return cls({name: each.to(dtype) if each.is_floating_point() else each for name, each in own.items()})
+        types = dtype if isinstance(dtype, Mapping) else dict.fromkeys(own, dtype)
+        return cls({name: each.to(types[name]) if each.is_floating_point() else each for name, each in own.items()})
 
     def _give(self) -> None:
         """Let the owners compute with the views."""

@@ -8,6 +8,7 @@ Travels to nodes: standard library only, and no syntax or function later than Py
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -18,10 +19,15 @@ import threading
 import time
 from typing import Any
 
+from rlinf_core.foreign.strangers import Unproven, origin_of
+
 _NONCE_BYTES = 32
 _STEP_SECONDS = 5.0
 _CONNECT_SECONDS = 3.0
 _HEARTBEAT_SECONDS = 1.0
+# Connections that have not proved that they know the secret.
+_MOST_UNPROVEN = 16
+_PAUSE = 0.05
 _CHUNK = bytes(1 << 20)
 # From what a slow radio link carries within a step to what takes a fast card long enough.
 _LEAST_BYTES = 64 << 10
@@ -41,17 +47,24 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
     listener = _listen(request["address"], range(request["ports"][0], request["ports"][1] + 1))
     if listener is None:
         return {"fault": "no port of its range is free"}
+    unproven: Unproven[socket.socket] = Unproven(_MOST_UNPROVEN, from_one=_MOST_UNPROVEN)
     with listener:
         _say({"event": "listening", "port": listener.getsockname()[1]})
         listener.settimeout(_HEARTBEAT_SECONDS)
         while time.monotonic() < end:
             try:
-                line, _ = listener.accept()
+                line, peer = listener.accept()
             except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
                 # A reader that is gone is noticed by writing to it; then nothing of this may stay.
                 _say({"event": "alive"})
                 continue
-            threading.Thread(target=_answer, args=(line, secret), daemon=True).start()
+            except OSError:
+                # No descriptor is left, or whoever came has left again.
+                _hang_up(unproven.remove_all())
+                time.sleep(_PAUSE)
+                continue
+            _hang_up(unproven.admit(line, origin_of(peer)))
+            threading.Thread(target=_answer, args=(line, secret, unproven), daemon=True).start()
     return {"fault": None}
 
 
@@ -103,13 +116,16 @@ def _listen(address: str, ports: range) -> socket.socket | None:
     return None
 
 
-def _answer(line: socket.socket, secret: bytes) -> None:
+def _answer(line: socket.socket, secret: bytes, unproven: Unproven[socket.socket]) -> None:
     with line:
-        line.settimeout(_STEP_SECONDS)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            if not _prove(line, secret, first=False):
-                return
+            line.settimeout(_STEP_SECONDS)
+            try:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not _prove(line, secret, first=False):
+                    return
+            finally:
+                unproven.remove(line)
             while True:
                 what = line.recv(1)
                 if what == _PING:
@@ -130,11 +146,19 @@ def _answer(line: socket.socket, secret: bytes) -> None:
             return
 
 
+def _hang_up(lines: list[socket.socket]) -> None:
+    """Shut connections down; their threads close them."""
+    for line in lines:
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+
 def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
-    """Return whether the other side knows the secret, too. Neither tells it."""
+    """Return whether the other side knows the secret, too. Neither tells it. All of it has one deadline."""
     own = os.urandom(_NONCE_BYTES)
+    end = time.monotonic() + _STEP_SECONDS
     line.sendall(own)
-    other = _read(line, _NONCE_BYTES)
+    other = _read(line, _NONCE_BYTES, end)
     # Each side proves over both nonces and its own part, so that nothing can be thrown back.
     client, server = (own, other) if first else (other, own)
 
@@ -142,7 +166,8 @@ def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
         return hmac.new(secret, part + client + server, "sha256").digest()
 
     line.sendall(proof(b"client" if first else b"server"))
-    said = _read(line, 32)
+    said = _read(line, 32, end)
+    line.settimeout(_STEP_SECONDS)
     return hmac.compare_digest(said, proof(b"server" if first else b"client"))
 
 
@@ -172,9 +197,11 @@ def _bandwidth(line: socket.socket, seconds: float) -> float:
         size = min(_MOST_BYTES, size * (4 if spent < seconds / 10 else 2))
 
 
-def _read(line: socket.socket, size: int) -> bytes:
+def _read(line: socket.socket, size: int, end: float | None = None) -> bytes:
     data = b""
     while len(data) < size:
+        if end is not None:
+            line.settimeout(max(0.001, end - time.monotonic()))
         part = line.recv(size - len(data))
         if not part:
             raise ConnectionResetError("it was closed")

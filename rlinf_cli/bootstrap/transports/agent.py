@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result, Transport
+from rlinf_core.foreign.strict_json import load_json
 
 # In the order in which they import each other. All of them travel.
 PARTS: Final = (
+    "rlinf_core.foreign.strangers",
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_processes",
     "rlinf_core.node.node_facts",
@@ -27,7 +29,14 @@ PARTS: Final = (
     "rlinf_cli.bootstrap.node.node_run",
     "rlinf_cli.bootstrap.node.node_agent",
 )
-_PACKAGES: Final = ("rlinf_core", "rlinf_core.node", "rlinf_cli", "rlinf_cli.bootstrap", "rlinf_cli.bootstrap.node")
+_PACKAGES: Final = (
+    "rlinf_core",
+    "rlinf_core.foreign",
+    "rlinf_core.node",
+    "rlinf_cli",
+    "rlinf_cli.bootstrap",
+    "rlinf_cli.bootstrap.node",
+)
 # The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
 _CARRIER: Final = """\
@@ -178,7 +187,7 @@ def _events(output: bytes) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:
-            data = json.loads(line)
+            data = load_json(line)
         except ValueError:
             continue
         if isinstance(data, dict) and "event" in data:

@@ -97,7 +97,10 @@ def up(
     of FILE, ~KEY deletes one.
     """
     from rlinf_cli.machines.cluster_lifecycle import Asked, prepare, watch
+    from rlinf_core.process.signal_mask import ignore_warnings
 
+    # They are for the driver: its nodes stay until it has saved.
+    ignore_warnings()
     if template is not None:
         _print(template, file, overrides, name)
         return

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
 from rlinf_core.errors import AuthenticationError
+from rlinf_core.foreign.strict_json import load_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class PeerIdentity:
 
     @classmethod
     def decode(cls, data: bytes) -> PeerIdentity:
-        fields = json.loads(data)
+        fields = load_json_object(data)
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
 

@@ -1,7 +1,7 @@
 """Listening sockets, and the authentication of whoever connects.
 
-A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest makes
-room for the next, so strangers cannot keep members out.
+A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest, of the
+address that has the most, makes room for the next, so strangers cannot keep members out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import struct
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 from rlinf_core import env_vars
 from rlinf_core.collective.connections.handshake import Acceptance, ClusterSecret
 from rlinf_core.errors import AuthenticationError, ClusterError
+from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 
 _PREFIX = "rlinf-"
 # The kernel's limit is 107 bytes; some systems have less.
@@ -179,9 +179,12 @@ class Listener:
         self._secret = secret
         self._admit = admit
         self._timeout = timeout
-        self._most = most
-        self._lock = threading.Lock()
-        self._unproven: dict[int, OrderedDict[int, socket.socket]] = {one.fileno(): OrderedDict() for one in sockets}
+        self._unproven: dict[int, Unproven[socket.socket]] = {
+            # All workers of a node may dial at once, from one address.
+            one.fileno(): Unproven(most, from_one=most)
+            for one in sockets
+        }
+        self._warn = LimitedWarnings(_log.warning)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rlinf-accept", daemon=True)
@@ -193,18 +196,18 @@ class Listener:
         self._thread.join()
         for sock in self._sockets:
             sock.close()
-        with self._lock:
-            for hall in self._unproven.values():
-                for sock in hall.values():
-                    _hang_up(sock)
+        for unproven in self._unproven.values():
+            for sock in unproven.remove_all():
+                _hang_up(sock)
+        self._warn.close()
         os.close(self._stop)
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child."""
         for sock in self._sockets:
             sock.close()
-        for hall in self._unproven.values():
-            for sock in hall.values():
+        for unproven in self._unproven.values():
+            for sock in unproven.waiting():
                 sock.close()
         os.close(self._stop)
 
@@ -220,43 +223,36 @@ class Listener:
                     self._accept(by_fd[fd])
 
     def _accept(self, listening: socket.socket) -> None:
-        hall = self._unproven[listening.fileno()]
+        unproven = self._unproven[listening.fileno()]
         try:
-            sock, _ = listening.accept()
+            sock, peer = listening.accept()
         except OSError as error:
-            _log.warning("a connection could not be accepted: %s", error.strerror or error)
-            self._evict(hall, 0)
+            self._warn(f"a connection could not be accepted: {error.strerror or error}")
+            for waiting in unproven.remove_all():
+                _hang_up(waiting)
             time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
             return
         if sock.family == socket.AF_UNIX and peer_credentials(sock)[1] != os.getuid():
             sock.close()
             return
-        self._evict(hall, self._most - 1)
-        with self._lock:
-            hall[id(sock)] = sock
-        threading.Thread(target=self._greet, args=(sock, hall), name="rlinf-handshake", daemon=True).start()
+        for waiting in unproven.admit(sock, origin_of(peer)):
+            _hang_up(waiting)
+        threading.Thread(target=self._greet, args=(sock, unproven), name="rlinf-handshake", daemon=True).start()
 
-    def _evict(self, hall: OrderedDict[int, socket.socket], keep: int) -> None:
-        with self._lock:
-            while len(hall) > keep:
-                _, oldest = hall.popitem(last=False)
-                _hang_up(oldest)
-
-    def _greet(self, sock: socket.socket, hall: OrderedDict[int, socket.socket]) -> None:
+    def _greet(self, sock: socket.socket, unproven: Unproven[socket.socket]) -> None:
         proven = False
         try:
             acceptance = Acceptance(sock, self._secret, time.monotonic() + self._timeout)
             proven = True
             self._admit(sock, acceptance)
         except AuthenticationError as error:
-            _log.warning("%s (from %s)", error.message, _origin(sock))
+            self._warn(f"{error.message} (from {_origin(sock)})")
         except OSError as error:
             _log.debug("a connection ended in its handshake: %s", error)
         except Exception:  # noqa: BLE001 - the listener outlives whatever one connection does
             _log.exception("a connection could not be admitted")
         finally:
-            with self._lock:
-                hall.pop(id(sock), None)
+            unproven.remove(sock)
             if not proven:
                 sock.close()
 

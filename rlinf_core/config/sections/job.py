@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rlinf_core.config.cluster import ClusterConfig
@@ -14,12 +11,6 @@ from rlinf_core.scalars import Text
 
 class JobConfig(ConfigModel):
     """A whole file. A recipe adds its sections."""
-
-    not_available: ClassVar[Mapping[str, str]] = {
-        "defaults": "`extends: FILE`, or a list of files, names what this file overrides; each is a whole file",
-        "hydra": "remove it: every run has a folder of its own below `runner.logger.log_path`",
-        "task_type": "write `recipe: NAME`; `rlinf recipes` lists the names",
-    }
 
     recipe: Text = Field(
         description="What is trained: a name that `rlinf recipes` lists. A file without it is about machines only."

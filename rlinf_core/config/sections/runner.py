@@ -53,34 +53,6 @@ class LoggerConfig(ConfigModel):
 class RunnerConfig(ConfigModel):
     """The run as a whole."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        "total_epochs": "max_epochs",
-        "total_training_steps": "max_steps",
-        "save_freq": "save_interval",
-        "test_freq": "val_check_interval",
-        "max_actor_ckpt_to_keep": "keep_checkpoints",
-        "val_only": "only_eval",
-    }
-    moved: ClassVar[Mapping[str, str]] = {
-        "experiment_name": "runner.logger.experiment_name",
-        "project_name": "runner.logger.project_name",
-    }
-    not_available: ClassVar[Mapping[str, str]] = {
-        "ckpt_path": "`resume_dir` names the checkpoint; with `only_eval: true` it is evaluated and not trained on",
-        "output_dir": "`runner.logger.log_path` names the folder that holds one folder for each run",
-        "experiment_name": "`runner.logger.experiment_name` names the run",
-        "project_name": "`runner.logger.project_name` names the project",
-        "overlap_env_bootstrap": "`max_staleness: 1` lets rollouts go on while the actor trains",
-        "enable_dynamic_batch_size": "`actor.micro_batch_size` bounds what a pass holds, in samples",
-        "max_tokens_per_mbs": "`actor.micro_batch_size` bounds what a pass holds, in samples",
-        "max_critic_ckpt_to_keep": "`keep_checkpoints` counts the checkpoints of the whole run",
-        "balance_batch": "remove it: sequences are always spread over ranks by their tokens",
-        "log_val_generations": "remove it: the answers of a run are in its folder",
-        "resume_mode": "`resume_dir: auto` continues from the newest checkpoint of the experiment",
-        "default_hdfs_dir": "remove it: checkpoints are written to folders",
-        "profiling": "`trace: true` writes timers, sends and waits to `trace.json`",
-        "tracer": "`trace: true` writes timers, sends and waits to `trace.json`",
-    }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             (

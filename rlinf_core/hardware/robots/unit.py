@@ -27,7 +27,9 @@ def _ip_address(text: str) -> str:
         return text
     wrong = impossible_address(text)
     if wrong is not None:
-        raise problem("bad-value", wrong, help="write the robot's own address, as in `10.10.10.1`")
+        is_name = re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*(\.[A-Za-z0-9-]+)*", text)
+        help = f"give the address that `getent hosts {text}` shows" if is_name else "write it as in `10.10.10.1`"
+        raise problem("bad-value", wrong, help=help)
     return text
 
 

@@ -11,18 +11,19 @@ checkpoints/
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage import durable, written_files
 from rlinf_core.version import __version__
 
 SCHEMA: Final = "rlinf.checkpoint/1"
@@ -30,6 +31,7 @@ MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
 KEEP_ALL: Final = -1
 
+_LOGGER: Final = logging.getLogger("rlinf")
 _NAME: Final = re.compile(r"global_step_(\d+)")
 _WRITING: Final = ".writing-"
 _REPLACED: Final = ".replaced-"
@@ -51,6 +53,8 @@ class Manifest(NamedTuple):
         versions: of rlinf, python and torch.
         time: when it was written, in seconds since 1970.
         files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
+        digests: SHA-256 of every file in hexadecimal digits, by the same paths; empty where an rlinf wrote it that kept
+            none. `CheckpointStore.commit` fills it in.
     """
 
     step: int
@@ -62,6 +66,7 @@ class Manifest(NamedTuple):
     versions: Mapping[str, str] = {}
     time: float = 0.0
     files: Mapping[str, int] = {}
+    digests: Mapping[str, str] = {}
 
 
 class Checkpoint(NamedTuple):
@@ -92,6 +97,14 @@ class Checkpoint(NamedTuple):
                 why="; ".join(differences),
                 help="give these keys the checkpoint's values, or start anew without `runner.resume_dir`",
             )
+
+    def verify(self) -> None:
+        """Read every file, and refuse the checkpoint where one is not as it was written; see `verify_files`.
+
+        Raises:
+            CheckpointError: with the first such file.
+        """
+        verify_files(self.path, self.manifest)
 
 
 class CheckpointStore:
@@ -140,9 +153,9 @@ class CheckpointStore:
             step=step,
             time=manifest.time or time.time(),
             versions=manifest.versions or versions(),
-            files=_sizes(work),
         )
         try:
+            whole = whole._replace(files=written_files.sizes(work), digests=written_files.digests(work))
             durable.sync_tree(work)
             durable.write_whole(work / MANIFEST, _encode(whole))
             if final.exists():
@@ -164,6 +177,13 @@ class CheckpointStore:
         It is looked for, not read from the file `latest`: a run can be killed between the two.
         """
         return next((each for each in map(_look, self._folders()) if each is not None), None)
+
+    def latest_sound(self) -> Checkpoint | None:
+        """Return the complete checkpoint of the highest step whose files are as they were written, or None.
+
+        A damaged one is passed over with a warning. All files of the checkpoint are read.
+        """
+        return first_sound(reversed(self.complete()))
 
     def complete(self) -> list[Checkpoint]:
         """Return all complete checkpoints, those of the lowest steps first."""
@@ -214,6 +234,47 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(manifest.step, path, manifest)
 
 
+def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[str] = ("",)) -> None:
+    """Read the files of the checkpoint in a folder, and compare them with the digests in its manifest.
+
+    Args:
+        path: the folder `global_step_N`.
+        manifest: of it; None: it is loaded.
+        within: beginnings of the paths that are compared; all by default.
+
+    Raises:
+        CheckpointError: a file is missing, or is not as it was written. Where the manifest has no digests the sizes are
+            compared alone.
+    """
+    manifest = load_manifest(path) if manifest is None else manifest
+    begin = tuple(within)
+    files = {name: size for name, size in manifest.files.items() if name.startswith(begin)}
+    damage = _damage(path, manifest._replace(files=files))
+    for name in files if manifest.digests and damage is None else ():
+        try:
+            digest = written_files.digest(path / name)
+        except OSError as error:
+            damage = f"`{name}` cannot be read: {error.strerror or error}"
+            break
+        if digest != manifest.digests.get(name):
+            damage = f"`{name}` has other bytes than were written: its SHA-256 is not the one in {MANIFEST}"
+            break
+    if damage is not None:
+        raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
+
+
+def first_sound(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """Return the first one whose files are as they were written, or None; damaged ones are named in a warning."""
+    for checkpoint in checkpoints:
+        try:
+            checkpoint.verify()
+        except CheckpointError as error:
+            _LOGGER.warning("%s is damaged and not used, but the one before it: %s", checkpoint.path, error.why)
+        else:
+            return checkpoint
+    return None
+
+
 def load_manifest(path: Path) -> Manifest:
     """Return what the checkpoint in the folder `path` says about itself, complete or not.
 
@@ -233,8 +294,13 @@ def load_manifest(path: Path) -> Manifest:
             help="continue with the rlinf that wrote it",
         )
     fields = cast("dict[str, Any]", data)
-    known = {name: value for name, value in fields.items() if name in Manifest._fields}
-    return Manifest(**known)
+    # One without a step is refused below, with the other fields of another type.
+    known: dict[str, Any] = {"step": None} | {name: fields[name] for name in Manifest._fields if name in fields}
+    manifest = Manifest(**known)
+    fault = _fault_of_types(manifest)
+    if fault is not None:
+        raise CheckpointError("this is not a complete checkpoint", where=str(path / MANIFEST), why=fault, help=_ANOTHER)
+    return manifest
 
 
 def config_hash(text: str) -> str:
@@ -280,14 +346,29 @@ def _damage(path: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return dict(sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in _files(folder)))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            yield Path(parent) / name
+def _fault_of_types(manifest: Manifest) -> str | None:
+    """Return which field is of another type than it is written with, in words."""
+    # A truth value is a number to Python.
+    numbers = {"step": (int,), "weight_version": (int,), "time": (int, float)}
+    for name, types in numbers.items():
+        if type(getattr(manifest, name)) not in types:
+            return f"its `{name}` is no number"
+    of_values: dict[str, tuple[type, ...]] = {
+        "facts": (str, int, float, bool, type(None)),
+        "metrics": (int, float, type(None)),
+        "world_sizes": (int,),
+        "versions": (str,),
+        "files": (int,),
+        "digests": (str,),
+    }
+    for name, types in of_values.items():
+        mapping: Any = getattr(manifest, name)
+        if type(mapping) is not dict or any(
+            type(each) not in types for each in cast("dict[str, Any]", mapping).values()
+        ):
+            return f"its `{name}` is no mapping of the values that it is written with"
+    outside = [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]
+    return f"its `files` has `{outside[0]}`, which is outside of the checkpoint" if outside else None
 
 
 def _encode(manifest: Manifest) -> str:

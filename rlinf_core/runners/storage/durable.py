@@ -1,4 +1,7 @@
-"""Changes of the file system that leave the old or the new state when a process, or a machine, dies at any moment."""
+"""Changes of the file system that leave the old or the new state when a process, or a machine, dies at any moment.
+
+And the opening of files that others may have made.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 # What file systems say that know no locks.
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -28,6 +32,19 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
         os.fsync(file.fileno())
     os.replace(part, path)
     sync_folder(path.parent)
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes, where it is a regular one: a pipe or a device could make the reader wait for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is none.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.node.node_processes import identity
+from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
 from rlinf_core.runners.storage.run_state import SCHEMA, STATE, RunState, find_source, read_state, run_of, runs_in
@@ -255,7 +256,8 @@ class RunFolder:
         if earlier is not None and status != RunStatus.FINISHED:
             self.update(**earlier, earlier=None)
         else:
-            self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time(), earlier=None)
+            first = (hidden(reason).strip().splitlines() or [""])[0]
+            self.update(status=status, reason=first, ended=time.time(), earlier=None)
 
     def write_config(self, job: Job) -> str:
         """Keep the resolved configuration, defaults included and secrets masked; return its `config_hash`.

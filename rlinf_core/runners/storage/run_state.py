@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.node.node_processes import identity
-from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
+from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, first_sound, open_checkpoint
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.run/1"
@@ -110,18 +110,21 @@ def find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Chec
         stores = [
             CheckpointStore(path / run.checkpoints) for path, run in runs_in(log_path) if run.experiment == experiment
         ]
-        found = [each for each in (store.latest() for store in stores) if each is not None]
-        return max(found, key=lambda each: each.manifest.time, default=None)
+        complete = [each for store in stores for each in store.complete()]
+        return first_sound(sorted(complete, key=lambda each: each.manifest.time, reverse=True))
     path = Path(resume_dir).absolute()
     if (path / STATE).is_file():
         store = CheckpointStore(path / read_state(path).checkpoints)
     elif (path / "latest").is_file():
         store = CheckpointStore(path)
     else:
-        return open_checkpoint(path)
+        checkpoint = open_checkpoint(path)
+        checkpoint.verify()
+        return checkpoint
     latest = store.latest()
     if latest is None:
         raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
+    latest.verify()
     return latest
 
 

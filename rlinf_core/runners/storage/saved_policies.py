@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import Recipe, find_recipe
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
@@ -75,7 +75,7 @@ def _run_of(folder: Path) -> RunFolder | None:
 def _recipe_of(folder: Path) -> str:
     """Return the name of the recipe whose policy is in a folder apart from a run."""
     try:
-        return str(json.loads((folder / _DESCRIPTION).read_text())["recipe"])
+        return str(load_json_object((folder / _DESCRIPTION).read_bytes())["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             "there is no policy in the folder",

@@ -45,6 +45,12 @@ class How(StrEnum):
     SIGTERM = "sigterm"
     CTRL_C = "ctrl-c"
     STOP = "stop"
+    WARNING = "sigusr1"
+    """A scheduler's warning, which reaches every process of the job."""
+
+
+# To all processes of the group.
+_SIGNALS = {How.CTRL_C: signal.SIGINT, How.WARNING: signal.SIGUSR1}
 
 
 class Case(NamedTuple):
@@ -105,7 +111,8 @@ def interrupt(case: Case, folder: Path) -> Outcome:
 def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment: dict[str, str]) -> list[str]:
     """End the run, wait until it is over, and return what is not as it should be."""
     faults: list[str] = []
-    code = 130 if case.how is How.CTRL_C else 143
+    number = _SIGNALS.get(case.how, signal.SIGTERM)
+    code = 128 + number
     at_command = process.poll() is None
     if case.how is How.STOP:
         stopped = subprocess.run(
@@ -114,9 +121,8 @@ def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment
         if stopped.returncode != 0:
             faults.append(f"`rlinf stop` ended with {stopped.returncode}: {stopped.stderr}")
     else:
-        number = signal.SIGINT if case.how is How.CTRL_C else signal.SIGTERM
         target = process.pid if at_command else _run_or_fail(folder).state.pid
-        (os.killpg if at_command and case.how is How.CTRL_C else os.kill)(target, number)
+        (os.killpg if at_command and case.how in _SIGNALS else os.kill)(target, number)
     try:
         ended = process.wait(timeout=_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -128,12 +134,12 @@ def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment
         except TimeoutError:
             return [*faults, "the run did not end"]
     # The command that starts a detached run may have returned before the signal came.
-    expected = {code, -2 if case.how is How.CTRL_C else -15} if at_command else {0}
+    expected = {code, -number} if at_command else {0}
     if case.detached and (case.how is How.STOP or ended == 0):
         expected = {0, *expected}
     if ended not in expected:
         faults.append(f"exit status {ended} instead of {sorted(expected)}")
-    word = "interrupted" if case.how is How.CTRL_C else "terminated"
+    word = {How.CTRL_C: "interrupted", How.WARNING: "terminated by SIGUSR1"}.get(case.how, "terminated")
     if run is not None:
         state = run.refresh()
         if (state.status, state.reason) != (RunStatus.INTERRUPTED, word):

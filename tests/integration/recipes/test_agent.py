@@ -109,7 +109,7 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
 
     for each in run.metrics:
         metrics = each.metrics
-        failed = metrics.get("reward/failed_error", 0.0)
+        failed = metrics.get("failed/error", 0.0)
         assert metrics["agent/turns"] == pytest.approx(2)
         assert metrics["agent/tool_errors"] == pytest.approx(1)
         assert failed < 24

@@ -14,6 +14,7 @@ import pytest
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.context import enter_session
 from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.process.known_secrets import remember
 from rlinf_core.worker.worker import Worker
 
 
@@ -54,6 +55,20 @@ def test_each_worker_has_a_file(recorded: Cluster, tmp_path: Path) -> None:
             "printed second",
             "complained second",
         ]
+
+
+@pytest.mark.security
+def test_secret_values_are_masked_in_a_workers_log(
+    recorded: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    remember(["value-of-an-api-key"])
+    recorded.record(tmp_path / "logs", log_names={"TalkGroup": "talk"})
+    with Talker.create_group().launch(recorded, NodePlacementStrategy([0]), name="TalkGroup") as group:
+        group.talk("value-of-an-api-key").wait()
+    text = (tmp_path / "logs" / "talk" / "rank_0.log").read_text()
+    for begin in ("logged", "printed", "complained"):
+        assert f"{begin} ********\n" in text
+    assert "value-of-an-api-key" not in text
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(recorded: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 from typing import Any
 
@@ -28,6 +30,7 @@ from rlinf_core.algorithms.advantages import (
     reinforce_pp_baseline,
     rloo,
     turn_gae,
+    varies,
 )
 
 # Made with RolloutBuffer.compute_returns_and_advantage of Stable-Baselines3 2.9.2, gamma 0.97, gae_lambda 0.9.
@@ -325,9 +328,10 @@ def naive_reinforce(t: Trajectories, rewards: Tensor, beta: float, gamma: float)
         for start in range(steps):
             weight = 1.0
             for step in range(start, steps):
+                # What does not count, such as the words of a tool, takes no time.
                 if t.mask[step, b]:
                     returns[start, b] += weight * (rewards[step, b] - beta * t.kl[step, b])
-                weight *= gamma
+                    weight *= gamma
                 if t.dones[step, b]:
                     break
     counted = [float(returns[s, b]) for s in range(steps) for b in range(batch) if t.mask[s, b]]
@@ -341,6 +345,49 @@ def test_reinforce_equals_a_loop(seed: int, gamma: float, beta: float) -> None:
     t = sample(seed)
     found = reinforce_pp(t, AdvantageSettings(gamma=gamma, kl_beta=beta))
     torch.testing.assert_close(found.advantages, naive_reinforce(t, t.rewards, beta, gamma), atol=1e-6, rtol=1e-6)
+
+
+def test_a_tools_words_discount_nothing() -> None:
+    """A token, two of a tool, a token with the reward: `gae` without values, and verl, give 0.9, 0, 0, 1."""
+    t = Trajectories(
+        rewards=torch.tensor([[0.0], [0.0], [0.0], [1.0]]),
+        values=torch.zeros(5, 1),
+        dones=torch.tensor([[0], [0], [0], [1]]).bool(),
+        mask=torch.tensor([[1], [0], [0], [1]]).bool(),
+    )
+    settings = AdvantageSettings(gamma=0.9, gae_lambda=1.0, normalize_advantages=False)
+    for function in (reinforce_pp, gae):
+        torch.testing.assert_close(function(t, settings).advantages, torch.tensor([[0.9], [0.0], [0.0], [1.0]]))
+
+
+def test_an_episode_that_ends_within_a_tools_words_ends_there() -> None:
+    rewards = torch.tensor([[1.0], [0.0], [4.0]])
+    dones, mask = torch.tensor([[0], [1], [0]]).bool(), torch.tensor([[1], [0], [1]]).bool()
+    assert discounted_returns(rewards, dones, 0.5, mask).flatten().tolist() == [1.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize("function", [grpo, dr_grpo, rloo, reinforce_pp_baseline])
+def test_groups_that_lost_members_are_compared_as_they_are(function: Callable[..., Any]) -> None:
+    """Groups of 3, 2 and 1 score as each does by itself."""
+    scores = torch.tensor([[1.0, 0.0, 0.5, 2.0, 1.0, 3.0]])
+    settings = AdvantageSettings(group_size=3, normalize_advantages=False)
+
+    def advantages(rewards: Tensor, sizes: list[int] | None, size: int) -> Tensor:
+        t = Trajectories(rewards=rewards, dones=torch.ones_like(rewards).bool(), group_sizes=sizes)
+        return function(t, replace(settings, group_size=size)).advantages
+
+    together = advantages(scores[:, :5], [3, 2], 3)
+    apart = [advantages(scores[:, :3], None, 3), advantages(scores[:, 3:5], None, 2)]
+    torch.testing.assert_close(together, torch.cat(apart, dim=1))
+
+
+def test_what_varies_is_told_as_advantages_tell_it() -> None:
+    assert not varies([0.1 + 0.2, 0.3])
+    assert not varies([])
+    assert varies([0.3, 0.30001])
+    for scores in ([0.1 + 0.2, 0.3], [0.3, 0.30001], [1.0, 1.0], [1.0, 0.0]):
+        found = group_advantages(torch.tensor(scores).double(), 2)
+        assert bool(found.any()) == varies(scores)
 
 
 @given(seeds)

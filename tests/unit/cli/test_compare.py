@@ -222,9 +222,12 @@ def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int
     assert message in ended.err
 
 
-def test_a_configuration_that_cannot_be_read(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    "text", ["a: [", "a: " + "[" * 100_000, "[" * 100_000 + "]" * 100_000, "- a", "", "a: !x 1\na: \0"]
+)
+def test_a_configuration_that_cannot_be_read(cli: Cli, text: str) -> None:
     ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
-    theirs.config_file.write_text("a: [")
+    theirs.config_file.write_text(text)
 
     ended = cli("compare", ours.path, theirs.path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -105,6 +106,32 @@ def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None
     }
     assert (values["cluster.ssh.port"]["value"], values["cluster.ssh.port"]["origin"]) == (23, "override")
     assert (values["cluster.ports"]["origin"], values["cluster.ports"]["line"]) == ("default", None)
+
+
+LOSSLESS = """\
+recipe: embodied
+cluster:
+  num_nodes: 1
+  component_placement: {"actor,rollout": {node_group: 007, placement: 0}, env: {node_group: arm, placement: 0}}
+  node_groups:
+    - {label: 007, node_ranks: 0, env_configs: [{node_ranks: 0, env_vars: [{A: 1.50}, {B: 0x10}, {C: true}]}]}
+    - label: arm
+      node_ranks: 0
+      hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [0123456789, 81e3]}]}
+env: {train: {options: {x: .inf, y: 0.50}}}
+"""
+
+
+def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(LOSSLESS)
+    ended = cli("inspect", "config", tmp_path / "job.yaml", "--output", "json")
+    config = json.loads(ended.out, parse_constant=pytest.fail)["config"]
+    groups = config["cluster"]["node_groups"]
+    assert groups[0]["label"] == "007"
+    assert config["cluster"]["component_placement"]["actor,rollout"] == {"node_group": "007", "placement": 0}
+    assert groups[0]["env_configs"][0]["env_vars"] == [{"A": "1.50"}, {"B": "0x10"}, {"C": "true"}]
+    assert groups[1]["hardware"]["configs"][0]["camera_serials"] == ["0123456789", "81e3"]
+    assert config["env"]["train"]["options"] == {"x": ".inf", "y": 0.5}
 
 
 def test_an_invalid_file_is_2(cli: Cli, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.console.interrupts import Interrupts, is_importing
+from rlinf_cli.console.interrupts import ENDING_SIGNALS, Interrupts, is_importing
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_core.process.signal_mask import SCHEDULER_WARNINGS, warnings_blocked
 
 Work = Callable[["Job"], None]
 # Far beyond what a signal takes to be raised.
@@ -66,6 +68,27 @@ def test_outside_of_the_run_it_is_remembered() -> None:
         with pytest.raises(SystemExit, match="143"):
             job.interrupts.check()
         job.interrupts.check()
+
+
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_exit_code_of_a_signal_names_it(number: signal.Signals) -> None:
+    job = Job(wait)
+    with job.interrupts:
+        signal.raise_signal(number)
+        assert job.interrupts.code == 128 + number
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            job.interrupts.check()
+
+
+@pytest.mark.parametrize("number", SCHEDULER_WARNINGS)
+def test_started_processes_survive_a_warning(number: signal.Signals) -> None:
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with warnings_blocked(), subprocess.Popen(sleep, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
 
 
 @pytest.fixture

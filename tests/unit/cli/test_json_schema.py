@@ -95,6 +95,9 @@ def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp
         "extends: [a.yaml, b.yaml]\nrecipe: math\nactor: {optim: {lr: 1}}\n",
         "extends: base.yaml\ncluster: {component_placement: {env: {node_group: b}}}\nenv: {train: {seed: 3}}\n",
         "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: a.jsonl}\nrollout: {backend: vllm}\n",
+        "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: [1.5, true], val_data_paths: 3}\n",
+        CLUSTER + "  hosts: [10, 3]\n",
+        EMBODIED + "runner: {max_steps: 10.0}\n",
     ],
 )
 def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
@@ -130,6 +133,9 @@ def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
         (FRANKA + "        configs: [{node_rank: 0}]\n", "not valid"),  # no robot_ip
         (FRANKA + "        configs: [{node_rank: 0, robot_ip: 10.0.0.1, robot_pi: 1}]\n", "robot_pi"),
         (CLUSTER + "  component_placement: {a: 0-6x}\n", "0-6x"),
+        (CLUSTER + "  component_placement: {a: -1}\n", "-1"),
+        (CLUSTER + "  component_placement: {a: 5000000000}\n", "5000000000"),
+        (CLUSTER + "  component_placement: {a: {placement: 0, node_group: ''}}\n", "''"),
         (CLUSTER + "  component_placement: {a: {placement: '0:all'}}\n", "0:all"),
         (CLUSTER + "  component_placement: {a: [0, 1-]}\n", "1-"),
         (CLUSTER + "  node_groups: [{label: a, node_ranks: '7-'}]\n", "7-"),

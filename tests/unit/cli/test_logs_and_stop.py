@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -312,3 +313,28 @@ class TestSeveralLiveRuns:
 def test_help_of_both(cli: Cli) -> None:
     assert "RUN" in cli("logs", "--help").out
     assert "--force" in cli("stop", "--help").out
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b]52;c;eA==\x07 a\rb \x9b2J \u202e [bold]"
+
+
+def test_logs_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder) -> None:
+    write(run, "env", 3, f"10:00:00,500 INFO [env:3] {HOSTILE}")
+    result = cli("logs", str(run.path))
+    assert r"\x1b]0;title\x07\x1b[2J\x1b]52;c;eA==\x07" in result.out
+    assert r"\x9b2J \u202e [bold]" in result.out
+    assert not set(result.out) & set("\x1b\x07\r\x9b\u202e")
+
+
+@pytest.mark.parametrize("command", ["runs", "runs --output json", "runs prune --status finished"])
+def test_run_lists_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder, command: str) -> None:
+    state = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**state, "recipe": HOSTILE, "reason": HOSTILE}))
+    result = cli(*command.split())
+    assert not set(result.out + result.err) & set("\x1b\x07\r\x9b\u202e")
+
+
+def test_stop_shows_what_a_terminal_would_act_on_in_a_name(cli: Cli, run: RunFolder) -> None:
+    result = cli("stop", "x\x1b[2J\x1b[31m")
+    assert r"x\x1b[2J" in result.err
+    assert "\x1b" not in result.err

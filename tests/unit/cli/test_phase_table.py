@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -87,3 +88,21 @@ def test_a_terminal_gets_a_table(
     assert "join failed" in shown
     if count > 24:
         assert "100 nodes: 100 in join" in shown
+
+
+def test_answers_of_nodes_are_text_not_markup_or_control(
+    nodes: Callable[[int], Sequence[NodeTarget]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    table = PhaseTable(nodes(1), Phase.VERIFY)
+    row = table._rows[0]
+    row.node = replace(row.node, host="[red]h0")
+    row.detail = "\x1b]0;x\x07 [bold]"
+    screen = Console(file=io.StringIO(), width=120, force_terminal=True)
+    screen.print(table._grid())
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert "[red]h0" in shown
+    assert "[bold]" in shown
+    assert "\x1b]" not in shown

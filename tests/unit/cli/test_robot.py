@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
 from recipes.embodied.robots.controller.simulated_controller import Server
-from recipes.embodied.robots.controller_client import FrankaClient
+from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_kinematics import HOME
 from rlinf_cli.main import main
 from rlinf_core.hardware.robots.franka import Franka
@@ -146,6 +148,40 @@ def test_a_fault_is_told_and_nothing_moves(arm: Franka, tmp_path: Path, capsys: 
     assert "not fit to move" in capsys.readouterr().err
     with FrankaClient(arm) as client:
         assert client.state().stopped == "it has just been switched on"
+
+
+@pytest.mark.parametrize("words", [b"", b'{"op": "ping", "id": 1}\n'], ids=["silent", "talking"])
+def test_stop_gets_through_a_crowd(arm: Franka, file: str, words: bytes) -> None:
+    crowd = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=30) for _ in range(40)]
+    for each in crowd:
+        with contextlib.suppress(OSError):
+            each.sendall(words)
+    assert main(["robot", "stop", file]) == 0
+    for each in crowd:
+        each.close()
+
+
+def test_crowd_does_not_close_the_holder(arm: Franka) -> None:
+    with FrankaClient(arm) as client:
+        client.acquire()
+        crowd = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=30) for _ in range(40)]
+        with socket.create_connection((arm.robot_ip, arm.robot_port), timeout=30) as watcher:
+            watcher.sendall(b'{"op": "state", "id": 1}\n')
+            assert f'"holder":"{holder_name()}"'.encode() in watcher.makefile("rb").readline()
+        assert client.state().holder == holder_name()
+        for each in crowd:
+            each.close()
+
+
+@pytest.mark.usefixtures("short_first_words")
+def test_connection_that_says_nothing_first_is_closed(arm: Franka) -> None:
+    with socket.create_connection((arm.robot_ip, arm.robot_port), timeout=30) as silent:
+        assert silent.recv(1) == b""
+
+
+@pytest.fixture
+def short_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.embodied.robots.controller.simulated_controller.FIRST_SECONDS", 0.01)
 
 
 def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -123,6 +125,30 @@ class TestARun:
         log = run.log_file("driver", 0).read_text()
         assert "INFO [driver] evaluated at step 10: success 0.75, return 9\n" in log
         assert "WARNING [driver] something is odd\n" in log
+
+    @pytest.mark.security
+    @pytest.mark.parametrize("options", [(), ("--output", "json"), ("--quiet",), ("--verbose",)], ids=str)
+    def test_no_secret_is_kept_or_shown(
+        self, cli: Cli, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    ) -> None:
+        secrets = ["key-of-the-file", 'to"ken\\of the/environment', "password&of/the=base"]
+        monkeypatch.setenv("HF_TOKEN", secrets[1])
+        monkeypatch.setenv("DB_PASSWORD", secrets[2])
+        monkeypatch.setenv("RLINF_REPORT", "1")
+        values = [f"fake.api_key={secrets[0]}", "fake.address=sql://${env:DB_PASSWORD}@host", "fake.fail=leak"]
+        ended = cli("train", "recipe=fake", *values, *options)
+        assert ended.code != 0
+        run = last_run().path
+        texts = {str(path): path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()}
+        texts |= {"standard output": ended.out, "standard error": ended.err}
+        assert "raised ********" in texts[str(run / "run.json")]
+        assert "why ********" in texts[str(run / "events.jsonl")]
+        assert "raised ********" in texts[str(run / "report.html")]
+        assert "logged ********" in texts[str(run / "logs/driver/rank_0.log")]
+        forms = [
+            form for each in secrets for form in (each, json.dumps(each)[1:-1], quote(each, safe=""), escape(each))
+        ]
+        assert {name: form for name, text in texts.items() for form in forms if form in text} == {}
 
     def test_quiet(self, cli: Cli) -> None:
         ended = cli("train", "recipe=fake", "--quiet")

@@ -21,6 +21,8 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.errors import AuthenticationError
 
+pytestmark = pytest.mark.security
+
 SECRET = ClusterSecret.generate()
 DIALER, ACCEPTOR = PeerIdentity("d", "a", "c"), PeerIdentity("a", "d", "c")
 
@@ -198,7 +200,7 @@ def test_dawdlers_cost_a_bounded_number_of_threads_and_keep_nobody_out(endpoints
     other = CollectiveGroup(one, here, [there], resolver)
     assert other.recv(there) == "through"
     waiting = [thread for thread in threading.enumerate() if thread.name == "rlinf-handshake"]
-    assert sum(map(len, one._listener._unproven.values())) <= 8
+    assert sum(len(room.waiting()) for room in one._listener._unproven.values()) <= 8
     assert len(waiting) <= 16
     for stranger in strangers:
         stranger.close()
@@ -209,6 +211,18 @@ def test_a_dawdler_is_shown_the_door(endpoints: Callable[..., Endpoint]) -> None
     with connect(one) as stranger:
         stranger.sendall(b"rlinf data plane 1\n")
         assert stranger.recv(100) == b""
+
+
+def test_strangers_do_not_fill_the_log(endpoints: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture) -> None:
+    one = endpoints()
+    for _ in range(30):
+        with connect(one) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n".ljust(100))
+            while stranger.recv(100):
+                pass
+    assert 1 <= sum("a stranger connected" in record.message for record in caplog.records) <= 5
+    one.close()
+    assert "25 more warnings of that kind were left out" in caplog.text
 
 
 def test_two_clusters_do_not_mix(endpoints: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture) -> None:

@@ -24,18 +24,18 @@ def only_finding(marked: str) -> tuple[Diagnostic, str]:
 @pytest.mark.parametrize(
     ("marked", "message", "help"),
     [
-        ("a: b«:» c\n", "a second `:`", "`'b: c'`"),
-        ("k: a«:»\n", "a second `:`", "`'a:'`"),
-        ("a: b«:» c  # why\n", "a second `:`", "`'b: c'`"),
-        ("a: 1\n  «b:» 2\n", "already has a value", "align"),
+        ("a: b«:» c\n", "a value that is complete", "quote the value"),
+        ("k: a«:»\n", "a value that is complete", "quote the value"),
+        ("a: b«:» c  # why\n", "a value that is complete", "quote the value"),
+        ("a: 1\n  b«:» 2\n", "a value that is complete", "aligned"),
         ("a«:»1\nb: 2\n", "a space is missing", "`a: ...`"),
         ("a: 1\nb«:»2\nc: 3\n", "a space is missing", "`b: ...`"),
         ("a: «%b»  # c\n", "cannot start with `%`", "`'%b'`"),
         ("a: «@it's»\n", "cannot start with `@`", "`'@it''s'`"),
         ("a: «`b`»\n", "cannot start with ```", "quote"),
-        ("a: [«|», b]\n", "text block", "quotes"),
-        ("a: «*»\n", "starts an alias", "`'*'`"),
-        ("a: «& b»\n", "starts an anchor", "quote"),
+        ("a: [«|, b]»\n", "cannot start with `|`", "quote it"),
+        ("a: «*»\n", "starts an alias or an anchor", "`'*'`"),
+        ("a: «& b»\n", "starts an alias or an anchor", "quote"),
         ("a: «'x»\nb: 1\n", "never closed", None),
         ('a: «"x»\nb: 1\n', "never closed", None),
         ('a: "C:«\\p»ath"\n', "`\\p` is not an escape", "single quotes"),
@@ -51,18 +51,22 @@ def only_finding(marked: str) -> tuple[Diagnostic, str]:
         ("a: 1\n«b»\nc: 2\n", "`key: value` is expected", "add the `:`"),
         ("a:\n    b: 1\n  «c: 2»\n", "fits no line above", "align"),
         ("a: «]»\n", "this is not YAML", None),
-        ("a: [1]«]»\n", "closes or separates nothing", "quote"),
-        ("a: 1\n«- b»\n", "list item stands among the keys", "indent"),
-        ("- a\n«b: 1»\n", "key stands among the items", "align"),
-        ("a: 'it'«s'»\n", "text follows the closing `'`", "`'it''s'`"),
-        ('a: "b" «c»\n', 'text follows the closing `"`', "escape"),
-        ("a: b\t«c»\n", "ends at a tab", "quote"),
-        ("a: [b] «c»\n", "text follows the closing `]`", "quote"),
-        ("a: {{ b }}«/c»\n", "text follows the closing `}`", "{{ ... }}"),
-        ("a: &x 1\nb: *x «c»\n", "nothing more is expected", "quote"),
+        ("a: [1]«]»\n", "more follows a value", "quote"),
+        ("a: 1\n«- b»\n", "side by side", "indent"),
+        ("- a\n«b: 1»\n", "side by side", "start the key"),
+        ("a: 'it'«s'»\n", "more follows a value", "write `''` for one"),
+        ('a: "b" «c»\n', "more follows a value", "quote the whole value"),
+        ("a: [b] «c»\n", "more follows a value", "quote"),
+        ("a: {{ b }}«/c»\n", "more follows a value", "{{ ... }}"),
+        ("a: &x 1\nb: *x «c»\n", "more follows a value", "quote"),
         ("a: «- b»\n", "a list item cannot start on the line of its key", "lines below"),
-        ("%FOO x\n«a: 1»\n", "`---` is expected", "remove"),
+        ("%FOO x\n«a: 1»\n", "does not belong", "remove"),
         ("-«\t»a: 1\n", "a tab follows", "space"),
+        ("-«\t»- 1\n", "a tab follows", "space"),
+        ("? -«\t»- 1\n", "a tab follows", "space"),
+        ("a: «[-]»\n".replace("«[-", "[«-"), "cannot start with `-`", "quote it"),
+        ("a: [1]«#c»\n", "without a blank", None),
+        ("a: |\n     \n«  »b\n".replace("«  »b", "  «b»"), "an empty line", None),
         ("# c\n  a: 1\n «b: 2»\n", "does not belong", "align"),
         ("a: «>= 1»\n", "starts a block of text", "`'>= 1'`"),
         ("a: «|99»\n", "starts a block of text", "`'|99'`"),
@@ -77,20 +81,20 @@ def test_slips(marked: str, message: str, help: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("marked", "more"),
+    "marked",
     [
-        ("a:\n«\t»b: 1\n", ""),
-        ("a:\n«\t»b: 1\n\tc: 1\n", "; 1 more line below has one"),
-        ("a:\n«\t»b: 1\n\tc: 1\n\n\td: 1\n", "; 2 more lines below have one"),
-        ("a:\n  b: 1\n« \t»c: 2\n", ""),
-        ("- a\n«\t»- b\n", ""),
-        ("a: |\n«\t»text\n", ""),
+        "a:\n«\t»b: 1\n",
+        "a:\n«\t»b: 1\n\tc: 1\n",
+        "a:\n  b: 1\n« \t»c: 2\n",
+        "a: 'x'\n« \t»b: 2\n",
+        "- a\n«\t»- b\n",
+        "a: |\n«\t»text\n",
     ],
 )
-def test_tabs_that_indent(marked: str, more: str) -> None:
+def test_tabs_that_indent(marked: str) -> None:
     finding, _ = only_finding(marked)
     assert finding.code == "tab-indentation"
-    assert finding.message == f"this line is indented with a tab, which YAML does not allow{more}"
+    assert finding.message == "this line is indented with a tab, which YAML does not allow"
 
 
 def test_an_undefined_tag_handle_is_an_unknown_tag() -> None:

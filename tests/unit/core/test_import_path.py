@@ -70,3 +70,28 @@ def test_the_interpreter_and_installed_packages_are_no_user_folders(monkeypatch:
     monkeypatch.setattr(sys, "path", [os.path.dirname(os.__file__), os.path.dirname(pytest.__file__), "", "/srv/mine"])
     assert import_path.user_folders()[-2:] == (os.path.realpath(os.getcwd()), "/srv/mine")
     assert os.path.dirname(os.__file__) not in import_path.user_folders()
+
+
+@pytest.mark.parametrize(
+    ("inside", "files"),
+    [
+        (".", ["run.json"]),
+        ("checkpoints/global_step_1/actor", ["run.json"]),
+        ("actor", [".metadata"]),
+        (".", ["config.json", "tokenizer.json"]),
+        (".", ["config.json", "model.safetensors"]),
+        ("data", ["meta/info.json"]),
+    ],
+)
+def test_modules_in_received_folders_are_not_found(tmp_path: Path, inside: str, files: list[str]) -> None:
+    place = tmp_path / inside
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "numpy.py").write_text("raise SystemExit('this ran')")
+    assert not import_path.holds_data(str(place))
+    for name in files:
+        file = (place if files == [".metadata"] else tmp_path) / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    assert import_path.holds_data(str(place))
+    code = f"import_path.manage({str(place)!r}); import numpy; print(numpy.__name__)"
+    assert run(code, place) == ["numpy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -303,7 +304,98 @@ def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
     assert [(each[0], "has no chat template" in each[2]) for each in asked] == [("unusable-path", True)]
 
     (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    assert findings(LAPTOP + chat, f"actor.model.model_path={model}") == []
+    broken = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    assert [(each[0], "there is no tokenizer" in each[2]) for each in broken] == [("unusable-path", True)]
+
+
+TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
+NO_TOOL = TURNS.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('x') }}{% endif %}{{")
+NO_ASSISTANT = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "data", "found"),
+    [
+        (TURNS, "", None),
+        (TURNS, "  system_prompt: Be brief.\n", None),
+        (NO_SYSTEM, "", None),
+        (NO_SYSTEM, "  system_prompt: Be brief.\n", ("Be brief.", "no system")),
+        ("{{ messages[-1].content }}", "  system_prompt: Be brief.\n", ("Be brief.", "text of the `system` message")),
+        ("{{ messages|length }}", "", ("true", "does not write what a user says")),
+        ("{{ raise_exception('never') }}", "", ("true", "never")),
+        ("{% broken", "", ("true", "does not write what a user says")),
+        (TURNS + "{{ thinks }}", "  chat_template_kwargs: {thinks: true}\n", None),
+        (TURNS, "  chat_template_kwargs: {thinks: true}\n", ("chat_template_kwargs", "does not read")),
+        (TURNS, "  apply_chat_template_kwargs: {}\n", None),
+    ],
+)
+def test_what_the_job_says_is_written_by_the_template(
+    findings: Any, model: Path, template: str, data: str, found: tuple[str, str] | None
+) -> None:
+    save_tokenizer(model, template)
+    chat = "data:\n  apply_chat_template: true\n" + data
+    report = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    expected = [] if found is None else [("unusable-path", found[0])]
+    assert [each[:2] for each in report if each[0] != "renamed-key"] == expected
+    if found is not None:
+        assert found[1] in report[0][2]
+        overrides = [f"actor.model.model_path={model}", "data.apply_chat_template=true"]
+        config: Any = load_with_lint("math_laptop", overrides, environ={}).config
+        given = yaml_section(data)
+        config = config.model_copy(update={"data": config.data.model_copy(update=given)})
+        with pytest.raises(ConfigError, match=re.escape(found[1])):
+            require_model(config)
+
+
+@pytest.mark.parametrize(
+    ("template", "agent", "why"),
+    [
+        (TURNS, "", None),
+        (NO_SYSTEM, "", "a conversation of system, user"),
+        (NO_SYSTEM, "  tools: []\n", None),
+        (NO_ASSISTANT, "  tools: []\n", "text of the `assistant` message"),
+        (
+            TURNS.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('x') }}{% endif %}{{"),
+            "",
+            "assistant, tool",
+        ),
+    ],
+)
+def test_agents_need_a_template_for_every_role(
+    findings: Any, model: Path, template: str, agent: str, why: str | None
+) -> None:
+    save_tokenizer(model, template)
+    file = LAPTOP.replace("recipe: math", "recipe: agent").replace("reward:", "reward,agent:")
+    text = file + "data:\n  apply_chat_template: true\n" + (f"agent:\n{agent}" if agent else "")
+    report = findings(text, f"actor.model.model_path={model}", messages=True)
+    assert [why in each[2] for each in report if why] == ([] if why is None else [True])
+
+
+def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Path, tmp_path: Path) -> None:
+    save_tokenizer(model, NO_SYSTEM)
+    file = tmp_path / "some.jsonl"
+    asked = [{"role": "user", "content": "1+1"}]
+    rows = [{"prompt": each, "answer": "2"} for each in (asked, [{"role": "system", "content": "s"}, *asked])]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    chat = f"data:\n  apply_chat_template: true\n  train_data_paths: {file}\n"
+    found = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    assert [("problem 1" in each[2], "no system" in each[2]) for each in found] == [(True, True)]
+
+
+def save_tokenizer(folder: Path, template: str) -> None:
+    from recipes.language.models.load_model import built_tokenizer
+
+    tokenizer: Any = built_tokenizer("".join(map(chr, range(32, 127))))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(f'{{"vocab_size": {len(tokenizer)}}}')
+
+
+def yaml_section(text: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(text) or {}
 
 
 def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts() -> None:

@@ -237,3 +237,94 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_commit_without_begin(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not begun"):
         CheckpointStore(tmp_path).commit(3, Manifest(3))
+
+
+def rewrite(path: Path, **fields: Any) -> None:
+    file = path / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 4, "weights")
+    names = [name for name in open_checkpoint(path).manifest.files if (path / name).stat().st_size]
+    assert names
+    for name in names:
+        open_checkpoint(path).verify()
+        whole = (path / name).read_bytes()
+        flip(path / name)
+        with pytest.raises(CheckpointError, match="damaged") as caught:
+            open_checkpoint(path).verify()
+        assert f"`{name}` has other bytes" in str(caught.value.why)
+        (path / name).write_bytes(whole)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (2, 4):
+        save(store, step, "weights")
+    newest = tmp_path / "global_step_4"
+    name = max(open_checkpoint(newest).manifest.files, key=lambda each: (newest / each).stat().st_size)
+    flip(newest / name)
+    sound = store.latest_sound()
+    assert sound is not None
+    assert sound.step == 2
+    assert "global_step_4" in caplog.text
+    assert name in caplog.text
+
+
+def test_a_manifest_without_digests_has_its_sizes_compared(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 4, "weights")
+    file = path / "manifest.json"
+    fields = json.loads(file.read_text())
+    del fields["digests"]
+    file.write_text(json.dumps(fields))
+    open_checkpoint(path).verify()
+    name = next(iter(fields["files"]))
+    (path / name).write_bytes((path / name).read_bytes() + b"x")
+    with pytest.raises(CheckpointError, match="not complete"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step": "4"},
+        {"step": None},
+        {"step": True},
+        {"time": "now"},
+        {"weight_version": []},
+        {"files": []},
+        {"files": {"a": "1"}},
+        {"files": {"../outside": 1}},
+        {"files": {"/etc/passwd": 1}},
+        {"digests": 3},
+        {"digests": {"a": 1}},
+        {"metrics": {"loss": "x"}},
+        {"facts": {"a": []}},
+        {"world_sizes": {"actor": "1"}},
+        {"versions": None},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_fields_of_another_type_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    path = save(CheckpointStore(tmp_path), 4, "weights")
+    rewrite(path, **fields)
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        open_checkpoint(path)
+    assert CheckpointStore(tmp_path).latest() is None
+
+
+def test_a_file_without_a_digest_is_refused_among_others(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 4, "weights")
+    digests = dict(open_checkpoint(path).manifest.digests)
+    name = next(iter(digests))
+    del digests[name]
+    rewrite(path, digests={"other": "0", **digests})
+    with pytest.raises(CheckpointError, match="damaged"):
+        open_checkpoint(path).verify()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final
 
 from recipes.embodied.interventions.devices.key_bindings import LEGEND, controls_of
 from recipes.embodied.interventions.devices.keyboard import Terminal
@@ -15,9 +14,12 @@ from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.remote.remote_messages import MAX_LINE, encode, message_of
 from recipes.embodied.interventions.remote.remote_source import read_token
+from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.terminal_text import escaped
 
 _SECONDS: Final = 10.0  # within which the other side must answer
 _LEAST_HZ, _MOST_HZ = 5.0, 100.0
+_MOST_SHOWN = 200  # characters of what the other side says
 
 
 def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
@@ -33,8 +35,9 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(encode({"token": token}))
         line = connection.makefile("rb").readline(MAX_LINE)
-        answer = cast("dict[str, Any]", json.loads(line)) if line else {}
-    except (OSError, ValueError) as error:
+        answer = load_json_object(line) if line else {}
+        hz = float(answer.get("hz", _LEAST_HZ))
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         raise InterventionError(
             "the run does not answer",
             where=where,
@@ -46,10 +49,10 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
         raise InterventionError(
             "the run refuses this connection",
             where=where,
-            why=str(answer.get("message") or "somebody else steers it"),
+            why=escaped(str(answer.get("message") or "it hung up"))[:_MOST_SHOWN],
             help="use the same token file on both sides",
         )
-    return connection, min(max(float(answer.get("hz", _LEAST_HZ)), _LEAST_HZ), _MOST_HZ)
+    return connection, min(max(hz, _LEAST_HZ), _MOST_HZ)
 
 
 def steer_remotely(host: str, port: int, token_file: str, tell: Callable[[str], None]) -> None:

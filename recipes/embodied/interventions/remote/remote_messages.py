@@ -8,12 +8,13 @@ the connection ends. Every line that follows is the state of the device, told se
 
 from __future__ import annotations
 
+import hmac
 import json
-import math
 from typing import Any, Final, cast
 
 from recipes.embodied.interventions.intervention import Axes
 from recipes.embodied.interventions.person import Controls
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 MAX_LINE: Final = 1024
 
@@ -34,12 +35,15 @@ def decode(line: bytes) -> dict[str, Any]:
         BadMessageError: there is none.
     """
     try:
-        found: object = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise BadMessageError("a line that is not JSON") from None
-    if not isinstance(found, dict):
-        raise BadMessageError("a line that is no object")
-    return cast("dict[str, Any]", found)
+        return load_json_object(line)
+    except BadJsonError as error:
+        raise BadMessageError(f"a line that {error}") from None
+
+
+def knows(message: dict[str, Any], token: str) -> bool:
+    """Return whether a message tells the token. The comparison takes as long for a wrong one as for the right one."""
+    told: object = message.get("token")
+    return isinstance(told, str) and hmac.compare_digest(told.encode(), token.encode())
 
 
 def message_of(controls: Controls) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def _axes(message: dict[str, Any], name: str) -> Axes:
     found = [
         float(each)
         for each in numbers
-        if isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each) and abs(each) <= 1
+        if isinstance(each, int | float) and not isinstance(each, bool) and abs(each) <= 1
     ]
     if len(numbers) != 3 or len(found) != 3:
         raise BadMessageError(f"`{name}` is not three numbers from -1 to 1")

@@ -2,23 +2,39 @@
 
 It listens on loopback unless the file says otherwise. A tunnel (`ssh -L 17320:127.0.0.1:17320 robot-pc`) is the safe
 way from another machine: the connection itself is not encrypted.
+
+Connections that have not told the token yet wait apart from the person, in a bounded number and for a bounded time.
+Nothing that they send reaches the person's controls or raises here. The newest who tells the token is the person.
 """
 
 from __future__ import annotations
 
-import hmac
+import logging
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 from recipes.embodied.interventions.intervention import InterventionError, Steerable
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.remote.remote_messages import MAX_LINE, BadMessageError, controls_of, decode, encode
+from recipes.embodied.interventions.remote.remote_messages import (
+    MAX_LINE,
+    BadMessageError,
+    controls_of,
+    decode,
+    encode,
+    knows,
+)
 from recipes.embodied.interventions.source_options import RemoteOptions
+from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
+from rlinf_core.process.known_secrets import remember
 
-_MOST = 16 * MAX_LINE  # bytes that are read in one step
+_MOST = 16 * MAX_LINE  # bytes that are read of a connection in one step
+_MOST_UNPROVEN = 16  # connections that have not told the token
+_TOKEN_SECONDS = 10.0  # within which they must
+_log = logging.getLogger("rlinf.interventions")
 
 
 def read_token(file: str) -> str:
@@ -40,6 +56,51 @@ def read_token(file: str) -> str:
     return token
 
 
+class _Connection:
+    """A connection, and what has come of its next line."""
+
+    def __init__(self, sock: socket.socket, origin: str) -> None:
+        sock.setblocking(False)
+        self.socket, self.origin = sock, origin
+        self.ended = False
+        self._received = b""
+
+    def lines(self, most: int) -> list[bytes]:
+        """Return the lines that have come since the last look; the last ones of a connection that ended, too.
+
+        A line that is too long ends it. `most`: bytes that are kept.
+        """
+        while not self.ended and len(self._received) <= most:
+            try:
+                received = self.socket.recv(most)
+            except BlockingIOError:
+                break
+            except OSError:
+                received = b""
+            self.ended = not received
+            self._received += received
+        *lines, self._received = self._received.split(b"\n")
+        if any(len(line) > MAX_LINE for line in (*lines, self._received)):
+            self.ended = True
+            return []
+        return lines
+
+    def put_back(self, lines: list[bytes]) -> None:
+        """Have lines be the next ones again."""
+        self._received = b"".join(line + b"\n" for line in lines) + self._received
+
+    def answer(self, message: dict[str, Any]) -> None:
+        try:
+            self.socket.send(encode(message))
+        except OSError:
+            self.ended = True
+
+    def close(self, why: str = "") -> None:
+        if why and not self.ended:
+            self.answer({"ok": False, "message": why})
+        self.socket.close()
+
+
 class RemoteSource(PersonSource):
     """Controls that another process sends, one person at a time."""
 
@@ -48,6 +109,7 @@ class RemoteSource(PersonSource):
     def __init__(self, env: Steerable, options: Any) -> None:
         super().__init__(env, options)
         self._token = read_token(options.token_file)
+        remember([self._token])
         try:
             self._listener = socket.create_server((options.host, options.port))
         except OSError as error:
@@ -58,9 +120,9 @@ class RemoteSource(PersonSource):
                 help="choose an address of this node, and a port that is free; each env worker of a node needs its own",
             ) from error
         self._listener.setblocking(False)
-        self._person: socket.socket | None = None
-        self._known = False
-        self._received, self._ended = b"", False
+        self._unproven: Unproven[_Connection] = Unproven(_MOST_UNPROVEN, seconds=_TOKEN_SECONDS)
+        self._warn = LimitedWarnings(_log.warning)
+        self._person: _Connection | None = None
         self._silent = 0
         self._last = Controls()
 
@@ -92,40 +154,76 @@ class RemoteSource(PersonSource):
 
     def close(self) -> None:
         """See `InterventionSource`."""
-        self._drop()
+        for connection in self._unproven.remove_all():
+            connection.close()
+        if self._person is not None:
+            self._person.close()
+            self._person = None
+        self._warn.close()
         self._listener.close()
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # nobody comes
-        connection.setblocking(False)
-        if self._person is not None and self._known:
-            connection.close()  # one person at a time
-            return
-        self._drop()
+        """Let in who has come, and make the newest who tells the token the person."""
+        now = time.monotonic()
+        for _ in range(_MOST_UNPROVEN):
+            try:
+                sock, peer = self._listener.accept()
+            except OSError:
+                break  # nobody else comes
+            connection = _Connection(sock, origin_of(peer))
+            for leaving in self._unproven.admit(connection, connection.origin, now):
+                leaving.close()
+            # At once: a crowd that comes behind it takes no room from one whose token is here.
+            self._hear(connection)
+        for connection in self._unproven.waiting():
+            self._hear(connection)
+        for connection in self._unproven.remove_overdue(now):
+            self._warn(f"a connection from {connection.origin} told no token within {_TOKEN_SECONDS:g} s")
+            connection.close("no token came")
+
+    def _hear(self, connection: _Connection) -> None:
+        """Look for the token in what an unproven connection has sent."""
+        lines = connection.lines(2 * MAX_LINE)
+        if lines:
+            try:
+                proven = knows(decode(lines[0]), self._token)
+                fault = "a wrong token"
+            except BadMessageError as error:
+                proven, fault = False, str(error)
+            self._unproven.remove(connection)
+            if proven:
+                connection.put_back(lines[1:])
+                self._take(connection)
+            else:
+                self._warn(f"a connection from {connection.origin} sent {fault}; closed")
+                connection.close(fault)
+        elif connection.ended:
+            self._unproven.remove(connection)
+            connection.close()
+
+    def _take(self, connection: _Connection) -> None:
+        """Make a connection the person's, in the place of one whose link may be dead without a word."""
+        if self._person is not None:
+            self._person.close("somebody else who has the token steers now")
         self._person = connection
+        connection.answer({"ok": True, "hz": self._hz})
 
     def _messages(self) -> Controls | None:
-        """Return what has been told since the last look, in one; None: nothing."""
+        """Return what the person has told since the last look, in one; None: nothing."""
+        person = self._person
+        if person is None:
+            return None
         controls: list[Controls] = []
-        for line in self._lines():
+        fault = ""
+        for line in person.lines(_MOST):
             try:
-                message = decode(line)
-                if self._known:
-                    controls.append(controls_of(message))
-                elif not hmac.compare_digest(str(message.get("token")).encode(), self._token.encode()):
-                    raise BadMessageError("a wrong token")
-                else:
-                    self._known = True
-                    self._answer({"ok": True, "hz": self._hz})
+                controls.append(controls_of(decode(line)))
             except BadMessageError as error:
-                self._answer({"ok": False, "message": str(error)})
-                self._drop()
+                fault = str(error)
                 break
-        if self._ended:
-            self._drop()
+        if fault or person.ended:
+            person.close(fault)
+            self._person = None
         if not controls:
             return None
         newest = controls[-1]
@@ -133,34 +231,3 @@ class RemoteSource(PersonSource):
         verdict = next((each.verdict for each in controls if each.verdict is not None), None)
         toggles = sum(each.toggles_gripper for each in controls) % 2 == 1
         return newest._replace(verdict=verdict, toggles_gripper=toggles)
-
-    def _lines(self) -> list[bytes]:
-        """Return the lines that have come since the last look; the last ones of a connection that ended, too."""
-        ended = False
-        while self._person is not None and not ended and len(self._received) <= _MOST:
-            try:
-                received = self._person.recv(_MOST)
-                ended = not received
-                self._received += received
-            except BlockingIOError:
-                break
-            except OSError:
-                ended = True
-        *lines, self._received = self._received.split(b"\n")
-        if any(len(line) > MAX_LINE for line in (*lines, self._received)):
-            lines, ended = [], True
-        if ended:
-            self._ended = True
-        return lines
-
-    def _answer(self, message: dict[str, Any]) -> None:
-        if self._person is not None:
-            try:
-                self._person.send(encode(message))
-            except OSError:
-                self._drop()
-
-    def _drop(self) -> None:
-        if self._person is not None:
-            self._person.close()
-        self._person, self._known, self._received, self._ended = None, False, b"", False

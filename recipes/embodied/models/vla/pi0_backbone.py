@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from recipes.training.huggingface import (
     require_transformers,
 )
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
     from transformers import PI0ForConditionalGeneration
@@ -134,7 +134,7 @@ def check_pi0(folder: str) -> None:
     check_folder(folder)
     path = Path(folder) / "config.json"
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
+        about: dict[str, Any] = load_json_object(path.read_bytes(), non_finite=True)
         kind = about.get("model_type", about.get("type"))
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
@@ -156,7 +156,7 @@ def statistics_of(folder: str) -> Normalization:
     if not path.is_file():
         return Normalization()
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
+        about: dict[str, Any] = load_json_object(path.read_bytes(), non_finite=True)
         return Normalization("mean_std", _statistics(about, "state"), _statistics(about, "actions"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(

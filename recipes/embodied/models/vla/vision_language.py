@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.models.folder_facts import ARCHITECTURES
+from recipes.sections.model_folders import read_settings
 from recipes.training.huggingface import (
     are_shapes_only,
     config_of,
@@ -131,7 +132,7 @@ def shaped_backbone(folder: str) -> PreTrainedModel:
     require_transformers()
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder))
+    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder), trust_remote_code=False)
 
 
 def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -326,6 +327,6 @@ def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[flo
 def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation of colours, each [3], as a folder's image processor says."""
     path = Path(folder or "") / _IMAGE_SETTINGS
-    found: dict[str, Any] = json.loads(path.read_text()) if folder and path.is_file() else {}
+    found = read_settings(path) if folder and path.is_file() else {}
     half = (0.5, 0.5, 0.5)
     return tuple(found.get("image_mean", half)), tuple(found.get("image_std", half))

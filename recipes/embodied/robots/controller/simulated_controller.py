@@ -4,6 +4,9 @@
 
 It speaks the protocol of `protocol.py` and moves as fast as a real arm; `--speed 50` makes it fifty times faster. It
 runs until it is interrupted. There is no password, as with the real one: let it listen where only you can reach it.
+
+`stop` is for anybody, so a new connection is always let in. Where there are too many, one that does not hold the arm
+makes room: the one that has been silent longest, of the address that has the most.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ from recipes.embodied.robots.wire_protocol import (
     request_of,
     workspace_of,
 )
+from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.hardware.robots.franka import ROBOT_PORT
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 32  # beside that of the holder
+MAX_OF_ONE_ADDRESS = 16
+FIRST_SECONDS = 5.0  # within which a connection must have sent its first request
 IDLE_SECONDS = 60.0  # after which a connection that holds nothing and says nothing is closed
 WRITE_SECONDS = 5.0  # within which a client must take its replies
 _log = logging.getLogger("rlinf.robots")
@@ -46,6 +52,9 @@ class Server:
         self._controller = controller
         self._numbers = itertools.count(1)
         self._talking: set[asyncio.Task[None]] = set()
+        # Those that do not hold the arm. The holder's is never closed for a newcomer.
+        self._others: Unproven[asyncio.Task[None]] = Unproven(MAX_CONNECTIONS, from_one=MAX_OF_ONE_ADDRESS)
+        self._warn = LimitedWarnings(_log.warning)
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
 
@@ -66,16 +75,21 @@ class Server:
         for task in self._talking:
             task.cancel()
         await asyncio.gather(*self._talking, return_exceptions=True)
+        self._warn.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._talking) >= MAX_CONNECTIONS:
-            writer.close()
-            return
+        assert task is not None
+        origin = origin_of(writer.get_extra_info("peername"))
+        leaving = self._others.admit(task, origin)
+        for other in leaving:
+            other.cancel()
+        if leaving:
+            self._warn(f"a silent connection was closed to make room for one from {origin}")
         self._talking.add(task)
         number, why = next(self._numbers), "its connection was closed"
         try:
-            why = await self._talk(number, reader, writer)
+            why = await self._talk(number, reader, writer, task, origin)
         except OSError as error:
             why = f"its connection broke: {error.strerror or error}"
         except asyncio.CancelledError:
@@ -85,18 +99,33 @@ class Server:
                 _log.warning("safe stop: the holder's link was lost, %s", why)
             self._wake()
             self._talking.discard(task)
+            self._others.remove(task)
             writer.close()
 
-    async def _talk(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Answer one client until it is gone; returns why it is."""
+    async def _talk(
+        self,
+        number: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[None],
+        origin: str,
+    ) -> str:
+        """Answer one client until it is gone; returns why it is.
+
+        Args:
+            number: of its connection.
+            task: that of its connection.
+            origin: address that it counts under.
+        """
         motions: set[asyncio.Task[None]] = set()
+        idle = FIRST_SECONDS
         try:
             while True:
                 allowed = self._controller.silence_allowed(number)
                 try:
-                    line = await asyncio.wait_for(reader.readline(), allowed or IDLE_SECONDS)
+                    line = await asyncio.wait_for(reader.readline(), allowed or idle)
                 except TimeoutError:
-                    return f"it said nothing for {allowed or IDLE_SECONDS:g} s"
+                    return f"it said nothing for {allowed or idle:g} s"
                 except ValueError:
                     line = b" " * (MAX_LINE + 1)  # longer than the reader takes: `decode` says so
                 if not line.endswith(b"\n") and len(line) <= MAX_LINE:
@@ -105,9 +134,11 @@ class Server:
                     request = request_of(decode(line))
                     answer = self._controller.handle(number, request, time.monotonic())
                 except ProtocolError as error:
-                    _log.warning("connection %d sent %s; closed", number, error)
+                    self._warn(f"connection {number} from {origin} sent {error}; closed")
                     await self._send(writer, {"id": 0, "ok": False, "code": "bad-request", "message": str(error)})
                     return f"it sent {error}"
+                idle = IDLE_SECONDS
+                self._place(number, task, origin)
                 if request.op == "stop":
                     self._wake()
                 if isinstance(answer, Motion):
@@ -119,6 +150,14 @@ class Server:
         finally:
             for task in motions:
                 task.cancel()
+
+    def _place(self, number: int, task: asyncio.Task[None], origin: str) -> None:
+        """Count a connection that has sent a request among those that make room, unless it holds the arm."""
+        self._others.remove(task)
+        if self._controller.silence_allowed(number) is None:
+            # Behind those that have been silent since.
+            for other in self._others.admit(task, origin):
+                other.cancel()
 
     async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
         """Reply to a motion when it has ended, or as soon as it is interrupted."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from recipes.language.models.attention import PackedPlan
+from recipes.language.models.attention_rule import AttentionRule, attention
 
 _GROWTH = 64
 
@@ -21,20 +22,22 @@ class CacheShape:
     Attributes:
         layers: number of attention layers.
         heads: key-value heads of a layer.
-        dim: numbers per head.
+        dim: numbers of a head's key.
+        value_dim: numbers of a head's value.
         dtype, device: of the tensors.
     """
 
     layers: int
     heads: int
     dim: int
+    value_dim: int
     dtype: torch.dtype
     device: torch.device
 
     @property
     def bytes_per_token(self) -> int:
         """Memory of one token in all layers, in bytes."""
-        return 2 * self.layers * self.heads * self.dim * self.dtype.itemsize
+        return self.layers * self.heads * (self.dim + self.value_dim) * self.dtype.itemsize
 
 
 class KvCache:
@@ -53,12 +56,8 @@ class KvCache:
         self.shape = shape
         self.end = 0
         self.starts = torch.empty(0, dtype=torch.int64, device=shape.device)
-        self._keys = [self._empty(0, 0) for _ in range(shape.layers)]
-        self._values = [self._empty(0, 0) for _ in range(shape.layers)]
-
-    def _empty(self, rows: int, columns: int) -> Tensor:
-        shape = self.shape
-        return torch.empty(rows, shape.heads, columns, shape.dim, dtype=shape.dtype, device=shape.device)
+        self._keys = [_empty(shape, 0, 0, shape.dim) for _ in range(shape.layers)]
+        self._values = [_empty(shape, 0, 0, shape.value_dim) for _ in range(shape.layers)]
 
     @property
     def rows(self) -> int:
@@ -88,7 +87,7 @@ class KvCache:
         columns = _columns(width, _GROWTH, most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                new = self._empty(len(rows), columns)
+                new = _empty(self.shape, len(rows), columns, old.shape[-1])
                 new[:, :, :width] = old[:, :, first : self.end].index_select(0, rows)
                 tensors[layer] = new
         self.starts = starts - first
@@ -111,7 +110,7 @@ class KvCache:
         columns = max(self.columns, _columns(end, _GROWTH, most))
         for tensors, packed in ((self._keys, keys), (self._values, values)):
             for layer, old in enumerate(tensors):
-                new = self._empty(self.rows + count, columns)
+                new = _empty(self.shape, self.rows + count, columns, old.shape[-1])
                 # What a mask hides is multiplied by 0, and NaN times 0 is NaN: no memory is left as it was found.
                 new[: self.rows, :, :move] = 0
                 new[self.rows :, :, : end - width] = 0
@@ -130,7 +129,7 @@ class KvCache:
         columns = _columns(self.end, max(_GROWTH, self.columns // 2), most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                new = self._empty(self.rows, columns)
+                new = _empty(self.shape, self.rows, columns, old.shape[-1])
                 new[:, :, : self.end] = old[:, :, : self.end]
                 tensors[layer] = new
 
@@ -155,13 +154,10 @@ class DecodePlan:
         self._cache = cache
         self._first = int(cache.starts.min()) if cache.rows else 0
         self.positions = (cache.end - cache.starts)[:, None]
-        ragged = bool((cache.starts != self._first).any()) if cache.rows else False
-        self._mask: Tensor | None = None
-        if ragged:
-            columns = torch.arange(self._first, cache.end + 1, device=cache.starts.device)
-            self._mask = (columns[None] >= cache.starts[:, None])[:, None, None]
+        self._ragged = bool((cache.starts != self._first).any()) if cache.rows else False
+        self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """See `AttentionPlan`; T is 1. Query heads that share a key head are taken as rows of one product."""
         cache = self._cache
         kept_keys, kept_values = cache.layer(layer)
@@ -169,18 +165,33 @@ class DecodePlan:
         kept_values[:, :, cache.end] = values[:, :, 0]
         rows, heads, _, dim = queries.shape
         seen = slice(self._first, cache.end + 1)
-        result = scaled_dot_product_attention(
-            queries.reshape(rows, keys.shape[1], heads // keys.shape[1], dim),
-            kept_keys[:, :, seen],
-            kept_values[:, :, seen],
-            attn_mask=self._mask,
-            scale=scale,
-        )
-        return result.reshape(rows, heads, 1, dim)
+        window = rule.window if rule.hides(cache.end + 1 - self._first) else None
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        mask = self._masks[window]
+        if rule.is_plain:
+            queries = queries.reshape(rows, keys.shape[1], heads // keys.shape[1], dim)
+        result = attention(queries, kept_keys[:, :, seen], kept_values[:, :, seen], mask, rule)
+        return result.reshape(rows, heads, 1, values.shape[-1])
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """Return the columns that each row's new token sees, bool [rows, 1, 1, columns]; None: all."""
+        cache = self._cache
+        if window is None and not self._ragged:
+            return None
+        columns = torch.arange(self._first, cache.end + 1, device=cache.starts.device)
+        seen = columns[None] >= cache.starts[:, None]
+        if window is not None:
+            seen &= cache.end - columns[None] < window
+        return seen[:, None, None]
 
     def finish(self) -> None:
         """Count the column that was written, after all layers."""
         self._cache.end += 1
+
+
+def _empty(shape: CacheShape, rows: int, columns: int, dim: int) -> Tensor:
+    return torch.empty(rows, shape.heads, columns, dim, dtype=shape.dtype, device=shape.device)
 
 
 def _columns(end: int, growth: int, most: int) -> int:
@@ -231,7 +242,7 @@ class PrefillPlan:
         self.keys: list[Tensor] = [torch.empty(0)] * layers
         self.values: list[Tensor] = [torch.empty(0)] * layers
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """See `AttentionPlan`; B is 1."""
         if self._known is not None:
             keys = torch.cat((self._known.keys[layer][None], keys), dim=2)
@@ -239,7 +250,7 @@ class PrefillPlan:
             # What known tokens attend to is of no use any more: any queries serve.
             queries = pad(queries, (0, 0, self._first, 0))
         self.keys[layer], self.values[layer] = keys[0], values[0]
-        return self._plan.attend(layer, queries, keys, values, scale)[:, :, self._first :]
+        return self._plan.attend(layer, queries, keys, values, rule)[:, :, self._first :]
 
     def prefix(self, tokens: tuple[int, ...]) -> SharedPrefix:
         """Return keys and values of the first tokens of the row, after the forward pass."""

@@ -17,9 +17,11 @@ from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import draw
-from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment, use_plans
+from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment, longest_exact, use_plans
+from recipes.language.models.attention_rule import AttentionRule
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.language.models.packing import MIN_SHARED, common_prefix
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +70,8 @@ class TorchEngine(Engine):
         self._prefix = SharedPrefix()
         self._rows = Rows(model.device, self._stop_token_ids, decode)
         self._adapter = MergedAdapter(model, adapter_scale)
-        positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0))
+        text = model.config.get_text_config()
+        positions = longest_exact(text) or int(getattr(text, "max_position_embeddings", 0))
         self._queue = RequestQueue(
             max_sequence_tokens=min(max_sequence_tokens or positions, positions or max_sequence_tokens),
             max_running_tokens=max_running_tokens,
@@ -346,11 +349,34 @@ class TorchEngine(Engine):
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the sizes of the keys and values of a model."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return CacheShape(config.num_hidden_layers, heads, dim, model.dtype, model.device)
+    """Return the sizes of the keys and values of a model that `use_plans` has prepared, by a pass of one token.
+
+    Raises:
+        ConfigError: its layers have keys and values of unlike sizes.
+    """
+    probe = _ShapeProbe()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    with torch.no_grad():
+        model(input_ids=token, position_ids=token, use_cache=False, attention_plan=probe)
+    sizes = set(probe.sizes)
+    if len(sizes) != 1:
+        raise ConfigError(
+            f"the layers of `{type(model).__name__}` have keys and values of unlike sizes, or none",
+            help="use a model of the families that docs/engines.md lists",
+        )
+    return CacheShape(len(probe.sizes), *sizes.pop(), model.dtype, model.device)
+
+
+class _ShapeProbe:
+    """A plan that keeps the sizes of what layers hand to it: heads of keys, numbers of a key and of a value."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int, int]] = []
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
+        """See `AttentionPlan`."""
+        self.sizes.append((keys.shape[1], keys.shape[-1], values.shape[-1]))
+        return values.repeat_interleave(queries.shape[1] // values.shape[1], dim=1)
 
 
 def _packed(prompts: SequenceABC[tuple[int, ...]], shared: int) -> tuple[list[Segment], list[int]]:

@@ -248,7 +248,7 @@ def test_garbage_ends_its_own_connection_only(start_arm: Any, clients: Any) -> N
     assert process.poll() is None
 
 
-def test_a_hundred_connections_do_not_keep_the_holder_out(start_arm: Any, clients: Any) -> None:
+def test_hundred_connections_keep_out_neither_holder_nor_newcomers(start_arm: Any, clients: Any) -> None:
     arm, _ = start_arm(speed=1000)
     holder = clients(arm)
     holder.acquire()
@@ -256,18 +256,10 @@ def test_a_hundred_connections_do_not_keep_the_holder_out(start_arm: Any, client
     idle = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=SOON) for _ in range(100)]
     try:
         assert holder.move(np.zeros(7)).stopped is None
-        with pytest.raises(RobotUnreachableError):
-            clients(arm, seconds=SOON)
+        assert clients(arm, seconds=SOON).stop().stopped == "somebody who does not hold it asked for it"
     finally:
         for connection in idle:
             connection.close()
-    until = time.monotonic() + SOON
-    while True:  # there is room again
-        try:
-            clients(arm, seconds=SOON)
-            break
-        except RobotUnreachableError:
-            assert time.monotonic() < until
 
 
 def test_too_fast_is_refused(start_arm: Any, clients: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import queue
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from rlinf_cli.bootstrap import links
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Seen
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.links import Measured, NodeLink
+from rlinf_cli.bootstrap.node import node_links
 from rlinf_cli.bootstrap.node.node_links import measure
 from rlinf_cli.bootstrap.transports.routes import LocalTransport
 from rlinf_core import env_vars
@@ -115,6 +119,22 @@ def test_nobody_without_the_secret_is_answered_and_nothing_else_is_taken_for_a_n
                 return await task
 
         assert asyncio.run(both()) == {"fault": "something else answers there"}
+
+
+def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = hashlib.sha256(b"one").hexdigest()
+    said: queue.Queue[dict[str, Any]] = queue.Queue()
+    monkeypatch.setattr(node_links, "_say", said.put)
+    request = {"secret": secret, "address": "127.0.0.1", "ports": [21400, 21499], "deadline": 60.0}
+    threading.Thread(target=node_links.serve, args=(request,), daemon=True).start()
+    port = said.get(timeout=30)["port"]
+    crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(60)]
+    found = measure({"secret": secret, "peer": ["127.0.0.1", port], "seconds": 0.1})
+    assert found["fault"] is None
+    answering = [thread for thread in threading.enumerate() if "_answer" in thread.name]
+    assert len(answering) <= 32
+    for each in crowd:
+        each.close()
 
 
 def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,20 @@ def test_agents_are_told_of_by_turns_and_tools() -> None:
     assert labels.conversations({"agent/turns": 1.0, "agent/tool_calls": 0.0}) == [("turns", "1")]
     assert labels.conversations({"agent/tool_calls": 1.0})[-1] == ("waiting for tools", "0%")
     assert labels.conversations({"env/return": 1.0}) == []
+
+
+def test_live_view_replaces_what_a_terminal_would_act_on() -> None:
+    from rich.console import Console
+
+    from rlinf_cli.live.terminal import block
+
+    progress = RunProgress(Clock())
+    progress.take(STARTED)
+    progress.take(events.RunRestarted(0, 1, 3, "\x1b]0;x\x07 died \x9b2J [red]"))
+    screen = Console(file=io.StringIO(), width=120, force_terminal=True, markup=False)
+    screen.print(block(progress, "embodied", "runs/\x1b[2Jx"))
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert "died" in shown
+    assert "[red]" in shown
+    assert not any(part in shown for part in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))

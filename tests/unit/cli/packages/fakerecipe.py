@@ -26,6 +26,8 @@ class Fake(ConfigModel):
     seconds: float = Field(default=0.0, description="Of each step.")
     launch: float = Field(default=0.0, description="Seconds until the workers are there.")
     fail: str = Field(default="", description="How it fails in step 3.")
+    api_key: str = Field(default="", description="What it tells where it fails by `leak`.")
+    address: str = Field(default="", description="The same.")
     end: float = Field(default=0.0, description="Seconds that it takes to end when it is interrupted.")
 
 
@@ -65,7 +67,7 @@ def _step(step: int, fake: Fake, runner: RunnerConfig, folder: Any, listener: An
     listener(events.PhaseStarted(step, events.GENERATE_ROLLOUTS))
     time.sleep(fake.seconds)
     if step == 3 and fake.fail:
-        _fail(fake.fail, folder)
+        _fail(fake, folder)
     share = step / runner.max_steps
     metrics = {
         "env/success_at_end": share,
@@ -86,7 +88,13 @@ def _step(step: int, fake: Fake, runner: RunnerConfig, folder: Any, listener: An
         listener(events.CheckpointSaved(step, folder.path / "checkpoints" / f"global_step_{step}"))
 
 
-def _fail(how: str, folder: Any) -> None:
+def _fail(fake: Fake, folder: Any) -> None:
+    how = fake.fail
+    if how == "leak":
+        said = f"{fake.api_key} {fake.address} {os.environ['HF_TOKEN']} {[os.environ['HF_TOKEN']]}"
+        print(f"printed {said}")
+        logging.getLogger("rlinf").warning("logged %s", said)
+        raise ClusterError(f"raised {said}", why=f"why {said}", help=f"help {said}", where=f"where {said}")
     if how == "cluster":
         raise ClusterError("2 of 3 nodes joined within 30 s", where="10.0.0.1:6379", help="start the missing one")
     if how == "bug":

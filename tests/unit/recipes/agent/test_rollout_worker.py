@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached, MessagesRefused
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
 from recipes.language.loop.prompts import NewWeights
+from recipes.training.chat_template import TemplateRefusalError
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 from tests.unit.recipes.language.orders import Script
 
@@ -42,6 +43,42 @@ def test_draws_depend_on_the_conversation_and_not_on_its_company(engine: LocalEn
     together = engine.run(*(run(sample) for sample in range(6)))
     assert together[3] == alone
     assert len(set(together)) > 1
+
+
+def test_messages_that_cannot_be_written_cost_their_run_alone(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine._encoder.encode
+
+    def refuse(context: Any, messages: Any, tools: Any = None) -> tuple[int, ...]:
+        errors = {"1+1=": TemplateRefusalError("roles must alternate"), "2+2=": TypeError("of the template")}
+        if messages[-1].text in errors:
+            raise errors[messages[-1].text]
+        return encode(context, messages, tools)
+
+    monkeypatch.setattr(engine._encoder, "encode", refuse)
+
+    async def run(text: str) -> str:
+        model = LanguageModel(engine, settings())
+        try:
+            return str(len((await model.conversation(text).reply()).tokens) > 0)
+        except MessagesRefused as refusal:
+            assert model.turns == 0
+            return str(refusal)
+
+    found = engine.run(run("12*3="), run("1+1="), run("2+2="), run("3*12="))
+    assert found == ["True", "roles must alternate", "TypeError: of the template", "True"]
+
+
+def test_messages_are_counted_without_a_draw(engine: LocalEngine) -> None:
+    async def run() -> tuple[int, int]:
+        model = LanguageModel(engine, settings())
+        chat = model.conversation("12*3=")
+        return await model.count(chat), len((await chat.reply()).tokens)
+
+    ((counted, drawn),) = engine.run(run())
+    assert counted == 5
+    assert drawn > 0
 
 
 def request(number: int, version: int) -> DrawRequest:

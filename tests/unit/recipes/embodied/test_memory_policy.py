@@ -65,10 +65,18 @@ def test_demonstrations_have_a_loss_of_their_own() -> None:
     assert sizes(imitates=True).learning(1000, 1) < sizes().learning(1000, 1)
 
 
-@pytest.mark.parametrize(("precision", "bytes_"), [("fp32", 4), ("bf16", 2)])
-def test_weights_are_made_in_float32(precision: str, bytes_: int) -> None:
-    found = sizes(f"actor.model.precision={precision}")
-    assert found.making - found.weights * 4 // bytes_ == 4 * 3 * WIDTH * WIDTH
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_trained_weights_are_float32(precision: str) -> None:
+    policy = sizes(f"actor.model.precision={precision}")
+    assert policy.weights == sizes().weights
+    assert policy.making - policy.weights == 4 * 3 * WIDTH * WIDTH
+
+
+def test_acting_weights_are_of_the_precision() -> None:
+    job = load_job("laptop", ("actor.model.precision=bf16",))
+    actor = job.config.actor  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    spec = EnvSpec(STATES, ACTIONS)
+    assert 2 * PolicyMemory(actor, spec, acts=True).weights == PolicyMemory(actor, spec).weights
 
 
 @pytest.mark.parametrize("kind", ["vlm_policy", "pi0"])

@@ -77,7 +77,13 @@ def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
         ("", "has no rows"),
         ('{"q": 1}\n', r"some.jsonl:1: there is no key `a`"),
         ('{"q": 1, "a": 2}\n{"q": 1,\n', r"some.jsonl:2: the line is not JSON"),
-        ("[1]\n", r"some.jsonl, item 0: the line is not a JSON object"),
+        ('{"q": 1, "a": 2}\n' + "[" * 200_000 + "\n", r"some.jsonl:2: the line is nested more than 100 levels deep"),
+        ('{"q": 1, "a": ' + "9" * 5000 + "}\n", r"some.jsonl:1: the line holds an integer of too many digits"),
+        ('{"q": 1, "a": NaN}\n', r"some.jsonl:1: the line holds NaN"),
+        ('{"q": 1, "a": 1e999}\n', r"some.jsonl:1: the line holds a number that is too large"),
+        ('{"q": 1, "a": 2, "a": 3}\n', r"some.jsonl:1: the line names the key 'a' twice"),
+        ('{"q": "\\ud800", "a": 2}\n', r"some.jsonl:1: the line holds half of a character"),
+        ("[1]\n", r"some.jsonl, item 0: the row is not a JSON object"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:

@@ -39,9 +39,9 @@ def test_encodings_of_others_are_read(content: bytes, tmp_path: Path) -> None:
         (TEXT.encode("utf-16"), "not UTF-8"),
         (b"\x28\xb5\x2f\xfdrest", "compressed by zstd"),
         (gzip.compress(TEXT.encode())[:-9], "damaged"),
-        (b'{"prompt": "a", "answer": NaN}', "a number `NaN`"),
+        (b'{"prompt": "a", "answer": NaN}', "holds NaN"),
         (b'[{"prompt": "a"', "the list is not JSON"),
-        (b'["a"]', "item 0: the line is not a JSON object"),
+        (b'["a"]', "item 0: the row is not a JSON object"),
     ],
     ids=["utf16", "zstd", "cut", "nan", "open-list", "no-object"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,11 +12,14 @@ pytest.importorskip("transformers")
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.answers.sequences import Sequence
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import Problem
 from recipes.language.loop.prompts import Prompt
+from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.math.config import MathConfig
+from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 
@@ -37,23 +41,107 @@ def group(slot: int, *texts: str) -> AnswerGroup:
     return AnswerGroup(prompt, slot, Problem(prompt="1+1", answer="2"), texts, answers)
 
 
-def test_the_first_failure_of_each_kind_is_told_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def worker_of(
+    monkeypatch: pytest.MonkeyPatch, *overrides: str, scores: dict[str, Score]
+) -> tuple[RewardWorker, Hub, list[str]]:
+    """Return a reward worker that finds these scores of texts, its channels, and what it warns of."""
+
     def scored(scorer: Scorer, items: list[Item]) -> list[Score]:
-        failures = {"late": "timeout", "bad": "error", "2": ""}
-        return [Score(0.0, f"why {each.text}", failure=failures[each.text]) for each in items]
+        return [scores[item.text] for item in items]
 
     monkeypatch.setattr(Scorer, "score_all", scored)
-    config = cast("MathConfig", load_job("math_laptop", environ={}).config)
+    config = cast("MathConfig", load_job("math_laptop", overrides, environ={}).config)
     hub, warnings = Hub(), list[str]()
     worker = in_thread(RewardWorker, config.reward.group_name, hub, 0, 1)(config)
     monkeypatch.setattr(worker, "log_warning", lambda message, *args: warnings.append(message % args))
     worker.init_worker(LanguageLayout(1, 1, 1, "answers", "scored"))
+    return worker, hub, warnings
+
+
+FAILING = {
+    "late": Score(0.0, "why late", failure="timeout"),
+    "bad": Score(0.0, "why bad", failure="error"),
+    "2": Score(1.0, "right", correct=True),
+    "3": Score(0.0, "wrong"),
+}
+
+
+def test_the_first_failure_of_each_cause_is_told_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, hub, warnings = worker_of(monkeypatch, scores=FAILING)
 
     hub.channel("answers").put([group(0, "bad", "2", "bad"), group(1, "late", "bad")], key="0")
     reports = [each.report for each in worker.score((0, 1))]
 
     assert [each.failures for each in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
+    assert [each.failure for each in reports] == ["why bad", "why late"]
     assert warnings == [
-        "an answer could not be scored and gets 0: why bad; further ones are counted as reward/failed_error",
-        "an answer could not be scored and gets 0: why late; further ones are counted as reward/failed_timeout",
+        "an answer could not be scored and is left out: why bad; further ones are counted as failed/error",
+        "an answer could not be scored and is left out: why late; further ones are counted as failed/timeout",
     ]
+
+
+def test_what_could_not_be_scored_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, hub, _ = worker_of(monkeypatch, scores=FAILING)
+
+    hub.channel("answers").put([group(0, "2", "bad", "3", "late"), group(1, "2", "bad"), group(2, "2", "3")], key="0")
+    reports = [each.report for each in worker.score((0, 1, 2))]
+
+    assert [each.rewards for each in reports] == [(1.0, 0.0), (1.0,), (1.0, 0.0)]
+    assert [each.corrects for each in reports] == [(True, False), (True,), (True, False)]
+    assert [each.lengths for each in reports] == [(1, 1), (1,), (1, 1)]
+    # One answer alone is compared with nothing: another group comes in its place.
+    assert [(each.spoiled, each.kept) for each in reports] == [(False, True), (True, False), (False, True)]
+    kept = worker._kept
+    assert {slot: batch.rewards.tolist() for slot, batch in kept.items()} == {0: [1.0, 0.0], 2: [1.0, 0.0]}
+    assert kept[0].samples.tolist() == [0, 2]
+
+
+def test_groups_whose_rewards_differ_by_rounding_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"2": Score(0.1 + 0.2, ""), "3": Score(0.3, "")}
+    worker, hub, _ = worker_of(monkeypatch, "algorithm.filter_groups=true", scores=scores)
+
+    hub.channel("answers").put([group(0, "2", "3")], key="0")
+
+    assert worker.score((0,))[0].report.dropped
+
+
+def test_the_punishment_of_long_answers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, hub, _ = worker_of(
+        monkeypatch, "reward.soft_overlong=4", "rollout.sampling_params.max_new_tokens=2", scores=FAILING
+    )
+    training = group(0, "2", "3")
+    evaluation = training._replace(prompt=training.prompt._replace(slot=1, step=0))
+
+    hub.channel("answers").put([training, evaluation], key="0")
+    reports = [each.report for each in worker.score((0, 1))]
+
+    assert [each.rewards for each in reports] == [(0.25, -0.75), (1.0, 0.0)]
+    assert [each.corrects for each in reports] == [(True, False)] * 2
+
+
+def data_of(file: Path, golds: list[str]) -> LanguageDataConfig:
+    file.write_text("".join(f'{{"prompt": "?", "answer": "{gold}"}}\n' for gold in golds))
+    overrides = [f"data.train_data_paths=[{file}]", f"data.val_data_paths=[{file}]", "data.type=jsonl"]
+    return cast("MathConfig", load_job("math_laptop", overrides, environ={}).config).data
+
+
+def test_right_answers_that_do_not_fit_the_rule_end_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    data = data_of(file, ["(1,2)", "7", "x+1", "a/b"])
+
+    with pytest.raises(ConfigError, match=r"6 of 8 right answers") as caught:
+        check_right_answers(data, "number", share=(0, 1), must_fit=True)
+    assert f"{file}:1" in str(caught.value)
+    assert "6 of 8" in check_right_answers(data, "number", share=(0, 1), must_fit=False)
+
+
+def test_a_few_right_answers_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    data = data_of(file, ["(1,2)", "7", "8", "9"])
+
+    warning = check_right_answers(data, "number", share=(0, 1), must_fit=True)
+
+    assert warning.startswith("2 of 8 right answers are not right by `reward_type: number`")
+    assert f"{file}:1: `(1,2)`: it is no number" in warning
+    assert check_right_answers(data, "number", share=(1, 2), must_fit=True) == ""
+    assert check_right_answers(data, "package.module:function", share=(0, 1), must_fit=True) == ""

@@ -12,6 +12,7 @@ import pytest
 
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvError, OpenEnvSettings
 from recipes.agent.environments.text_environment import TextStep
+from recipes.agent.tools.tool import ToolUnavailable
 
 websockets = pytest.importorskip("websockets.asyncio.server")
 
@@ -73,6 +74,32 @@ def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
     assert [each[1].text for each in asyncio.run(run())] == [f"5 {number}" for number in range(20)]
 
 
-def test_no_server_is_an_error() -> None:
-    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+def test_a_server_that_is_not_there_is_no_fault_of_the_model() -> None:
+    with pytest.raises(ToolUnavailable, match="does not answer"):
         asyncio.run(OpenEnv(OpenEnvSettings("http://127.0.0.1:1", "message", None)).reset(0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("no JSON", "no JSON"),
+        ("[]", "no `data`"),
+        ('{"data": {"observation": {}, "reward": "much"}}', "the reward is 'much'"),
+        ('{"data": {"observation": {}, "reward": NaN}}', "the reward is nan"),
+        ('{"data": {"observation": {}, "done": "no"}}', "`done` is 'no'"),
+        ("", "is gone"),
+    ],
+)
+def test_a_server_that_speaks_otherwise_is_no_fault_of_the_model(answer: str, why: str) -> None:
+    async def act(connection: Any) -> None:
+        await connection.recv()
+        if answer:
+            await connection.send(answer)
+
+    async def run() -> None:
+        async with websockets.serve(act, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await OpenEnv(OpenEnvSettings(f"ws://127.0.0.1:{port}", "message", None)).reset(0)
+
+    with pytest.raises(ToolUnavailable, match=why):
+        asyncio.run(run())

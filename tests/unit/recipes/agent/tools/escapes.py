@@ -26,11 +26,33 @@ def write(path, text=b"x"):
     with open(path, "wb") as file:
         file.write(text)
     return True
+X86 = os.uname().machine == "x86_64"
+SOCKET, SOCKETPAIR = (41, 53) if X86 else (198, 199)
+class Reached(Exception):
+    pass  # the kernel was asked, and refused by itself
+def any_kind(family):
+    for kind in (1, 2, 3, 5):
+        for protocol in (0, 1, 2, 3):
+            try:
+                socket.socket(family, kind, protocol)
+                return True
+            except OSError as error:
+                if error.errno != 97:
+                    raise Reached from None
+    return False
 """
+# Families of sockets that no network namespace holds, or that no program needs.
+FAMILIES: Final = {
+    "AX25": 3, "IPX": 4, "APPLETALK": 5, "X25": 9, "KEY": 15, "PACKET": 17, "RDS": 21, "PPPOX": 24, "LLC": 26,
+    "IB": 27, "MPLS": 28, "CAN": 29, "TIPC": 30, "BLUETOOTH": 31, "RXRPC": 33, "PHONET": 35, "IEEE802154": 36,
+    "CAIF": 37, "ALG": 38, "NFC": 39, "VSOCK": 40, "KCM": 41, "QIPCRTR": 42, "SMC": 43, "XDP": 44, "MCTP": 45,
+}  # fmt: skip
 EPILOGUE: Final = """
 host = json.loads(HOST)
 try:
     out = attempt(host)
+except Reached:
+    print("GOT TO THE KERNEL", flush=True)
 except BaseException as error:
     print("held by", type(error).__name__, flush=True)
 else:
@@ -96,6 +118,17 @@ ESCAPES: Final[dict[str, str]] = {
     ),
     "connect to a socket file": "s = socket.socket(socket.AF_UNIX); s.connect(host['socket']); return True",
     "open a raw socket": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); return True",
+    **{f"open a socket of {name}": f"return any_kind({number})" for name, number in FAMILIES.items()},
+    "speak to the host of a virtual machine": (
+        "s = socket.socket(40, socket.SOCK_STREAM); s.settimeout(1); s.connect((2, 1)); return True"
+    ),
+    "listen to the host of a virtual machine": (
+        "s = socket.socket(40, socket.SOCK_STREAM); s.bind((0xFFFFFFFF, 5000)); s.listen(); return True"
+    ),
+    "open a socket whose family has high bits": "return syscall(SOCKET, ctypes.c_long((1 << 32) | 40), 1, 0)",
+    "open a socket by the second name of the call": "return X86 and syscall(0x40000000 | 41, 40, 1, 0)",
+    "open a pair of sockets of another family": "return syscall(SOCKETPAIR, 30, 1, 0, (ctypes.c_int * 2)())",
+    "open a socket by a ring": "return syscall(425, 8, ctypes.create_string_buffer(120))",
     "open a packet socket": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); return True",
     # Processes and privileges
     "see the process that started it": "os.kill(host['pid'], 0); return True",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recipes.agent.tools.http import Http, HttpRequest, page_text, parse_request
-from recipes.agent.tools.tool import ToolError
+from recipes.agent.tools.tool import ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 
 
@@ -131,11 +131,36 @@ def test_a_name_that_leads_to_a_private_address_is_refused(port: int, monkeypatc
     assert asked(port, f"http://example.org:{port}/page", allow=allow) == f"GET example.org:{port}"
 
 
-def test_no_server_is_an_error_that_is_told() -> None:
+def test_a_server_that_is_down_is_no_fault_of_the_model() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
-        with pytest.raises(ToolError, match="ConnectionRefusedError"):
+        with pytest.raises(ToolUnavailable, match="does not answer"):
             asked(taken.getsockname()[1], "{}/page")
+
+
+def test_the_name_is_looked_up_once_and_the_address_kept(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[str] = []
+
+    def leads(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        # A name that leads to a listed address when it is checked, and to another one when it is used.
+        asked_for.append(host)
+        address = "127.0.0.1" if asked_for.count("example.org") == 1 else "127.0.0.2"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address if host == "example.org" else host, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", leads)
+    text = asked(port, f"http://example.org:{port}/page", allow=(f"example.org:{port}", "127.0.0.1"))
+    assert text == f"GET example.org:{port}"
+    assert asked_for.count("example.org") == 1
+
+
+def test_the_next_address_is_tried_where_one_does_not_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leads(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        addresses = ["::1", "127.0.0.1"] if host == "example.org" else [host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", leads)
+    allow = (f"example.org:{port}", "127.0.0.0/8", "::1")
+    assert asked(port, f"http://example.org:{port}/page", allow=allow) == f"GET example.org:{port}"
 
 
 def test_a_call_that_takes_too_long_leaves_no_connection(port: int) -> None:

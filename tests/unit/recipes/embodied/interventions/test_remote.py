@@ -1,9 +1,10 @@
-"""A person elsewhere: a token first, one at a time, and an arm that is held where they fall silent."""
+"""A person elsewhere: a token first, the newest who tells it, and an arm that is held where they fall silent."""
 
 from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
+from recipes.embodied.interventions.remote import remote_source
+from recipes.embodied.interventions.remote.remote_control import connect
 from recipes.embodied.interventions.remote.remote_messages import (
     BadMessageError,
     controls_of,
@@ -22,7 +25,10 @@ from recipes.embodied.interventions.remote.remote_messages import (
 )
 from recipes.embodied.interventions.remote.remote_source import RemoteSource, read_token
 from recipes.embodied.interventions.source_options import RemoteOptions
+from tests.clock import Clock
 from tests.unit.recipes.embodied.conftest import CountingEnv
+
+pytestmark = pytest.mark.security
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 FORWARD = Controls((1.0, 0.0, 0.0))
@@ -36,12 +42,13 @@ class Person:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if token is not None:
             self.say({"token": token})
+        self._lines = self.socket.makefile("rb")
 
     def say(self, message: dict[str, Any]) -> None:
         self.socket.sendall(encode(message))
 
     def answer(self) -> dict[str, Any] | None:
-        line = self.socket.makefile("rb").readline()
+        line = self._lines.readline()
         return json.loads(line) if line else None
 
 
@@ -108,10 +115,93 @@ def test_without_the_token_nothing_is_heard(source: RemoteSource) -> None:
     person.say(message_of(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
     silent.socket.close()
+
+
+def test_newest_who_tells_the_token_is_the_person(source: RemoteSource) -> None:
+    first = Person(source)  # its link may be dead without a word
+    first.say(message_of(FORWARD))
+    until(source, lambda found: found == FORWARD)
     second = Person(source)
     second.say(message_of(Controls((-1.0, 0.0, 0.0))))
+    until(source, lambda found: found.linear[0] == -1)
+    assert first.answer() == {"ok": True, "hz": 20.0}
+    told = first.answer()
+    assert told == {"ok": False, "message": "somebody else who has the token steers now"}
+    assert second.answer() == {"ok": True, "hz": 20.0}
+
+
+def test_stranger_between_connect_and_token_costs_nobody(source: RemoteSource) -> None:
+    person = Person(source, None)
+    source.poll()
+    strangers = [Person(source, None) for _ in range(3)]
+    Person(source, "wrong" * 8)
+    for _ in range(100):
+        source.poll()
+    person.say({"token": TOKEN})
     person.say(message_of(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert person.answer() == {"ok": True, "hz": 20.0}
+    for each in strangers:
+        each.socket.close()
+    person.say(message_of(Controls((0.0, 1.0, 0.0))))
+    until(source, lambda found: found.linear[1] == 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        rb'{"token": "\ud800"}',
+        rb'{"token": 1, "token": 2}',
+        b'{"token": null}',
+        b'{"token": ["x"]}',
+        b'{"token": ' + b"9" * 900 + b"}",
+        b'{"token": NaN}',
+        b'"' + b"x" * 900 + b'"',
+        b"\xff\xfe\x00",
+        b"[" * 1000,
+        b'{"a":' * 200,
+        b"x" * 5000,
+        b"\x00" * 100,
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_nothing_of_a_stranger_raises(source: RemoteSource, words: bytes) -> None:
+    person = Person(source)
+    until(source, lambda found: source._person is not None)
+    stranger = Person(source, None)
+    stranger.socket.sendall(words + b"\n")
+    until_closed(source, stranger)
+    person.say(message_of(FORWARD))
+    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+
+
+def test_crowd_of_silent_strangers_keeps_nobody_out(source: RemoteSource, caplog: pytest.LogCaptureFixture) -> None:
+    crowd = [Person(source, None) for _ in range(100)]
+    for _ in range(20):
+        source.poll()
+    assert len(source._unproven.waiting()) <= 16
+    person = Person(source)
+    person.say(message_of(FORWARD))
+    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    for each in crowd:
+        each.socket.close()
+
+
+def test_silent_stranger_is_closed(source: RemoteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(remote_source, "time", clock)
+    stranger = Person(source, None)
+    while not source._unproven.waiting():
+        source.poll()
+    clock.now += 10
+    assert b"no token came" in until_closed(source, stranger)
+
+
+def test_strangers_do_not_fill_the_log(source: RemoteSource, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(30):
+        until_closed(source, Person(source, "wrong" * 8))
+    assert sum("a wrong token" in record.message for record in caplog.records) == 5
 
 
 def test_the_arm_is_held_where_the_person_falls_silent_and_the_run_ends_some_time(source: RemoteSource) -> None:
@@ -151,6 +241,7 @@ def test_the_last_words_of_a_connection_count(source: RemoteSource) -> None:
         b"[]",
         b'{"linear": [NaN, 0, 0], "angular": [0, 0, 0]}',
         b'{"linear": [2, 0, 0], "angular": [0, 0, 0]}',
+        b'{"linear": [' + b"9" * 400 + b', 0, 0], "angular": [0, 0, 0]}',
         b'{"linear": [0, 0], "angular": [0, 0, 0]}',
         b'{"linear": [true, 0, 0], "angular": [0, 0, 0]}',
         b'{"linear": [0, 0, 0], "angular": [0, 0, 0], "engaged": 1}',
@@ -189,3 +280,24 @@ def test_tokens(tmp_path: Path) -> None:
     file.write_text("short")
     with pytest.raises(InterventionError, match="shorter"):
         read_token(str(file))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"[]", b"[" * 900, b'{"ok": true, "hz": "x"}', b'{"ok": true, "hz": null}', b'{"hz": NaN}', b"\xff", b"SSH-2.0-x"],
+)
+def test_anything_else_that_listens_is_told(words: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=lambda: other.accept()[0].sendall(words + b"\n"), daemon=True)
+        answering.start()
+        with pytest.raises(InterventionError, match="the run does not answer"):
+            connect(*other.getsockname()[:2], TOKEN)
+
+
+def test_refusal_is_shown_escaped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answer = encode({"ok": False, "message": "\x1b[2Jno"})
+        threading.Thread(target=lambda: other.accept()[0].sendall(answer), daemon=True).start()
+        with pytest.raises(InterventionError, match="refuses") as caught:
+            connect(*other.getsockname()[:2], TOKEN)
+    assert caught.value.why == r"\x1b[2Jno"

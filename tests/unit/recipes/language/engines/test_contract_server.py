@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("transformers")
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config.rollout_config import ServerSettings
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.http_json import Call, CancelledError, JsonServer
+from recipes.language.engines.http_json import JsonServer
 from recipes.language.engines.server_engine import ServerEngine
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.unit.recipes.language.engines.contract import (
@@ -183,19 +184,35 @@ def test_aborting_does_not_wait_for_the_server(server: FakeServer, engine: Engin
     assert engine.unfinished == 0
 
 
-def test_what_a_server_answers_to_a_cancelled_request_does_not_count(server: FakeServer) -> None:
-    call = Call()
-
-    def cancel(_: object) -> None:
-        call.release()  # as if its bytes had been on their way when the connection was closed
-        call.cancel()
-
-    server.change = cancel
-    body = {"model": "tiny", "prompt": [5], "n": 1, "temperature": 0, "top_p": 1, "top_k": -1, "max_tokens": 1}
+def test_a_cancelled_request_is_told_to_the_server(server: FakeServer) -> None:
+    client = JsonServer(server.url, timeout=30, retries=0)
+    server.hold.clear()
+    future = client.submit("/v1/completions", {})
+    assert future.cancel()
+    server.hold.set()
+    assert client.get("/v1/models")["data"]
+    client.close()
     with pytest.raises(CancelledError):
-        JsonServer(server.url, timeout=30, retries=0).post(
-            "/v1/completions", {**body, "stop_token_ids": [], "seed": 0}, call
-        )
+        future.result()
+
+
+def test_requests_beyond_the_limit_wait(server: FakeServer) -> None:
+    client = JsonServer(server.url, timeout=30, retries=0, most=1)
+    server.hold.clear()
+    first, second = (client.submit(path, {}) for path in ("/v1/completions", "/v1/other"))
+    server.faults = [(200, 1)]
+    assert not second.done()
+    server.hold.set()
+    assert (first.result(), second.result()) == (1, None)
+    assert [path for path, _ in server.seen] == ["/v1/completions", "/v1/other"]
+    client.close()
+
+
+@pytest.mark.parametrize("answer", [(302, {}), (200, b"[" * 100_000)])
+def test_redirects_and_deep_answers_are_errors(server: FakeServer, engine: Engine, answer: Any) -> None:
+    server.faults = [answer]
+    with pytest.raises(RLinfError, match=r"status 302|not JSON"):
+        ask(engine)
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(server: FakeServer, folder: str) -> None:

@@ -14,12 +14,14 @@ class Judged(NamedTuple):
     source: str = "sums"
     difficulty: str = ""
     rewards: tuple[float, ...] = ()
+    corrects: tuple[bool, ...] = ()
+    failures: dict[str, int] = {}  # noqa: RUF012  of a named tuple
     lengths: tuple[int, ...] = ()
     skipped: bool = False
 
 
 def judged(source: str, difficulty: str, *rewards: float) -> Judged:
-    return Judged(source, difficulty, rewards, tuple(3 for _ in rewards))
+    return Judged(source, difficulty, rewards, tuple(reward >= 1 for reward in rewards), {}, tuple(3 for _ in rewards))
 
 
 def test_data_sets_and_difficulties_are_told_apart() -> None:
@@ -30,7 +32,7 @@ def test_data_sets_and_difficulties_are_told_apart() -> None:
         judged("sums", "", 0.0),
     ]
 
-    found = evaluation_metrics(problems, 1, 1.0)
+    found = evaluation_metrics(problems, 1)
 
     assert {name: value for name, value in found.items() if name.endswith("pass@1")} == {
         "eval/pass@1": 0.5,
@@ -50,18 +52,18 @@ def test_one_label_or_very_many_are_no_difficulties() -> None:
     many = [judged("sums", str(number), 1.0) for number in range(MOST_DIFFICULTIES + 1)]
 
     for problems in (one, many):
-        assert {name.count("/") for name in evaluation_metrics(problems, 1, 1.0)} == {1, 2}
+        assert {name.count("/") for name in evaluation_metrics(problems, 1)} == {1, 2}
 
 
 def test_problems_that_were_not_asked_are_counted_and_not_judged() -> None:
-    found = evaluation_metrics([judged("sums", "", 1.0), Judged(skipped=True)], 1, 1.0)
+    found = evaluation_metrics([judged("sums", "", 1.0), Judged(skipped=True)], 1)
 
     assert found["eval/pass@1"] == 1.0
     assert found["eval/sums/prompts_skipped"] == 1
 
 
 def test_nothing_at_all_has_figures_too() -> None:
-    assert evaluation_metrics([], 1, 1.0)["eval/pass@1"] == 0.0
+    assert evaluation_metrics([], 1)["eval/pass@1"] == 0.0
 
 
 def test_shares_of_several_samples_are_those_of_all_choices_of_k() -> None:
@@ -92,3 +94,20 @@ def test_intervals_hold_the_truth_in_95_of_100_evaluations(samples: int) -> None
             held[name] += found[f"{name}_low"] <= truth[name] <= found[f"{name}_high"]
 
     assert all(count / tries >= 0.93 for count in held.values())
+
+
+def test_what_is_right_follows_no_reward() -> None:
+    """A judge that gives half a point for the right answer, and one whose answer could not be scored."""
+    problems = [
+        Judged("sums", "", (0.5, 0.25), (True, False), {}, (3, 3)),
+        Judged("sums", "", (0.5,), (True,), {"timeout": 1}, (3,)),
+        Judged("sums", "", (), (), {"timeout": 1, "crash": 1}, ()),
+    ]
+
+    figures = evaluation_metrics(problems, 2)
+
+    assert figures["eval/reward"] == pytest.approx(1.25 / 3)
+    assert figures["eval/pass@1"] == pytest.approx(0.75)
+    assert figures["eval/pass@2"] == 1.0  # of the first problem alone
+    assert figures["eval/mean@2"] == pytest.approx(0.75)
+    assert (figures["eval/failed/timeout"], figures["eval/failed/crash"]) == (2, 1)

@@ -35,5 +35,5 @@ def test_figures_of_a_step() -> None:
     assert found["rollout/prompts_skipped"] == 1
     assert found["rollout/response_length"] == 2
     assert found["rollout/prompt_length"] == 3
-    assert found["reward/failed_timeout"] == 2
+    assert found["failed/timeout"] == 2
     assert found["reward/style"] == 0.75

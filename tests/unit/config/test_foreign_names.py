@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import ClassVar
+import tomllib
+from collections.abc import Callable, Iterator
 
 import pytest
+from pydantic import BaseModel
 
 from rlinf_cli.file.json_schema import json_schema
+from rlinf_cli.importing import foreign_names
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
@@ -25,9 +27,6 @@ TreeOf = Callable[..., MappingNode]
 
 
 class Optimizer(ConfigModel):
-    other_names: ClassVar[dict[str, str]] = {"learning_rate": "rate", "nothing": "gone"}
-    not_available: ClassVar[dict[str, str]] = {"betas": "write `beta`"}
-
     rate: Float = 0.1
     beta: Float = 0.9
     token: Text = ""
@@ -40,10 +39,28 @@ class Part(ConfigModel):
 
 
 class File(ConfigModel):
-    other_names: ClassVar[dict[str, str]] = {"piece": "part"}
-
     part: Part = Part()
     steps: Int = 1
+
+
+NAMES = {
+    "Optimizer": {
+        "names": {"learning_rate": "rate", "nothing": "gone"},
+        "unavailable": {"betas": "write `beta`", "beta": "never said: it is a key of ours"},
+    },
+    "File": {"names": {"piece": "part"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Names for the models of this module, besides those for ours."""
+    tables = tomllib.loads(foreign_names.TABLES.read_text())
+    monkeypatch.setattr(foreign_names, "tables", lambda: tables | NAMES)
+    monkeypatch.setattr(foreign_names, "OURS", (*foreign_names.OURS, __name__.partition(".")[0]))
+    foreign_names.names_of.cache_clear()
+    yield
+    foreign_names.names_of.cache_clear()
 
 
 def check(
@@ -212,26 +229,39 @@ def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | No
     assert (found.help or "").startswith(hint or "known keys")
 
 
-@pytest.mark.parametrize("name", ["", *recipe_names()])
+def sections_of_all() -> dict[str, type[BaseModel]]:
+    models = [ClusterFile, *(find_recipe(name).config_model() for name in recipe_names())]
+    found = {base for model in models for _, section in sections(model) for base in section.__mro__}
+    return {section.__name__: section for section in found if issubclass(section, ConfigModel)}
+
+
+def test_every_table_is_of_a_section() -> None:
+    assert set(foreign_names.tables()) - set(NAMES) <= set(sections_of_all())
+
+
+def test_models_hold_our_own_names_only() -> None:
+    names = {"other_names", "moved", "not_available"}
+    assert not [name for name, section in sections_of_all().items() if names & set(vars(section))]
+
+
+@pytest.mark.parametrize("name", sorted(set(tomllib.loads(foreign_names.TABLES.read_text()))))
 def test_names_of_others_name_fields_and_nothing_known_is_unavailable(name: str) -> None:
-    model = find_recipe(name).config_model() if name else ClusterFile
-    for section in {section for _, section in sections(model) if issubclass(section, ConfigModel)}:
-        fields, others = set(section.model_fields), section.other_names
-        assert set(others.values()) <= fields, section
-        assert not set(others) & fields, section
-        assert not set(section.not_available) & (fields | set(others)), section
+    section, table = sections_of_all()[name], foreign_names.tables()[name]
+    below = [each for each in sections_of_all().values() if issubclass(each, section)]
+    known = {field for each in below for field in written_fields(each)}
+    assert set(table.get("names", {}).values()) <= known
+    fields = set(written_fields(section))
+    assert not fields & {*table.get("names", {}), *table.get("moved", {}), *table.get("unavailable", {})}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_keys_that_moved_lead_to_keys(name: str) -> None:
-    model = find_recipe(name).config_model()
-    places = dict(sections(model))
+    places = dict(sections(find_recipe(name).config_model()))
     paths = {f"{place}.{field}".strip(".") for place, section in places.items() for field in written_fields(section)}
     for place, section in places.items():
-        if issubclass(section, ConfigModel):
-            known = {*section.model_fields, *section.other_names}
-            assert not set(section.moved) & known, place
-            assert set(section.moved.values()) <= paths, place
+        moved = foreign_names.names_of(section).moved
+        assert not set(moved) & {*written_fields(section), *foreign_names.names_of(section).names}, place
+        assert set(moved.values()) <= paths, place
 
 
 def test_a_key_that_moved_is_answered_with_its_path() -> None:
@@ -267,11 +297,8 @@ def test_answers_name_keys_of_the_section_itself_or_by_their_full_path(name: str
     paths = {f"{place}.{field}".strip(".") for place, section in sections(model) for field in written_fields(section)}
     wrong: list[str] = []
     for place, section in sections(model):
-        if issubclass(section, ConfigModel):
-            for key, answer in section.not_available.items():
-                beside = {
-                    named for named in NAMED.findall(answer) if "." not in named and named in section.model_fields
-                }
-                unknown = {*NAMED.findall(answer)} - beside - paths - OTHERS
-                wrong += [f"{place}.{key}: `{named}`" for named in sorted(unknown)]
+        for key, answer in foreign_names.names_of(section).unavailable.items():
+            beside = {named for named in NAMED.findall(answer) if "." not in named and named in section.model_fields}
+            unknown = {*NAMED.findall(answer)} - beside - paths - OTHERS
+            wrong += [f"{place}.{key}: `{named}`" for named in sorted(unknown)]
     assert wrong == []

@@ -1,37 +1,61 @@
-"""Aliases of keys: names of related projects, replaced by ours before validation."""
+"""Names of related projects for keys: ours are put in their place before validation, the rest is answered.
+
+The tables are in `foreign_names.toml`; they are read where a key is unknown, and by `rlinf import`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from operator import is_
-from typing import NamedTuple
+from pathlib import Path as FilePath
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.foreign_names import Renamed
 from rlinf_core.config.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
+TABLES: Final = FilePath(__file__).with_suffix(".toml")
+OURS: Final = ("rlinf_core", "recipes")
 
-class Renamed(NamedTuple):
-    """A tree in which every key has our name.
+
+class SectionNames(NamedTuple):
+    """Names of related projects for the keys of one section.
 
     Attributes:
-        tree: the tree; keys keep their spans.
-        paths: the paths of renamed keys, with our names above them, and the name each had.
+        names: further names of fields, each with the field it means.
+        moved: keys that stand in another section here, each with its path.
+        unavailable: keys that have no counterpart here, each with what to do instead.
     """
 
-    tree: MappingNode
-    paths: dict[Path, str]
+    names: Mapping[str, str]
+    moved: Mapping[str, str]
+    unavailable: Mapping[str, str]
 
-    def path(self, path: Path) -> Path:
-        """Return the path in `tree` of what stood at `path` before."""
-        found: Path = ()
-        for segment in path:
-            ours = next((new[-1] for new, old in self.paths.items() if old == segment and new[:-1] == found), segment)
-            found = (*found, ours)
-        return found
+
+@cache
+def tables() -> dict[str, dict[str, dict[str, str]]]:
+    return tomllib.loads(TABLES.read_text(encoding="utf-8"))
+
+
+@cache
+def names_of(section: type[BaseModel]) -> SectionNames:
+    """Return the names for a section: those of its class and of the sections that it extends."""
+    merged: dict[str, dict[str, str]] = {kind: {} for kind in SectionNames._fields}
+    for base in reversed(section.__mro__):
+        # A section of somebody's own may have the name of one of ours.
+        if base.__module__.partition(".")[0] in OURS:
+            for kind, entries in tables().get(base.__name__, {}).items():
+                merged[kind] |= entries
+    fields = written_fields(section)
+    names = {other: ours for other, ours in merged["names"].items() if ours in fields and other not in fields}
+    moved = {other: path for other, path in merged["moved"].items() if other not in fields}
+    known = {*fields, *names}
+    return SectionNames(names, moved, {key: text for key, text in merged["unavailable"].items() if key not in known})
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
@@ -41,36 +65,30 @@ def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagn
     return Renamed(renamed, renamer.paths)
 
 
-def _sections_of(annotations: Iterable[object]) -> Iterator[type[ConfigModel]]:
-    for section in map(model_of, annotations):
-        if section is not None and issubclass(section, ConfigModel):
-            yield section
+def _names_among(annotations: Iterable[object]) -> Iterator[SectionNames]:
+    return (names_of(section) for section in map(model_of, annotations) if section is not None)
 
 
 def other_names_of(annotations: Iterable[object]) -> dict[str, str]:
     """Return the further names of the fields of all sections among `annotations`."""
-    names: dict[str, str] = {}
-    for section in _sections_of(annotations):
-        known = written_fields(section)
-        names |= {other: ours for other, ours in section.other_names.items() if ours in known}
-    return names
+    return {other: ours for section in _names_among(annotations) for other, ours in section.names.items()}
 
 
 def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, str]]:
     """Return the sections in which `name` is another name of a field, by path and shallowest first, with the field."""
-    return [(place, ours[name]) for place, section in sections(model) if name in (ours := other_names_of([section]))]
+    return [
+        (place, names_of(section).names[name]) for place, section in sections(model) if name in names_of(section).names
+    ]
 
 
 def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys of related projects that stand in another section than those among `annotations`, with their
-    paths.
-    """
-    return {key: path for section in _sections_of(annotations) for key, path in section.moved.items()}
+    """Return the keys that stand in another section than those among `annotations`, with their paths."""
+    return {key: path for section in _names_among(annotations) for key, path in section.moved.items()}
 
 
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys of related projects that the sections among `annotations` lack, each with what to do instead."""
-    return {key: instead for section in _sections_of(annotations) for key, instead in section.not_available.items()}
+    """Return the keys that the sections among `annotations` lack, each with what to do instead."""
+    return {key: instead for section in _names_among(annotations) for key, instead in section.unavailable.items()}
 
 
 class _Renamer:

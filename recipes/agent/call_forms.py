@@ -1,0 +1,256 @@
+"""The forms in which models write calls of functions, and the one that a chat template teaches."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from recipes.training.chat_template import ChatTemplate
+
+_NAME, _KEY, _VALUE, _RESULT = "rlinfprobe", "firstkey", "firstvalue", "proberesult"
+_SECOND_KEY, _SECOND_VALUE = "secondkey", "secondvalue"
+_DECODER: Final = json.JSONDecoder()
+# A made-up function, by which templates are asked what they teach.
+PROBE_FUNCTION: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Nothing.",
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string"}, _SECOND_KEY: {"type": "string"}},
+            "required": [_KEY],
+        },
+    },
+}
+
+
+class FunctionCall(NamedTuple):
+    """A call of a function.
+
+    Attributes:
+        name: of the function.
+        arguments: an object of JSON, as text.
+        call_id: names the call in later messages; of nine letters and digits where it is ours, as some templates want.
+    """
+
+    name: str
+    arguments: str
+    call_id: str = ""
+
+    def entry(self) -> dict[str, Any]:
+        """Return it as an entry of `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class CallForm(NamedTuple):
+    """The form in which a model writes a call.
+
+    Attributes:
+        style: `json`, objects with `name` and `arguments` or `parameters`, or a list of them; `split`, a name followed
+            by its arguments in JSON; `pairs`, a name followed by keys and values as texts.
+        begin: text before each call; empty: a turn that calls consists of calls alone.
+        end: text after each call; empty: there is none.
+        middle: in `split`, between name and arguments; in `pairs`, between the name and its first key.
+        key, value, close: in `pairs`, before a key, between a key and its value, and after the value.
+    """
+
+    style: Literal["json", "split", "pairs"]
+    begin: str
+    end: str = ""
+    middle: str = ""
+    key: str = ""
+    value: str = ""
+    close: str = ""
+
+
+# As chat models write calls that follow the templates of Hermes and Qwen; for templates that teach no form.
+HERMES: Final = CallForm("json", "<tool_call>", "</tool_call>")
+
+
+def hermes_instructions(functions: Sequence[Mapping[str, Any]]) -> str:
+    """Return how functions are called in the form `HERMES`, for a system message."""
+    listed = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in functions)
+    return (
+        f"You may call functions. Their signatures, one a line:\n{listed}\n"
+        'To call one, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> and end your turn.'
+    )
+
+
+def written_call(call: FunctionCall) -> str:
+    """Return a call in the form `HERMES`."""
+    return f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
+
+
+def find_calls(
+    text: str, form: CallForm, functions: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, tuple[FunctionCall, ...]]:
+    """Return the text before the first call, and the calls of known functions.
+
+    A call that cannot be parsed, or of another function, is text like any other.
+
+    Args:
+        text: of a turn.
+        form: in which calls are written.
+        functions: JSON Schemas of their arguments, by name.
+    """
+    calls: list[FunctionCall] = []
+    begins = len(text)
+    for start, name, arguments in _STYLES[form.style](text, form):
+        if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
+            continue
+        values = cast("dict[str, Any]", arguments)
+        if form.style == "pairs":
+            values = {key: _typed(value, functions[name], key) for key, value in values.items()}
+        begins = min(begins, start)
+        calls.append(FunctionCall(name, json.dumps(values, ensure_ascii=False), secrets.token_hex(5)[:9]))
+    return text[:begins].rstrip() if calls else text, tuple(calls)
+
+
+def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+    marks = re.compile(re.escape(form.begin) if form.begin else r"\A(?:<\|python_tag\|>)?|(?<=\})\s*[;\n]\s*(?=\{)")
+    for mark in marks.finditer(text):
+        value, end = _decoded(text, mark.end())
+        # Without marks, words after a call make it part of an answer; a token that ends the turn does not.
+        if not form.begin and not re.match(r"\s*(?:[;{]|<\||\Z)", text[end:]):
+            return
+        for call in cast("list[Any]", value) if isinstance(value, list) else [value]:
+            if isinstance(call, dict):
+                fields = cast("dict[str, Any]", call)
+                arguments = fields.get("arguments", fields.get("parameters", {}))
+                # Some models write the arguments as a text of JSON.
+                parsed = _decoded(arguments, 0)[0] if isinstance(arguments, str) else arguments
+                yield mark.start(), fields.get("name"), parsed
+
+
+def _split_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+    # Some forms number their calls there.
+    middle = re.sub(r"\d+", r"\\d+", re.escape(form.middle))
+    for mark in re.finditer(rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{middle}(?=\s*\{{)", text):
+        yield mark.start(), mark[1], _decoded(text, mark.end())[0]
+
+
+def _pair_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+    key, value, close = map(re.escape, (form.key, form.value, form.close))
+    pair = re.compile(rf"{key}\s*([^\s<>]+?)\s*{value}\n?(.*?)\n?{close}", re.DOTALL)
+    call = rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{re.escape(form.middle)}(?=[^\w.-])(.*?){re.escape(form.end)}"
+    for mark in re.finditer(call, text, re.DOTALL):
+        yield mark.start(), mark[1], {each[1]: each[2] for each in pair.finditer(mark[2])}
+
+
+_STYLES: Final = {"json": _json_calls, "split": _split_calls, "pairs": _pair_calls}
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place, and where it ends; None and the place where there is none."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None, start
+
+
+def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
+    """Return a value that was written as a text, as its JSON Schema wants it."""
+    properties: Any = schema.get("properties")
+    wanted: Any = cast("Mapping[str, Any]", properties).get(key) if isinstance(properties, dict) else None
+    if isinstance(wanted, dict) and cast("Mapping[str, Any]", wanted).get("type") == "string":
+        return text
+    value, end = _decoded(text, 0)
+    return text if value is None or text[end:].strip() else value
+
+
+def taught_form(template: ChatTemplate) -> CallForm | None:
+    """Return the form of calls that a chat template teaches the model; None where it knows no functions.
+
+    The template is asked to write calls of a made-up function, and the form is read off them.
+    """
+    from recipes.training.chat_template import TemplateRefusalError
+
+    tool = PROBE_FUNCTION
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        before = template.render(asked, [tool])
+    except TemplateRefusalError:
+        return None
+    if _NAME not in before:
+        return None
+    for count in (2, 1):
+        calls = [_probe_call(number) for number in range(count)]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        results = [{"role": "tool", "name": _NAME, "tool_call_id": each["id"], "content": _RESULT} for each in calls]
+        try:
+            whole = template.render([*asked, turn, *results], [tool])
+        except TemplateRefusalError:
+            continue
+        same = _shared(whole, before)
+        return _form_of(whole[same : whole.find(_RESULT, same)])
+    return None
+
+
+def _probe_call(number: int) -> dict[str, Any]:
+    arguments = {_KEY: _VALUE, _SECOND_KEY: _SECOND_VALUE}
+    # As long as our own.
+    return {"id": f"probeid0{number}", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+
+
+def _form_of(text: str) -> CallForm | None:
+    """Return the form of the calls in what a template wrote."""
+    name = text.find(_NAME)
+    for start in (each.start() for each in re.finditer(r"[\[{]", text[:name] if name >= 0 else "")):
+        value, end = _decoded(text, start)
+        if isinstance(value, dict | list) and _NAME in text[start:end]:
+            second = text.find("{", end) if _NAME in text[end:] else -1
+            begin, after = _marks(text, start, end, second)
+            return CallForm("json", begin, "" if isinstance(value, list) else after)
+    if name < 0:
+        return None
+    arguments = text.find("{", name)
+    value, end = _decoded(text, arguments) if arguments >= 0 else (None, 0)
+    if isinstance(value, dict) and _KEY in text[arguments:end]:
+        begin, after = _marks(text, name, end, text.find(_NAME, end))
+        return CallForm("split", begin, after, text[name + len(_NAME) : arguments].strip())
+    return _pairs_of(text, name)
+
+
+def _pairs_of(text: str, name: int) -> CallForm | None:
+    parts = re.search(rf"{_NAME}(.*?){_KEY}(.*?){_VALUE}(.*?){_SECOND_KEY}.*?{_SECOND_VALUE}", text, re.DOTALL)
+    if parts is None:
+        return None
+    key = _common_end(parts[1], parts[3]).strip()
+    close = parts[3].strip().removesuffix(key).strip()
+    begin, after = _marks(text, name, parts.end(), text.find(_NAME, parts.end()))
+    middle, end = parts[1].strip().removesuffix(key).strip(), after.removeprefix(close).strip()
+    return CallForm("pairs", begin, end, middle, key, parts[2].strip(), close) if key and close and end else None
+
+
+def _marks(text: str, start: int, end: int, following: int) -> tuple[str, str]:
+    """Return the text before each call, and after each, of which the first is at `start` to `end`."""
+    before = text[:start]
+    if not before.strip():
+        return "", ""
+    if following < 0:
+        # One call alone; what a template writes before it besides, such as empty thoughts, is no part of its mark.
+        return (before.split() or [""])[-1], (text[end:].split() or [""])[0]
+    between = text[end:following]
+    begin = _common_end(before, between)
+    return begin.strip(), between.removesuffix(begin).strip()
+
+
+def _common_end(first: str, second: str) -> str:
+    """Return the mark that two texts both end with."""
+    common = first[len(first) - _shared(first[::-1], second[::-1]) :]
+    # What is common may begin with the rest of another mark.
+    begin = re.search(r"[<\[]", common)
+    return common[begin.start() :] if begin else common
+
+
+def _shared(first: str, second: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((number for number, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -1,0 +1,173 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.fields import (
+    answers_field,
+    as_mapping,
+    bad_request,
+    check_fields,
+    check_sampling,
+    content_text,
+    flag,
+    listed,
+    stop_texts,
+    text_field,
+    whole_number,
+)
+
+_PARTS: Final = {"text": "text", "refusal": "refusal"}
+_READ: Final = (
+    *("messages", "model", "max_tokens", "max_completion_tokens", "n", "stop", "stream", "stream_options"),
+    *("tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "seed"),
+)
+_IGNORED: Final = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    "prompt_cache_retention",
+)
+# A field may have this value, and no other.
+_FIXED: Final[Mapping[str, tuple[Any, str]]] = {
+    "response_format": ({"type": "text"}, "the model writes text; say in a message what is wanted"),
+    "logprobs": (False, "log-probabilities stay with the run, which learns from them"),
+    "top_logprobs": (0, "log-probabilities stay with the run, which learns from them"),
+    "logit_bias": ({}, "the model learns from what it draws by itself"),
+    "presence_penalty": (0, "the model learns from what it draws by itself"),
+    "frequency_penalty": (0, "the model learns from what it draws by itself"),
+    "modalities": (["text"], "the model writes text alone"),
+    "functions": ([], "write `tools`"),
+    "function_call": ("auto", "write `tools` and `tool_choice`"),
+    "reasoning_effort": (None, "there are no efforts here; `data.chat_template_kwargs` may turn thoughts off"),
+}
+# By status: the type of an error, in OpenAI's words.
+_ERRORS: Final = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def read(request: dict[str, Any], chats: Chats) -> Ask:
+    """Return a request.
+
+    Raises:
+        RequestError: it asks for something that there is not.
+    """
+    check_fields(request, _READ, _IGNORED, _FIXED)
+    check_sampling(request, chats.settings)
+    choice: Any = request.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise bad_request("`tool_choice` is `auto` or `none` here: the model chooses")
+    tools = listed(request.get("tools") or [], "tools")
+    if any(each.get("type") != "function" for each in tools):
+        raise bad_request("an entry of `tools` is `type: function` with a `function`")
+    functions = functions_of(
+        [as_mapping(each.get("function")) for each in tools],
+        may_call=choice != "none",
+        single=not flag(request, "parallel_tool_calls", default=True),
+    )
+    longer, shorter = whole_number(request, "max_completion_tokens"), whole_number(request, "max_tokens")
+    messages = tuple(_message(each, chats) for each in listed(request.get("messages"), "messages"))
+    if not messages:
+        raise bad_request("`messages` is a list of at least one message")
+    return Ask(
+        messages,
+        functions.offer,
+        functions.callable,
+        stop_texts(request, "stop"),
+        longer if longer is not None else shorter,
+        text_field(request, "model", "policy"),
+        flag(request, "stream"),
+        answers_field(request),
+    )
+
+
+def _message(message: dict[str, Any], chats: Chats) -> ChatMessage:
+    role = ROLES.get(str(message.get("role")))
+    if role is None:
+        raise bad_request("a message has a `role`: system, developer, user, assistant or tool")
+    content, calls = message.get("content"), listed(message.get("tool_calls") or [], "tool_calls")
+    if role != "assistant":
+        text = content_text(content, _PARTS)
+        if role == "tool":
+            return tool_message(chats, str(message.get("tool_call_id")), text)
+        return ChatMessage(role, text, name=text_field(message, "name", ""))
+    # What the model refused, or said by calls alone, has no content.
+    text = content_text(content, _PARTS) if content is not None else text_field(message, "refusal", "")
+    return call_message(chats, text, [_call(each) for each in calls]) if calls else ChatMessage(role, text)
+
+
+def _call(entry: dict[str, Any]) -> FunctionCall:
+    function = as_mapping(entry.get("function"))
+    return FunctionCall(str(function.get("name")), str(function.get("arguments")), str(entry.get("id")))
+
+
+def written(
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
+) -> dict[str, Any] | Iterator[str]:
+    """Return a chat completion, or the events of a stream."""
+    if ask.streams:
+        return _events(request, ask, answers)
+    choices = [
+        {"index": number, "message": _shown(each), "logprobs": None, "finish_reason": _finish(each)}
+        for number, each in enumerate(answers)
+    ]
+    return {**_common(ask, "chat.completion"), "choices": choices, "usage": _usage(answers)}
+
+
+def _events(request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn]) -> Iterator[str]:
+    """Yield the events of a stream: each turn is one piece."""
+    common = _common(ask, "chat.completion.chunk")
+    counts = as_mapping(request.get("stream_options")).get("include_usage") is True
+    # Chunks before the last say that its figures are still to come.
+    pending: dict[str, Any] = {"usage": None} if counts else {}
+    nothing: dict[str, str] = {}
+    for number, each in enumerate(answers):
+        delta = _shown(each)
+        if each.calls:
+            delta["tool_calls"] = [{"index": place, **call.entry()} for place, call in enumerate(each.calls)]
+        for part, finish in ((delta, None), (nothing, _finish(each))):
+            choice = {"index": number, "delta": part, "logprobs": None, "finish_reason": finish}
+            yield event({**common, "choices": [choice], **pending})
+    if counts:
+        yield event({**common, "choices": [], "usage": _usage(answers)})
+    yield "data: [DONE]\n\n"
+
+
+def error(status: HTTPStatus, message: str) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = _ERRORS.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def models() -> dict[str, Any]:
+    """Return the list of models, in the words of OpenAI and of Anthropic."""
+    return {"object": "list", "data": [model("policy")], "has_more": False, "first_id": "policy", "last_id": "policy"}
+
+
+def model(name: str) -> dict[str, Any]:
+    """Return the description of a model; any name is that of the model that learns."""
+    born = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rlinf", **born}
+
+
+def _common(ask: Ask, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": kind, "created": int(time.time()), "model": ask.model}
+
+
+def _shown(answer: SaidTurn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
+    return {**message, "tool_calls": [each.entry() for each in answer.calls]} if answer.calls else message
+
+
+def _finish(answer: SaidTurn) -> str:
+    return "tool_calls" if answer.calls else answer.finish
+
+
+def _usage(answers: Sequence[SaidTurn]) -> dict[str, int]:
+    before, drawn = answers[0].prompt_tokens, sum(each.tokens for each in answers)
+    return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}

@@ -1,0 +1,235 @@
+"""Requests and answers as all protocols of the endpoint share them, and the conversations that they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from recipes.agent.call_forms import HERMES, FunctionCall, find_calls, hermes_instructions
+from recipes.agent.conversation.chat_model import (
+    Chat,
+    DrawSettings,
+    LanguageModel,
+    LimitReached,
+    MessagesRefused,
+    ModelReply,
+)
+from recipes.agent.conversation.turn_messages import ChatMessage, Role, ToolOffer
+from recipes.agent.endpoint.fields import RequestError, bad_request
+from rlinf_core.foreign.strict_json import load_json
+
+_NO_SCHEMAS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+
+class Ask(NamedTuple):
+    """A request for the model's next turn.
+
+    Attributes:
+        messages: of the conversation, with those of the assistant as the model wrote them.
+        offer: functions that the model is told of.
+        callable: JSON Schemas of the arguments of those that it may call now, by name.
+        stop: texts that end the turn.
+        most: tokens of the turn; None: as many as a turn may have.
+        model: name that comes back.
+        streams: whether the answer is a stream.
+        answers: turns that are drawn, each in a conversation of its own.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    offer: ToolOffer | None = None
+    callable: Mapping[str, Mapping[str, Any]] = _NO_SCHEMAS
+    stop: tuple[str, ...] = ()
+    most: int | None = None
+    model: str = "policy"
+    streams: bool = False
+    answers: int = 1
+
+
+class SaidTurn(NamedTuple):
+    """A turn of the model as clients see it.
+
+    Attributes:
+        text: without calls, and without the text that ended the turn.
+        calls: of the client's functions.
+        finish: why the turn ended.
+        stop: the text that ended it; None: another reason.
+        prompt_tokens, tokens: how many there are before the turn, and in it.
+    """
+
+    text: str
+    calls: tuple[FunctionCall, ...]
+    finish: Literal["stop", "length", "calls"]
+    stop: str | None
+    prompt_tokens: int
+    tokens: int
+
+
+class Chats:
+    """The conversations of a run, by the messages that they consist of.
+
+    Attributes:
+        settings: of all turns of the run.
+        responses: input and output of earlier responses by their ids, for the protocol that continues those.
+    """
+
+    def __init__(self, llm: LanguageModel) -> None:
+        self._llm = llm
+        self._known: dict[tuple[tuple[str, ...], tuple[ChatMessage, ...]], Chat] = {}
+        # What the model wrote where it called functions, by the id of each call: clients send back the calls alone.
+        self._written: dict[str, tuple[str, str]] = {}
+        self.settings: DrawSettings = llm.settings
+        self.responses: dict[str, list[Any]] = {}
+
+    async def reply(self, ask: Ask) -> list[SaidTurn]:
+        """Return the next turns of a conversation.
+
+        Raises:
+            RequestError: a limit of the run is reached, or the chat template refuses the messages.
+        """
+        chat, past = self._begun(ask)
+        answered = False
+        try:
+            if ask.answers > self.settings.max_turns - self._llm.turns:
+                raise LimitReached("turns")
+            branches = [chat, *(chat.fork() for _ in range(ask.answers - 1))]
+            replies = await asyncio.gather(*(each.reply(ask.stop, ask.most) for each in branches))
+            answered = True
+        except LimitReached as limit:
+            # Clients try again after this status by themselves, unless they are told not to.
+            message = f"no {limit.limit} are left for this task"
+            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"x-should-retry": "false"}) from None
+        except MessagesRefused as refusal:
+            raise bad_request(f"the model's chat template refuses the messages: {refusal}") from None
+        finally:
+            # What was not answered leaves the conversation as it was.
+            if not answered and past is not None:
+                chat.pending.clear()
+                self._known[past] = chat
+        return [self._answer(ask, *each) for each in zip(branches, replies, strict=True)]
+
+    async def count(self, ask: Ask) -> int:
+        """Return the tokens of a request's messages.
+
+        Raises:
+            RequestError: the chat template refuses the messages.
+        """
+        try:
+            return await self._llm.count(self._llm.conversation(*ask.messages, tools=ask.offer))
+        except MessagesRefused as refusal:
+            raise bad_request(f"the model's chat template refuses the messages: {refusal}") from None
+
+    def written(self, call_ids: Sequence[str]) -> str | None:
+        """Return the turn in which the model made calls with these ids; None where it made none of them."""
+        return next((self._written[each][0] for each in call_ids if each in self._written), None)
+
+    def called(self, call_id: str) -> str:
+        """Return the name of the function that a call of the model is of; empty where it made no such call."""
+        return self._written.get(call_id, ("", ""))[1]
+
+    def _begun(self, ask: Ask) -> tuple[Chat, Any]:
+        """Return the conversation that a request continues, and its key; a new one, and None, else."""
+        functions = ask.offer.functions if ask.offer else ()
+        for count in range(len(ask.messages) - 1, 0, -1):
+            # Taken out: a second request with the same past is a branch, which begins with words of its own.
+            past = (functions, ask.messages[:count])
+            chat = self._known.pop(past, None)
+            if chat is not None:
+                chat.tools = ask.offer
+                for each in ask.messages[count:]:
+                    chat.add(each)
+                return chat, past
+        return self._llm.conversation(*ask.messages, tools=ask.offer), None
+
+    def _answer(self, ask: Ask, chat: Chat, reply: ModelReply) -> SaidTurn:
+        ends = [(reply.text.find(each), each) for each in ask.stop if each in reply.text]
+        place, stop = min(ends, default=(len(reply.text), None))
+        text, calls, written = reply.text[:place], (), reply.text[:place]
+        if ask.callable:
+            before, calls = find_calls(reply.raw, reply.form or HERMES, ask.callable)
+            if calls:
+                calls = calls[:1] if ask.offer and ask.offer.single else calls
+                text, stop, written = before, None, reply.raw
+        functions = ask.offer.functions if ask.offer else ()
+        self._known[functions, (*ask.messages, ChatMessage("assistant", written))] = chat
+        self._written.update((each.call_id, (written, each.name)) for each in calls)
+        finish = "calls" if calls else "length" if reply.finish == "length" else "stop"
+        return SaidTurn(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
+
+
+class Functions(NamedTuple):
+    """Functions of a request: those that are told to the model, and the schemas of those that it may call."""
+
+    offer: ToolOffer | None
+    callable: Mapping[str, Mapping[str, Any]]
+
+
+def functions_of(described: Sequence[Mapping[str, Any]], *, may_call: bool, single: bool) -> Functions:
+    """Return functions for a conversation.
+
+    Args:
+        described: each with `name`, `description` and `parameters`.
+        may_call: whether the model may call them in this turn.
+        single: whether it may call just one.
+
+    Raises:
+        RequestError: one has no name, the name of another, or parameters that are no JSON Schema of an object.
+    """
+    entries: list[dict[str, Any]] = []
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for each in described:
+        name, parameters = each.get("name"), each.get("parameters")
+        if not isinstance(name, str) or not name or name in schemas:
+            raise bad_request("each of `tools` is a function with a `name` of its own")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise bad_request(f"the parameters of the function `{name}` are a JSON Schema of an object")
+        schemas[name] = cast("dict[str, Any]", parameters or {})
+        kept = {key: value for key, value in each.items() if key != "strict" and value is not None}
+        entries.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
+    if not entries:
+        return Functions(None, _NO_SCHEMAS)
+    texts = tuple(json.dumps(each, ensure_ascii=False) for each in entries)
+    offer = ToolOffer(texts, hermes_instructions(entries), single)
+    return Functions(offer, schemas if may_call else _NO_SCHEMAS)
+
+
+def call_message(chats: Chats, text: str, calls: Sequence[FunctionCall]) -> ChatMessage:
+    """Return a message of the assistant with calls: as the model wrote it where it did, and as it would have else.
+
+    Raises:
+        RequestError: the arguments of a call are no JSON object.
+    """
+    written = chats.written([each.call_id for each in calls])
+    if written is not None:
+        return ChatMessage("assistant", written)
+    for each in calls:
+        try:
+            parsed: Any = load_json(each.arguments)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise bad_request(f"the arguments of the call of `{each.name}` are no object of JSON")
+    return ChatMessage("assistant", text, tuple(calls))
+
+
+def tool_message(chats: Chats, call_id: str, text: str) -> ChatMessage:
+    """Return the message that answers a call."""
+    return ChatMessage("tool", text, call_id=call_id, name=chats.called(call_id))
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def event(data: Any, name: str | None = None) -> str:
+    """Return an event of a stream."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n"

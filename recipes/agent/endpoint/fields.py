@@ -1,0 +1,175 @@
+"""Fields of requests, read one by one: what is not understood is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from recipes.agent.conversation.chat_model import DrawSettings
+
+_MOST_ANSWERS: Final = 64
+
+
+class RequestError(Exception):
+    """A request that is not answered with a turn.
+
+    Attributes:
+        status: of the answer.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers)
+
+
+def bad_request(message: str) -> RequestError:
+    """Return the error of a request that is not understood."""
+    return RequestError(HTTPStatus.BAD_REQUEST, message)
+
+
+def check_fields(
+    request: Mapping[str, Any], read: Sequence[str], ignored: Sequence[str], fixed: Mapping[str, tuple[Any, str]]
+) -> None:
+    """Check that a request asks for nothing that would be left out in silence.
+
+    Args:
+        request: its fields.
+        read: fields that have an effect.
+        ignored: fields that mean nothing to a model of one's own.
+        fixed: fields with the one value that they may have, and the reason.
+
+    Raises:
+        RequestError: a field has another value, or is not known.
+    """
+    for name, value in request.items():
+        if value is None or name in read or name in ignored:
+            continue
+        if name not in fixed:
+            raise bad_request(f"`{name}` is not understood here: remove it")
+        if value != fixed[name][0]:
+            raise bad_request(f"`{name}`: {fixed[name][1]}")
+
+
+def check_sampling(request: Mapping[str, Any], settings: DrawSettings) -> None:
+    """Check that a request wants its tokens drawn as the run draws them; the APIs' default, 1, is no wish.
+
+    Raises:
+        RequestError: it does not.
+    """
+    usual = {
+        "temperature": (settings.temperature, settings.training_temperature, 1),
+        "top_p": (settings.top_p, 1),
+    }
+    for name, values in usual.items():
+        value = request.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise bad_request(f"`{name}` is a number")
+        if value not in values:
+            raise bad_request(
+                f"`{name}` is {values[0]:g} in this run, and {value:g} is asked for: the model learns from what it"
+                f" draws as `rollout.sampling_params` says. Remove it"
+            )
+    if request.get("seed") is not None:
+        raise bad_request(
+            "`seed`: the runs of a task draw different tokens on purpose, by the seed of the job. Remove it"
+        )
+
+
+def text_field(request: Mapping[str, Any], name: str, default: str) -> str:
+    """Return a text of a request.
+
+    Raises:
+        RequestError: it is none.
+    """
+    value = request.get(name)
+    if value is not None and not isinstance(value, str):
+        raise bad_request(f"`{name}` is a text")
+    return value or default
+
+
+def flag(request: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return a field that is true or false.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    value = request.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"`{name}` is true or false")
+    return default if value is None else value
+
+
+def whole_number(request: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
+    """Return a number from 1 of a request; None where it has none.
+
+    Raises:
+        RequestError: it is none.
+    """
+    value = request.get(name)
+    if value is None or (type(value) is int and 0 < value <= (most or value)):
+        return value
+    raise bad_request(f"`{name}` is a whole number from 1" + (f" to {most}" if most else ""))
+
+
+def answers_field(request: Mapping[str, Any]) -> int:
+    """Return how many answers are asked for by `n`."""
+    return whole_number(request, "n", _MOST_ANSWERS) or 1
+
+
+def stop_texts(request: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return texts that end the turn.
+
+    Raises:
+        RequestError: there is something else among them.
+    """
+    value = request.get(name)
+    listed = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in cast("list[Any]", listed)):
+        raise bad_request(f"`{name}` is a text, or a list of texts, that are not empty")
+    return tuple(cast("list[str]", listed))
+
+
+def listed(value: Any, name: str) -> list[dict[str, Any]]:
+    """Return a list of objects.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[Any]", value)):
+        raise bad_request(f"`{name}` is a list of objects")
+    return cast("list[dict[str, Any]]", value)
+
+
+def as_mapping(value: Any) -> dict[str, Any]:
+    """Return a JSON object, an empty one in the place of anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def content_text(content: Any, types: Mapping[str, str]) -> str:
+    """Return the text of a message's content, which is a text or a list of parts.
+
+    Args:
+        content: of the message.
+        types: the parts that are text, with the key that holds it.
+
+    Raises:
+        RequestError: there is no text, or a part is something else.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request("a message has a text, or a list of parts, as its `content`")
+    texts: list[str] = []
+    for part in listed(cast("list[Any]", content), "content"):
+        kind = str(part.get("type"))
+        text = part.get(types[kind]) if kind in types else None
+        if not isinstance(text, str):
+            raise bad_request(f"a part of `content` is of type `{kind}`: the model reads text alone")
+        texts.append(text)
+    return "".join(texts)

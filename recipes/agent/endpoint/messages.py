@@ -1,0 +1,209 @@
+"""Anthropic's Messages."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.endpoint.exchange import (
+    Ask,
+    Chats,
+    Functions,
+    SaidTurn,
+    call_message,
+    event,
+    functions_of,
+    tool_message,
+)
+from recipes.agent.endpoint.fields import (
+    as_mapping,
+    bad_request,
+    check_fields,
+    check_sampling,
+    content_text,
+    flag,
+    listed,
+    stop_texts,
+    text_field,
+    whole_number,
+)
+
+_PARTS: Final = {"text": "text"}
+_READ: Final = (
+    *("messages", "model", "max_tokens", "system", "stop_sequences", "stream", "tools", "tool_choice"),
+    *("temperature", "top_p"),
+)
+_IGNORED: Final = ("metadata", "service_tier", "cache_control")
+_FIXED: Final[Mapping[str, tuple[Any, str]]] = {
+    "thinking": ({"type": "disabled"}, "there is no budget of thoughts; `data.chat_template_kwargs` may turn them off"),
+    "top_k": (-1, "the model learns from what it draws as `rollout.sampling_params` says"),
+    "mcp_servers": ([], "give the job its servers as `agent.mcp`"),
+}
+_ERRORS: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def read(request: dict[str, Any], chats: Chats) -> Ask:
+    """Return a request.
+
+    Raises:
+        RequestError: it asks for something that there is not.
+    """
+    if request.get("max_tokens") is None:
+        raise bad_request("`max_tokens` is missing")
+    return read_counted(request, chats)
+
+
+def read_counted(request: dict[str, Any], chats: Chats) -> Ask:
+    """Return a request whose tokens are counted, which need not say how many may be drawn.
+
+    Raises:
+        RequestError: it asks for something that there is not.
+    """
+    check_fields(request, _READ, _IGNORED, _FIXED)
+    check_sampling(request, chats.settings)
+    functions = _functions(request)
+    messages = _messages(request, chats)
+    return Ask(
+        messages,
+        functions.offer,
+        functions.callable,
+        stop_texts(request, "stop_sequences"),
+        whole_number(request, "max_tokens"),
+        text_field(request, "model", "policy"),
+        flag(request, "stream"),
+    )
+
+
+def _functions(request: dict[str, Any]) -> Functions:
+    choice = as_mapping(request.get("tool_choice"))
+    if choice.get("type", "auto") not in ("auto", "none"):
+        raise bad_request("`tool_choice` is of type `auto` or `none` here: the model chooses")
+    tools = listed(request.get("tools") or [], "tools")
+    for each in tools:
+        if each.get("type", "custom") != "custom":
+            raise bad_request(f"a tool of type `{each['type']}` is not offered here: give one with an `input_schema`")
+    described = [
+        {"name": each.get("name"), "description": each.get("description"), "parameters": each.get("input_schema")}
+        for each in tools
+    ]
+    single = flag(choice, "disable_parallel_tool_use")
+    return functions_of(described, may_call=choice.get("type") != "none", single=single)
+
+
+def _messages(request: dict[str, Any], chats: Chats) -> tuple[ChatMessage, ...]:
+    system = request.get("system")
+    messages = [ChatMessage("system", content_text(system, _PARTS))] if system else []
+    given = listed(request.get("messages"), "messages")
+    if not given:
+        raise bad_request("`messages` is a list of at least one message")
+    if given[-1].get("role") == "assistant":
+        raise bad_request("the last message is the assistant's: a turn that is begun is not continued here")
+    for each in given:
+        if each.get("role") == "assistant":
+            messages.append(_assistant(each, chats))
+        elif each.get("role") == "user":
+            messages += _user(each, chats)
+        else:
+            raise bad_request("a message has a `role`: user or assistant")
+    merged: list[ChatMessage] = []
+    for each in messages:
+        # Messages of one role that follow each other are one turn in this protocol.
+        if merged and each.role == merged[-1].role == "user":
+            merged[-1] = ChatMessage("user", f"{merged[-1].text}\n{each.text}")
+        else:
+            merged.append(each)
+    return tuple(merged)
+
+
+def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else listed(content, "content")
+
+
+def _assistant(message: dict[str, Any], chats: Chats) -> ChatMessage:
+    blocks = _blocks(message)
+    text = content_text([each for each in blocks if each.get("type") != "tool_use"], _PARTS)
+    calls = [
+        FunctionCall(str(each.get("name")), json.dumps(each.get("input"), ensure_ascii=False), str(each.get("id")))
+        for each in blocks
+        if each.get("type") == "tool_use"
+    ]
+    return call_message(chats, text, calls) if calls else ChatMessage("assistant", text)
+
+
+def _user(message: dict[str, Any], chats: Chats) -> Iterator[ChatMessage]:
+    texts: list[dict[str, Any]] = []
+    for each in _blocks(message):
+        if each.get("type") != "tool_result":
+            texts.append(each)
+            continue
+        text = content_text(each.get("content") or "", _PARTS)
+        failed = flag(each, "is_error")
+        yield tool_message(chats, str(each.get("tool_use_id")), f"error: {text}" if failed else text)
+    if texts:
+        yield ChatMessage("user", content_text(texts, _PARTS))
+
+
+def written(
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
+) -> dict[str, Any] | Iterator[str]:
+    """Return a message, or the events of a stream."""
+    (answer,) = answers
+    content: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text else []
+    content += [
+        {"type": "tool_use", "id": each.call_id, "name": each.name, "input": json.loads(each.arguments)}
+        for each in answer.calls
+    ]
+    ends = {"calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
+    message: dict[str, Any] = {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": ask.model,
+        "content": content,
+        "stop_reason": "stop_sequence" if answer.stop else ends[answer.finish],
+        "stop_sequence": answer.stop,
+        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.tokens},
+    }
+    return _events(message) if ask.streams else message
+
+
+def _events(message: dict[str, Any]) -> Iterator[str]:
+    """Yield the events of a stream: each block is one piece."""
+    begun: dict[str, Any] = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+    begun["usage"] = {**message["usage"], "output_tokens": 0}
+    yield _named({"type": "message_start", "message": begun})
+    for index, block in enumerate(message["content"]):
+        # A block begins empty: a text without words, a call without arguments.
+        empty: dict[str, Any] = {**block, **({"text": ""} if block["type"] == "text" else {"input": {}})}
+        delta = (
+            {"type": "text_delta", "text": block["text"]}
+            if block["type"] == "text"
+            else {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        )
+        yield _named({"type": "content_block_start", "index": index, "content_block": empty})
+        yield _named({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _named({"type": "content_block_stop", "index": index})
+    end = {key: message[key] for key in ("stop_reason", "stop_sequence")}
+    yield _named({"type": "message_delta", "delta": end, "usage": message["usage"]})
+    yield _named({"type": "message_stop"})
+
+
+def _named(data: dict[str, Any]) -> str:
+    return event(data, data["type"])
+
+
+def error(status: HTTPStatus, message: str) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = _ERRORS.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

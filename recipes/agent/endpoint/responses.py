@@ -1,0 +1,216 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.endpoint import chat
+from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.fields import (
+    as_mapping,
+    bad_request,
+    check_fields,
+    check_sampling,
+    content_text,
+    flag,
+    listed,
+    text_field,
+    whole_number,
+)
+
+error = chat.error
+
+_PARTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_READ: Final = (
+    *("input", "instructions", "model", "max_output_tokens", "previous_response_id", "store", "stream", "tools"),
+    *("tool_choice", "parallel_tool_calls", "temperature", "top_p", "text"),
+)
+_IGNORED: Final = (
+    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "stream_options",
+)
+_FIXED: Final[Mapping[str, tuple[Any, str]]] = {
+    "background": (False, "an answer is waited for"),
+    "truncation": ("disabled", "nothing of a conversation is left out"),
+    "include": ([], "there is nothing besides the output"),
+    "top_logprobs": (0, "log-probabilities stay with the run, which learns from them"),
+    "reasoning": ({}, "there are no efforts here; `data.chat_template_kwargs` may turn thoughts off"),
+}
+
+
+def read(request: dict[str, Any], chats: Chats) -> Ask:
+    """Return a request.
+
+    Raises:
+        RequestError: it asks for something that there is not.
+    """
+    check_fields(request, _READ, _IGNORED, _FIXED)
+    check_sampling(request, chats.settings)
+    text = as_mapping(request.get("text"))
+    if as_mapping(text.get("format")).get("type", "text") != "text" or text.get("verbosity", "medium") != "medium":
+        raise bad_request("`text`: the model writes text; say in a message what is wanted")
+    if request.get("tool_choice") not in (None, "auto", "none"):
+        raise bad_request("`tool_choice` is `auto` or `none` here: the model chooses")
+    tools = listed(request.get("tools") or [], "tools")
+    for each in tools:
+        if each.get("type") != "function":
+            raise bad_request(f"a tool of type `{each.get('type')}` is not offered here: give functions")
+    functions = functions_of(
+        [{key: each.get(key) for key in ("name", "description", "parameters")} for each in tools],
+        may_call=request.get("tool_choice") != "none",
+        single=not flag(request, "parallel_tool_calls", default=True),
+    )
+    instructions = text_field(request, "instructions", "")
+    told = [ChatMessage("system", instructions)] if instructions else []
+    messages = (*told, *_messages(_items(request, chats), chats))
+    if not messages:
+        raise bad_request("`input` is a text, or a list of at least one item")
+    return Ask(
+        messages,
+        functions.offer,
+        functions.callable,
+        most=whole_number(request, "max_output_tokens"),
+        model=text_field(request, "model", "policy"),
+        streams=flag(request, "stream"),
+    )
+
+
+def _items(request: dict[str, Any], chats: Chats) -> list[dict[str, Any]]:
+    """Return the items of a conversation: those of the response that it goes on from, and new ones."""
+    given, earlier = request.get("input"), text_field(request, "previous_response_id", "")
+    if earlier and earlier not in chats.responses:
+        raise bad_request(f"there is no response `{earlier}` that was stored")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else listed(given or [], "input")
+    return [*chats.responses.get(earlier, ()), *items]
+
+
+def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMessage]:
+    """Yield messages; what the assistant says, and the calls after that, are one."""
+    said: str | None = None
+    calls: list[FunctionCall] = []
+
+    def turn() -> Iterator[ChatMessage]:
+        nonlocal said
+        if calls:
+            yield call_message(chats, said or "", calls)
+        elif said is not None:
+            yield ChatMessage("assistant", said)
+        said = None
+        calls.clear()
+
+    for item in items:
+        kind = item.get("type", "message")
+        role = ROLES.get(str(item.get("role")))
+        if kind == "function_call":
+            arguments = str(item.get("arguments"))
+            calls.append(FunctionCall(str(item.get("name")), arguments, str(item.get("call_id"))))
+            continue
+        yield from turn()
+        if kind == "function_call_output":
+            yield tool_message(chats, str(item.get("call_id")), content_text(item.get("output"), _PARTS))
+        elif kind != "message" or role is None or role == "tool":
+            raise bad_request(
+                f"an item of `input` of type `{kind}` is not understood: give messages, calls and outputs"
+            )
+        elif role == "assistant":
+            said = content_text(item.get("content"), _PARTS)
+        else:
+            yield ChatMessage(role, content_text(item.get("content"), _PARTS))
+    yield from turn()
+
+
+def written(
+    request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
+) -> dict[str, Any] | Iterator[str]:
+    """Return a response, or the events of a stream; it is kept for requests that go on from it."""
+    (answer,) = answers
+    output = _output(answer)
+    response = _response(request, ask, answer, output)
+    if request.get("store") is not False:
+        chats.responses[response["id"]] = [*_items(request, chats), *output]
+    return _events(response) if ask.streams else response
+
+
+def _output(answer: SaidTurn) -> list[dict[str, Any]]:
+    output: list[dict[str, Any]] = []
+    status = "incomplete" if answer.finish == "length" else "completed"
+    if answer.text or not answer.calls:
+        part: dict[str, Any] = {"type": "output_text", "text": answer.text, "annotations": []}
+        message = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": status, "role": "assistant"}
+        output.append({**message, "content": [part]})
+    for each in answer.calls:
+        call = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "status": "completed"}
+        output.append({**call, "call_id": each.call_id, "name": each.name, "arguments": each.arguments})
+    return output
+
+
+def _response(request: Mapping[str, Any], ask: Ask, answer: SaidTurn, output: list[dict[str, Any]]) -> dict[str, Any]:
+    cut = answer.finish == "length"
+    echoed = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p")
+    return {
+        "id": f"resp_{secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "metadata": request.get("metadata") or {},
+        "model": ask.model,
+        "output": output,
+        "parallel_tool_calls": request.get("parallel_tool_calls") is not False,
+        "tool_choice": request.get("tool_choice") or "auto",
+        "tools": request.get("tools") or [],
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": answer.tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.tokens,
+        },
+        **{name: request.get(name) for name in echoed},
+    }
+
+
+def _events(response: dict[str, Any]) -> Iterator[str]:
+    """Yield the events of a stream: each item is one piece."""
+    begun: dict[str, Any] = {
+        **response,
+        "status": "in_progress",
+        "output": [],
+        "incomplete_details": None,
+        "usage": None,
+    }
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": begun}),
+        ("response.in_progress", {"response": begun}),
+    ]
+    for index, item in enumerate(response["output"]):
+        steps += _item_steps(index, item)
+    steps.append((f"response.{response['status']}", {"response": response}))
+    for number, (kind, fields) in enumerate(steps):
+        yield event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _item_steps(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+    empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+    yield "response.output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
+    if item["type"] == "message":
+        (part,) = item["content"]
+        at["content_index"] = 0
+        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
+        yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": []}
+        yield "response.output_text.done", {**at, "text": part["text"], "logprobs": []}
+        yield "response.content_part.done", {**at, "part": part}
+    else:
+        yield "response.function_call_arguments.delta", {**at, "delta": item["arguments"]}
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", {**at, **done}
+    yield "response.output_item.done", {"output_index": index, "item": item}

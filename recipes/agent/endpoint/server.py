@@ -1,0 +1,192 @@
+"""A server on loopback for one run of an agent: agents of any framework are trained through it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from recipes.agent.conversation.chat_model import LanguageModel
+from recipes.agent.endpoint import chat, messages, responses
+from recipes.agent.endpoint.exchange import Ask, Chats, SaidTurn
+from recipes.agent.endpoint.fields import RequestError, bad_request
+from rlinf_core import ConfigError
+from rlinf_core.process.requirements import install_command, missing_modules
+
+if missing := missing_modules(["starlette", "uvicorn"]):
+    raise ConfigError(
+        f"the endpoint of a run needs the package {missing[0]}", help=f"run `{install_command(*missing)}`"
+    )
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from recipes.agent.endpoint.limits import LARGEST_HEAD, MOST_CONNECTIONS, Gate, TimedConnection, read_body, unless_gone
+
+_IDLE_SECONDS: Final = 60
+_CLIENT_GONE: Final = 499
+
+
+class ChatEndpoint(NamedTuple):
+    """The address of a server and the token that it takes, for a client's `base_url` and `api_key`."""
+
+    base_url: str
+    api_key: str
+
+    @property
+    def root_url(self) -> str:
+        """The address as clients of Anthropic want it: without the version."""
+        return self.base_url.removesuffix("/v1")
+
+
+class Dialect(Protocol):
+    """The functions of a protocol."""
+
+    def read(self, request: dict[str, Any], chats: Chats, /) -> Ask: ...
+    def written(
+        self, request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats, /
+    ) -> dict[str, Any] | Iterator[str]: ...
+    def error(self, status: HTTPStatus, message: str, /) -> dict[str, Any]: ...
+
+
+@asynccontextmanager
+async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
+    """Serve the model as long as the context lasts: chat completions, Anthropic's Messages, OpenAI's Responses.
+
+    A request whose messages go on after those of an earlier one and its reply continues that conversation; any other
+    one begins a conversation of its own. All of them are part of the run.
+    """
+    token = secrets.token_urlsafe(32)
+    async with _listening(Gate(_application(Chats(llm)), token, _refused)) as port:
+        yield ChatEndpoint(f"http://127.0.0.1:{port}/v1", token)
+
+
+def _application(chats: Chats) -> Starlette:
+    posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v1/chat/completions": _turns(cast("Dialect", chat), chats),
+        "/v1/messages": _turns(cast("Dialect", messages), chats),
+        "/v1/messages/count_tokens": _counted(chats),
+        "/v1/responses": _turns(cast("Dialect", responses), chats),
+    }
+
+    async def models(request: Request) -> Response:
+        name: str | None = request.path_params.get("name")
+        return JSONResponse(chat.models() if name is None else chat.model(name))
+
+    return Starlette(
+        routes=[
+            *(Route(path, act, methods=["POST"]) for path, act in posts.items()),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{name:path}", models, methods=["GET"]),
+        ],
+        exception_handlers={RequestError: _refused_by, HTTPException: _not_routed, ClientDisconnect: _gone},
+    )
+
+
+def _turns(dialect: Dialect, chats: Chats) -> Callable[[Request], Awaitable[Response]]:
+    async def act(request: Request) -> Response:
+        asked = await _json_body(request)
+        ask = dialect.read(asked, chats)
+        answers = await unless_gone(request, chats.reply(ask))
+        content = dialect.written(asked, ask, answers, chats)
+        if isinstance(content, dict):
+            return JSONResponse(content)
+        # The turn is there as a whole: so are its events.
+        return Response("".join(content), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    return act
+
+
+def _counted(chats: Chats) -> Callable[[Request], Awaitable[Response]]:
+    async def act(request: Request) -> Response:
+        ask = messages.read_counted(await _json_body(request), chats)
+        return JSONResponse({"input_tokens": await unless_gone(request, chats.count(ask))})
+
+    return act
+
+
+async def _json_body(request: Request) -> dict[str, Any]:
+    body = await read_body(request)
+    try:
+        asked: Any = json.loads(body, parse_constant=_no_number)
+        # Half a character can be written as JSON, and nowhere else.
+        json.dumps(asked, ensure_ascii=False).encode()
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise bad_request("the body has a text with half a character: a lone surrogate") from None
+    except ValueError:
+        raise bad_request("the body is no JSON") from None
+    if not isinstance(asked, dict):
+        raise bad_request("the body is no object of JSON")
+    return cast("dict[str, Any]", asked)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _refused(request: Request, error: RequestError) -> Response:
+    """Return the answer to a request that is refused, in the words of its protocol."""
+    theirs = "/messages" in request.url.path or "anthropic-version" in request.headers
+    content = (messages if theirs else chat).error(error.status, str(error))
+    return JSONResponse(content, error.status, error.headers)
+
+
+def _refused_by(request: Request, error: Exception) -> Response:
+    return _refused(request, cast("RequestError", error))
+
+
+def _not_routed(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    if cast("HTTPException", error).status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return _refused(
+            request, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is not asked by {request.method}")
+        )
+    there = "/v1/chat/completions, /v1/messages, /v1/responses and /v1/models"
+    return _refused(request, RequestError(HTTPStatus.NOT_FOUND, f"there is no {path}; there are {there}"))
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)  # nobody reads it
+
+
+@asynccontextmanager
+async def _listening(app: Gate) -> AsyncGenerator[int]:
+    """SaidTurn connections on loopback by `app` as long as the context lasts; its value is the port."""
+    # Not `uvicorn.Server`: that one takes the signals of the process, and looks about ten times a second.
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+    config.load()
+    state = ServerState()
+    # Made here and not given as a socket: asyncio sends small answers at once on connections of its own alone.
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: TimedConnection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS
+    )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        tasks = list(state.tasks)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in list(state.connections):
+            each.transport.abort()

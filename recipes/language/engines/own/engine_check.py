@@ -1,0 +1,64 @@
+"""The comparison of an engine's answers with transformers' own attention, once, before anything depends on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.models.plain_check import PlainCheck, plain_attention
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Prompts of unlike lengths that begin alike, so that prefill, shared prefixes and ragged decoding are all used.
+_LENGTHS, _COMMON, _TOKENS = (9, 31, 20), 8, 12
+_LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+_REMEDY = "use a model of the families that docs/engines.md lists, and report this one"
+
+
+def check_engine(model: PreTrainedModel) -> PlainCheck:
+    """Compare greedy answers of an engine with passes of the model, sequence by sequence.
+
+    Raises:
+        ConfigError: log-probabilities differ by more than rounding explains, or a token is not the likeliest.
+    """
+    kind, reference = type(model).__name__, "transformers' eager attention, one sequence at a time"
+    vocabulary: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
+    tokens = torch.randint(vocabulary, (max(_LENGTHS),), generator=torch.Generator().manual_seed(0)).tolist()
+    params = SamplingParams(temperature=0.0, max_new_tokens=_TOKENS)
+    largest = 0.0
+    try:
+        engine = TorchEngine(model)
+        for length in _LENGTHS:
+            # They begin alike, and differ from there on.
+            prompt = (*tokens[:_COMMON], *tokens[_COMMON:length][::-1])
+            engine.submit(Request(request_id=str(length), prompt=prompt, params=params))
+        answers = list(engine.results())
+        with torch.no_grad(), plain_attention(model):
+            for answer in answers:
+                prompt, drawn = list(answer.prompt), list(answer.tokens)
+                row = torch.tensor([[*prompt, *drawn]], device=model.device)
+                positions = torch.arange(row.shape[1], device=model.device)[None]
+                logits = cast("Any", model)(input_ids=row, position_ids=positions, use_cache=False).logits
+                logprobs = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+                theirs = logprobs.gather(1, row[0, len(prompt) :, None])[:, 0]
+                ours = torch.tensor(answer.logprobs, device=model.device)
+                # A token that is not the likeliest lies below the largest log-probability.
+                missed = (logprobs.max(dim=-1).values - theirs).max()
+                largest = max(largest, float((ours - theirs).abs().max()), float(missed))
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ConfigError(f"the engine `torch` cannot draw from `{kind}`", why=why, help=_REMEDY) from error
+    limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
+    if not largest <= limit:
+        raise ConfigError(
+            f"the engine `torch` draws wrongly from `{kind}`: a log-probability differs by {largest:.2g} from"
+            f" {reference}",
+            why=f"rounding explains up to {limit:g}",
+            help=_REMEDY,
+        )
+    return PlainCheck(f"greedy answers of `{kind}` by the engine `torch`", reference, largest, limit)

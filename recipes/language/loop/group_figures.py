@@ -1,0 +1,55 @@
+"""Figures of the groups of a training step, and why a step has nothing to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recipes.language.loop.prompts import GroupReport
+from recipes.training.statistics import mean
+
+
+def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
+    """Return figures of all answers of a step that could be scored, and counts of the others."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    lengths = [length for group in groups for length in group.lengths]
+    count = max(1, len(rewards))
+    average = mean(rewards)
+    metrics = {
+        "rollout/reward": average,
+        "rollout/correct": mean([float(right) for group in groups for right in group.corrects]),
+        "rollout/reward_std": mean([(reward - average) ** 2 for reward in rewards]) ** 0.5,
+        "rollout/response_length": mean(lengths),
+        "rollout/truncated": sum(group.truncated for group in groups) / count,
+        "rollout/prompts_skipped": float(sum(group.skipped for group in groups)),
+    }
+    whole = sum(group.tokens for group in groups)
+    if rewards:
+        metrics["rollout/prompt_length"] = (whole - sum(lengths)) / count
+    for group in groups:
+        for kind, number in group.failures.items():
+            key = f"failed/{kind}"
+            metrics[key] = metrics.get(key, 0.0) + number
+        for name, total in group.parts.items():
+            key = f"reward/{name}"
+            metrics[key] = metrics.get(key, 0.0) + total / count
+        for key, total in group.figures.items():
+            metrics[key] = metrics.get(key, 0.0) + total / count
+    return metrics
+
+
+def why_nothing(groups: Sequence[GroupReport]) -> str:
+    """Return why none of the groups is learned from."""
+    skipped, spoiled = (sum(getattr(group, name) for group in groups) for name in ("skipped", "spoiled"))
+    if skipped == len(groups):
+        return f"all {skipped} prompts are longer than `data.max_prompt_length`"
+    if spoiled + skipped == len(groups):
+        first = next(group.failure for group in groups if group.spoiled)
+        return f"too few answers to each of {spoiled} prompts could be scored; the first: {first}"
+    return f"the answers to each of {len(groups) - skipped - spoiled} prompts have equal rewards"
+
+
+def help_with_nothing(groups: Sequence[GroupReport]) -> str:
+    """Return what to do where none of the groups is learned from."""
+    if any(group.spoiled for group in groups):
+        return "mend what scores or makes them"
+    return "give other problems, a larger `algorithm.group_size`, or `filter_groups: false`"

@@ -1,0 +1,179 @@
+"""The answer that a text gives: what is boxed, or said to be the answer, before what comes last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped
+from recipes.language.rewards.numbers import Number, number_in_clean
+
+_SAID: Final = re.compile(
+    r"\banswer\b(?:\s+(?:to|for|of|here|now|must|should|will|would)\b[^.\n:=]{0,80}?)?(?:\*\*)?\s*"
+    r"(?:(?:is|are|be|equals?)\b(?:\s+(?:that|therefore|thus|simply|just|approximately|about|exactly|option|choice))?"
+    r"|:|=)[:\s]*",
+    re.IGNORECASE,
+)
+_MARKED: Final = re.compile(r"####[ \t]*")
+_SENTENCE_END: Final = re.compile(r"\n|(?<=[^\s.])[.!?](?=\s|$)")
+_FORMULA: Final = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_REASONS: Final = re.compile(r",?\s+(?:because|since|so|which|as|where|for|when|if|after|by)\b|[,;]\s|\s\(")
+
+_BLANK_CURRENCY: Final = re.compile(r"([-+]?)\s*(?:\\?\$|[€£¥])\s*(?=[-+]?\s*[0-9.])")
+_OPERATOR_ENDS: Final = re.compile(r"(?:[-+*/^=×÷(\[{<>]|\\(?:times|cdot|div|le|ge|pm)|(?<![A-Za-z])[xX])$")
+_OPERATOR_BEGINS: Final = re.compile(
+    r"[*/^=×÷)\]}<>!%°]|[-+](?![0-9.])|\\(?:times|cdot|div|le|ge|pm)(?![A-Za-z])|[xX]$"
+)
+_PLAIN_WORD: Final = re.compile(r"\W?[A-Za-z]{2}")
+_WHOLE: Final = re.compile(r"[-+]?[0-9]+")
+_FRACTION: Final = re.compile(r"[0-9]+/[0-9]+|\\frac")
+_DIGIT: Final = re.compile(r"[-+]?[0-9]")
+_THOUSANDS: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})*")
+_THREE: Final = re.compile(r"[0-9]{3}(?![0-9])")
+_LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
+
+
+def said_answer(text: str) -> str | None:
+    r"""Return what a text says its answer is: after the last `####`, else the last `answer is`; None where it says
+    nothing.
+    """
+    for pattern in (_MARKED, _SAID):
+        matches = list(pattern.finditer(text))
+        if matches:
+            rest = text[matches[-1].end() :].lstrip()
+            end = _SENTENCE_END.search(rest)
+            said = rest if end is None else rest[: end.start()]
+            if said.strip():
+                return said.strip()
+    return None
+
+
+def candidates(text: str) -> Iterator[str]:
+    """Yield what may be the answer of a text that boxes nothing, first what says most clearly that it is."""
+    said = said_answer(text)
+    if said is None:
+        yield text
+        # The last number may be none of the answer's: `answer_number` says which one is.
+        yield from (run for run in list(_runs(text))[-1:] if number_in_clean(run) is None)
+        return
+    yield said
+    formula = _FORMULA.search(said)
+    if formula is not None:
+        yield next(part for part in formula.groups() if part is not None)
+    shorter = _REASONS.search(said)
+    if shorter is not None:
+        yield said[: shorter.start()]
+    yield from list(_runs(said, bullets=False))[:1]
+
+
+def answer_number(text: str) -> Number | None:
+    r"""Return the number that a text gives as its answer, or None.
+
+    It is what the last `\boxed{}` holds; else the first number after the last `####` or `answer is`; else what the
+    last equation equals; else the last number. An expression that is no number by itself, as `(1,2)` or `2^3`, is none
+    in any of these places.
+    """
+    boxed = boxed_content(text)
+    if boxed is not None:
+        return _right_side(unwrapped(cleaned(boxed))[0])
+    whole = number_in_clean(unwrapped(cleaned(text))[0])
+    if whole is not None:
+        return whole
+    said = said_answer(text)
+    if said is not None:
+        runs = list(_runs(said, bullets=False))
+        if runs:
+            return _right_side(runs[0])
+    runs = list(_runs(text))
+    for run in reversed(runs):
+        if "=" in run:
+            return _right_side(run)
+    return _right_side(runs[-1]) if runs else None
+
+
+def _right_side(run: str) -> Number | None:
+    """Return the number that an expression is, or that it says something is equal to."""
+    whole = number_in_clean(run)
+    if whole is not None or "=" not in run:
+        return whole
+    return number_in_clean(unwrapped(run.rpartition("=")[2])[0])
+
+
+def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
+    """Yield the expressions of a text that have digits, cleaned, each of them whole: no part of one is yielded.
+
+    Words, and names with digits in them such as `H2O` or `2nd`, are no expressions.
+
+    Args:
+        text: the text.
+        bullets: whether a dash with a blank at the start of a line marks an item of a list, and no negative number.
+    """
+    lines = (_BLANK_CURRENCY.sub(r" \1", cleaned(line)) for line in text.splitlines())
+    for line in lines:
+        chunks = re.sub(r"\\[()\[\]]|\$|\*\*|`", " ", line).split()
+        at = 0
+        while at < len(chunks):
+            end = _end_of_run(chunks, at, bullets=bullets)
+            run = _trimmed(" ".join(chunks[at:end]))
+            # A list at the end of a sentence is one answer, no number; before a word its last item stands by itself.
+            if end < len(chunks) and end - at > 1 and all(_LISTED.match(chunk) for chunk in chunks[at : end - 1]):
+                run = _trimmed(chunks[end - 1])
+            at = end
+            if any(character in "0123456789" for character in run) and not _is_name(run):
+                yield run
+
+
+def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
+    """Return the number of the chunk behind the expression that begins with a chunk."""
+    end = at + 1
+    while end < len(chunks):
+        before, after = chunks[end - 1], chunks[end]
+        # A dash between words, or one that begins a line, is no operator.
+        if before in ("-", "+", "*") and end - 1 == at and (at or bullets):
+            break
+        run = " ".join(chunks[at:end])
+        is_open = any(run.count(begin) > run.count(close) for begin, close in ("()", "[]"))
+        joined = (
+            (is_open and not _PLAIN_WORD.match(after))
+            or run.count("{") > run.count("}")
+            or ("\\" in before + after and _is_formula(before) and _is_formula(after))
+            or (_WHOLE.fullmatch(before) and _FRACTION.match(after))
+            or (_LISTED.match(before) and _DIGIT.match(after))
+            or (_THOUSANDS.fullmatch(run) and _THREE.match(after))
+            or _OPERATOR_ENDS.search(before)
+            or _OPERATOR_BEGINS.match(after)
+        )
+        if not joined:
+            break
+        end += 1
+    return end
+
+
+def _is_formula(chunk: str) -> bool:
+    """Return whether a chunk is no word: it has a command or a digit, or is the name of a variable."""
+    return bool(re.search(r"\\\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
+
+
+def _trimmed(run: str) -> str:
+    """Return an expression without the punctuation and emphasis around it."""
+    before = ""
+    while run != before:
+        before = run
+        run = run.strip(" *_`\"'").rstrip(".,;:!?").lstrip(":,;")
+        # A half-open interval closes by another bracket than it opens by.
+        opened, closed = (sum(run.count(mark) for mark in marks) for marks in ("([", ")]"))
+        if closed > opened and run.endswith((")", "]")):
+            run = run[:-1]
+        if opened > closed and run.startswith(("(", "[")):
+            run = run[1:]
+    return unwrapped(run)[0]
+
+
+def _is_name(run: str) -> bool:
+    r"""Return whether an expression is a word with digits in it: `cm^2`, `H2O`, `2nd`, `3D`."""
+    if number_in_clean(run) is not None:
+        return False
+    return bool(
+        re.fullmatch(r"[A-Za-z][A-Za-z/]*(?:[-_]?[0-9]+|\^\{?-?[0-9]+\}?)[A-Za-z0-9]*|[0-9]+(?:st|nd|rd|th|D|d)", run)
+    )

@@ -1,0 +1,84 @@
+"""Right answers held against themselves: one that its own rule does not call right can never be given."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from recipes.language.rewards.cleaning import boxed_content
+from recipes.language.rewards.final_answer import answer_number
+from recipes.language.rewards.readings import Other, read, text_of
+from recipes.language.rewards.rules import RULES, Verdict, is_expression
+from rlinf_core import ConfigError
+
+# The kind of a scorer that judges right answers by themselves.
+GOLDS: Final = "right answers"
+# The rules of whose right answers something is known without asking anybody.
+CHECKED: Final = ("exact", "boxed", "number", "math")
+# The share of right answers above which a file and its rule do not belong together.
+MOST_FAILING: Final = 0.5
+_SHOWN: Final = 3
+
+
+class Fault(NamedTuple):
+    """A right answer that its rule does not call right.
+
+    Attributes:
+        place: of the row.
+        answer: as the row has it.
+        reason: that the rule gives.
+    """
+
+    place: str
+    answer: str
+    reason: str
+
+
+def gold_verdict(rule: str, answer: str) -> Verdict:
+    """Return what a rule says of a right answer that is given as an answer.
+
+    That its text is the same is not enough: what is no number, or no expression, is right by no other spelling.
+    """
+    fault = quick_fault(rule, answer)
+    if fault:
+        return Verdict(0.0, fault)
+    if rule == "math" and isinstance(read(_shown(answer)), Other) and not is_expression(_shown(answer)):
+        return Verdict(0.0, "it is no expression that math-verify reads")
+    text = answer if rule in ("exact", "number") else rf"\boxed{{{_shown(answer)}}}"
+    return RULES[rule](text, answer)
+
+
+def quick_fault(rule: str, answer: str) -> str:
+    """Return what is wrong with a right answer as far as it can be told without math-verify; "" for nothing."""
+    if not text_of(read(_shown(answer))).strip():
+        return "it is empty"
+    if rule == "number" and answer_number(answer) is None:
+        return "it is no number"
+    return ""
+
+
+def complaint(rule: str, faults: list[Fault], checked: int) -> str:
+    """Return the sentence that tells of right answers that fail: how many, and the first of them."""
+    listed = "; ".join(f"{fault.place}: `{_short(fault.answer)}`: {fault.reason}" for fault in faults[:_SHOWN])
+    rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    return f"{len(faults)} of {checked} right answers are not right by `reward_type: {rule}` ({listed}{rest})"
+
+
+def gold_error(rule: str, faults: list[Fault], checked: int) -> ConfigError | None:
+    """Return the error of data whose right answers mostly fail; None where at most half of them do."""
+    if len(faults) <= MOST_FAILING * checked:
+        return None
+    return ConfigError(
+        complaint(rule, faults, checked),
+        why="no answer to such a problem can be right",
+        help="set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the answer",
+    )
+
+
+def _shown(answer: str) -> str:
+    content = boxed_content(answer)
+    return answer if content is None else content
+
+
+def _short(text: str, longest: int = 40) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,0 +1,136 @@
+r"""The one grammar of numbers: a text is a number when all of it is, and half of an expression never is.
+
+    number    = [sign] [currency] magnitude [unit], also in parentheses
+    magnitude = decimal | decimal e integer | decimal \times 10^integer | 10^integer
+              | \frac{decimal}{decimal} | decimal/decimal | integer \frac{..}{..} | integer integer/integer
+              | decimal \overline{digits}
+    decimal   = integer [. digits] | . digits
+    integer   = digits | 1 to 3 digits, and groups of exactly three after commas or blanks
+    unit      = % | ° | currency | million | words that no variable is called by, with exponents
+
+Texts are `cleaned` first (`cleaning`).
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from recipes.language.rewards.cleaning import cleaned, closing_brace, unwrapped
+from recipes.language.rewards.units import unit_of
+
+# Digits of a number, and its largest power of ten: what is longer is no answer, and would take time.
+_LONGEST: Final = 200
+
+_DIGITS: Final = "[0-9]+"
+_INTEGER: Final = rf"(?:[1-9][0-9]{{0,2}}(?:(?:,[0-9]{{3}})+|(?: [0-9]{{3}})+)(?![0-9])|{_DIGITS})"
+_DECIMAL: Final = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
+_TIMES: Final = r"\s*(?:\\times|\\cdot|\*|[xX])\s*"
+_POWER: Final = r"10\s*(?:\^|\*\*)\s*(?:\{\s*([-+]?[0-9]+)\s*\}|([-+]?[0-9]+))"
+_SIGN: Final = r"([-+]?)\s*"
+_CURRENCY: Final = r"(?:US)?(?:\\?\$|\\(?:pounds|euro)(?![A-Za-z])|[€£¥₹])"
+
+_FRAME: Final = re.compile(rf"{_SIGN}({_CURRENCY})?\s*{_SIGN}")
+_MAGNITUDES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("repeating", re.compile(rf"({_INTEGER}?\.[0-9]*)\\(?:overline|bar|dot)\{{([0-9]+)\}}")),
+    ("mixed", re.compile(rf"({_DIGITS})\s*\\frac\{{({_DIGITS})\}}\{{({_DIGITS})\}}")),
+    ("mixed", re.compile(rf"({_DIGITS})\s+({_DIGITS})\s*/\s*({_DIGITS})(?![0-9/])")),
+    ("fraction", re.compile(rf"\\frac\{{\s*([-+]?\s*{_DECIMAL})\s*\}}\{{\s*([-+]?\s*{_DECIMAL})\s*\}}")),
+    ("fraction", re.compile(rf"({_DECIMAL})\s*/\s*([-+]?\s*{_DECIMAL})(?!\s*/)")),
+    ("power", re.compile(rf"({_DECIMAL}){_TIMES}{_POWER}")),
+    ("power", re.compile(rf"(){_POWER}")),
+    ("power", re.compile(rf"({_DECIMAL})[eE]([-+]?[0-9]+)()")),
+    ("decimal", re.compile(rf"({_DECIMAL})")),
+)
+
+
+class Number(NamedTuple):
+    """A number as it was written.
+
+    Attributes:
+        value: of it, exactly; of `50%` 50, as PRM800K's grader reads it.
+        unit: of a measure that is known, by one name for all its spellings; "" for any other, and without one.
+    """
+
+    value: Fraction
+    unit: str = ""
+
+
+def number_of(text: str) -> Number | None:
+    """Return the number that a text is, all of it; None where it is anything else, or is too long."""
+    text, _ = unwrapped(cleaned(text))
+    return number_in_clean(text)
+
+
+def number_in_clean(text: str) -> Number | None:
+    """Return the number that a cleaned text is; see `number_of`."""
+    if len(text) > _LONGEST:
+        return None
+    text = _without_parentheses(text)
+    frame = _FRAME.match(text)
+    if frame is None or (frame.group(1) and frame.group(3)):
+        return None
+    negative = "-" in (frame.group(1), frame.group(3))
+    rest = text[frame.end() :]
+    for kind, pattern in _MAGNITUDES:
+        match = pattern.match(rest)
+        if match is None:
+            continue
+        unit = unit_of(rest[match.end() :])
+        value = _value(kind, match.groups())
+        if unit is None or value is None:
+            continue
+        if frame.group(2) and unit.name:
+            return None
+        name = "$" if frame.group(2) and "$" in frame.group(2) else unit.name
+        return Number((-value if negative else value) * unit.factor, name)
+    return None
+
+
+def same_number(one: Number, other: Number) -> bool:
+    """Return whether numbers are equal, and no two measures that differ."""
+    return one.value == other.value and not (one.unit and other.unit and one.unit != other.unit)
+
+
+def _value(kind: str, parts: tuple[str | None, ...]) -> Fraction | None:
+    first, second, third = (*parts, None, None)[:3]
+    if kind == "repeating":
+        return _repeating(first or "", second or "")
+    numbers = [_decimal(part) if part else None for part in (first, second, third)]
+    if kind == "power":
+        base = Fraction(1) if first == "" else numbers[0]
+        exponent = int(second or third or 0)
+        return None if base is None or abs(exponent) > _LONGEST else base * Fraction(10) ** exponent
+    if kind == "decimal":
+        return numbers[0]
+    whole = Fraction(0) if kind == "fraction" else numbers[0]
+    above, below = numbers[:2] if kind == "fraction" else numbers[1:]
+    if whole is None or above is None or not below:
+        return None
+    return whole + above / below
+
+
+def _decimal(written: str) -> Fraction | None:
+    try:
+        return Fraction(Decimal(re.sub("[, ]", "", written)))
+    except (InvalidOperation, ValueError):
+        return None
+
+
+def _repeating(before: str, period: str) -> Fraction | None:
+    start = _decimal(before + "0")
+    if start is None:
+        return None
+    places = len(before.partition(".")[2])
+    return start + Fraction(int(period), (10 ** len(period) - 1) * 10**places)
+
+
+def _without_parentheses(text: str) -> str:
+    """Return `-5` for `(-5)`; a list in parentheses stays as it is, for no number has a comma and a blank."""
+    while text.startswith("(") and text.endswith(")") and "(" not in text[1:] and ")" not in text[:-1]:
+        text = text[1:-1].strip()
+    if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    return text

@@ -1,0 +1,190 @@
+"""The signatures of reward functions: ours, and those of verl, TRL and OpenRLHF, told by the names of their arguments.
+
+A function can be read from its source as well as from the object, so that a file is checked without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+
+from rlinf_core import ConfigError
+
+Convention: TypeAlias = Literal["ours", "verl", "verl batch", "trl", "openrlhf"]
+
+OURS: Final = frozenset(("prompt", "text", "answer", "tokens", "row"))
+VERL: Final = frozenset(("data_source", "solution_str", "ground_truth", "extra_info"))
+VERL_BATCH: Final = frozenset(("data_sources", "solution_strs", "ground_truths", "extra_infos"))
+OPENRLHF: Final = frozenset(("queries", "prompts", "labels"))
+# Besides these, TRL hands over each column of the data set by its name.
+TRL: Final = frozenset(("prompts", "completions", "completion_ids", "completions_ids", "trainer_state"))
+
+_ACCEPTED: Final = (
+    "name arguments of one kind: ours (any of prompt, text, answer, tokens, row), verl's (data_source, solution_str,"
+    " ground_truth, extra_info), TRL's (prompts, completions, **columns) or OpenRLHF's (queries, prompts, labels)"
+)
+
+
+class Signature(NamedTuple):
+    """The arguments that a function can be called with.
+
+    Attributes:
+        names: of those that may be given by name.
+        required: of those that have no default.
+        positional: names of those that can be given by position alone.
+        takes_all: whether it takes any further ones by name.
+    """
+
+    names: tuple[str, ...]
+    required: frozenset[str]
+    positional: tuple[str, ...] = ()
+    takes_all: bool = False
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Signature:
+        """Return the signature of a function.
+
+        Raises:
+            ConfigError: it has none that can be read, as some functions in C.
+        """
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise ConfigError("the arguments of the reward function cannot be read", why=str(error)) from None
+        kinds = inspect.Parameter
+        named = [
+            parameter for parameter in parameters if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        ]
+        return cls(
+            names=tuple(parameter.name for parameter in named),
+            required=frozenset(parameter.name for parameter in named if parameter.default is kinds.empty),
+            positional=tuple(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_ONLY),
+            takes_all=any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters),
+        )
+
+
+def convention_of(signature: Signature, name: str) -> Convention:
+    """Return whose convention a reward function follows.
+
+    Args:
+        signature: its arguments.
+        name: of the function, for messages.
+
+    Raises:
+        ConfigError: it follows none, or wants an argument that it would not be given.
+    """
+    if signature.positional:
+        raise _refused(name, f"`{signature.positional[0]}` can only be given by position, and arguments go by name")
+    names, required = frozenset(signature.names), signature.required
+    if "completions" in names:
+        # What else it wants are columns, which each row has or lacks.
+        return "trl"
+    known: dict[Convention, frozenset[str]] = {
+        "verl batch": VERL_BATCH,
+        "openrlhf": OPENRLHF,
+        "verl": VERL | OURS,
+        "ours": OURS,
+    }
+    for convention, offered in known.items():
+        telling = offered - OURS if convention == "verl" else offered
+        if names & telling:
+            strange = sorted(required - offered)
+            if strange:
+                raise _refused(name, f"it wants `{strange[0]}` besides `{sorted(names & telling)[0]}`")
+            return convention
+    if required:
+        raise _refused(name, f"`{sorted(required)[0]}` is no argument that a reward function is given")
+    if not signature.takes_all:
+        raise _refused(name, "it takes none of the arguments that a reward function is given")
+    return "ours"
+
+
+def signature_in_source(target: str) -> Signature | None:
+    """Return the signature of `package.module:function` as its source has it, without importing the module.
+
+    None where the source does not say, as for decorated functions, objects and what is imported from elsewhere.
+    """
+    module, _, name = target.partition(":")
+    try:
+        spec = find_spec(module)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)
+    except Exception:  # noqa: BLE001  what cannot be found or read is told by others
+        return None
+    functions = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name and not node.decorator_list
+    ]
+    # Names within functions and classes are their own.
+    outside = [
+        node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    nodes = [node for statement in outside for node in ast.walk(statement)]
+    bound = [node for node in nodes if isinstance(node, ast.Name | ast.alias) and _binds(node, name)]
+    if len(functions) != 1 or bound:
+        return None
+    arguments = functions[0].args
+    plain, defaults = arguments.args, len(arguments.defaults)
+    required = [parameter.arg for parameter in plain[: len(plain) - defaults]]
+    required += [
+        parameter.arg
+        for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    return Signature(
+        names=tuple(parameter.arg for parameter in (*plain, *arguments.kwonlyargs)),
+        required=frozenset(required),
+        positional=tuple(parameter.arg for parameter in arguments.posonlyargs),
+        takes_all=arguments.kwarg is not None,
+    )
+
+
+def _binds(node: ast.Name | ast.alias, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Store)
+    return (node.asname or node.name) == name
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(f"the reward function `{name}` cannot be called", why=why, help=_ACCEPTED)
+
+
+def numbers_of(result: Any, count: int) -> Sequence[Any]:
+    """Return what a function that judges several answers returned, as one result for each of them.
+
+    Lists, tensors and arrays have an entry for each answer; a mapping has them under `rewards` or `scores`
+    (OpenRLHF), and those of further figures under `extra_logs`.
+
+    Raises:
+        TypeError: it is nothing of the kind.
+        ValueError: it has another number of entries.
+    """
+    if isinstance(result, Mapping):
+        entries = cast("Mapping[str, Any]", result)
+        rewards = next((entries[key] for key in ("rewards", "scores") if key in entries), None)
+        if rewards is None:
+            raise TypeError("the mapping that the reward function returned has no `rewards`")
+        logs = cast("Mapping[str, Any]", entries.get("extra_logs") or {})
+        figures = {name: _listed(values, count) for name, values in logs.items()}
+        listed = _listed(rewards, count)
+        return [
+            {"reward": listed[index], **{name: values[index] for name, values in figures.items()}}
+            for index in range(count)
+        ]
+    return _listed(result, count)
+
+
+def _listed(values: Any, count: int) -> list[Any]:
+    plain: Any = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(plain, list | tuple):
+        raise TypeError(f"the reward function returned {type(values).__name__}, not a list of {count} rewards")
+    entries = cast("Sequence[Any]", plain)
+    if len(entries) != count:
+        raise ValueError(f"the reward function returned {len(entries)} rewards for {count} answers")
+    return list(entries)

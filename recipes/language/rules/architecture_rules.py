@@ -1,0 +1,134 @@
+"""Rules about a language model's architecture, by the config.json of its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, cast
+
+# Model types whose attention transformers does not let be replaced, or that hold state other than keys and values.
+# The nightly sweep over the installed transformers compares this list with what it sees.
+REFUSED: Final = frozenset(
+    (
+        "bailing_hybrid",
+        "bamba",
+        "bart",
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "bigbird_pegasus",
+        "biogpt",
+        "blenderbot",
+        "blenderbot-small",
+        "bloom",
+        "camembert",
+        "codegen",
+        "cpmant",
+        "data2vec-text",
+        "diffllama",
+        "doge",
+        "electra",
+        "ernie",
+        "falcon_h1",
+        "falcon_mamba",
+        "gpt_neox_japanese",
+        "gptj",
+        "hrm_text",
+        "inkling2_text",
+        "inkling_text",
+        "jamba",
+        "kimi_linear",
+        "longcat_flash",
+        "mamba",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "mimo_v2_flash",
+        "mpt",
+        "mvp",
+        "nemotron",
+        "nemotron_h",
+        "olmo_hybrid",
+        "openai-gpt",
+        "pegasus",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "qwen4_exp_text",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "rwkv",
+        "stablelm",
+        "trocr",
+        "xglm",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    )
+)
+_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_REMEDY: Final = "use a model of the families that docs/engines.md lists"
+
+
+class ArchitectureFault(NamedTuple):
+    """A reason why a model cannot be trained.
+
+    Attributes:
+        message, help: what is wrong, and what to do.
+        limits_length: `runner.seq_length` is too long for the model, which could be trained otherwise.
+    """
+
+    message: str
+    help: str
+    limits_length: bool = False
+
+
+def fault_of_architecture(settings: Mapping[str, Any], seq_length: int) -> ArchitectureFault | None:
+    """Return why a model cannot be trained; None where nothing is known against it.
+
+    Args:
+        settings: config.json of its folder.
+        seq_length: tokens of the longest sequence.
+    """
+    kind = settings.get("model_type")
+    if kind in REFUSED:
+        return ArchitectureFault(f"models of type `{kind}` are not computed here", _REMEDY)
+    text = settings.get("text_config")
+    text = cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
+    layers = text.get("layer_types")
+    if isinstance(layers, list):
+        unknown = sorted({str(each) for each in cast("list[object]", layers)} - _LAYERS)
+        if unknown:
+            return ArchitectureFault(f"the model has layers that are not computed here: {', '.join(unknown)}", _REMEDY)
+    longest = _longest_exact(text)
+    if longest is not None and seq_length > longest:
+        return ArchitectureFault(
+            f"the angles of the model's positions change where a sequence is longer than {longest} tokens, and"
+            f" `runner.seq_length` is {seq_length}",
+            f"write {longest} or less",
+            limits_length=True,
+        )
+    return None
+
+
+def _longest_exact(text: Mapping[str, Any]) -> int | None:
+    """Return how long a sequence may be, so that angles depend on positions alone; None: as long as it wants."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, dict):
+        return None
+    parts = [
+        cast("Mapping[str, Any]", rope),
+        *(each for each in cast("dict[str, Any]", rope).values() if isinstance(each, dict)),
+    ]
+    kinds = {str(part.get("rope_type", part.get("type"))) for part in parts}
+    limits: list[object] = []
+    # `su` and `yarn` of the first Phi-3 folders are names of `longrope`.
+    if kinds & {"longrope", "su"}:
+        limits.append(parts[0].get("original_max_position_embeddings") or text.get("original_max_position_embeddings"))
+    if "dynamic" in kinds:
+        limits.append(text.get("max_position_embeddings"))
+    known = [each for each in limits if isinstance(each, int) and each > 0]
+    return min(known, default=None)

@@ -1,0 +1,54 @@
+"""Conversations that a job has with its model, held against the chat template before anything is generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rlinf_core import ConfigError
+from rlinf_core.config.tree import Path
+
+if TYPE_CHECKING:
+    from recipes.language.config import LanguageConfig
+    from recipes.training.chat_template import ChatTemplate
+
+_TEXTS: Final = {
+    "system": "Words of the system.",
+    "user": "Words of the user.",
+    "assistant": "Words of the model.",
+    "tool": "Words of a tool.",
+}
+_HELP: Final = {
+    "system": "remove `data.system_prompt`, or put its text into `data.few_shot`",
+    "tool": "use a model whose chat template takes messages of tools, or write `data.apply_chat_template: false`",
+}
+_OTHER_HELP: Final = "use a tokenizer with another template, or write `data.apply_chat_template: false`"
+
+
+class ChatFault(NamedTuple):
+    """A conversation that a chat template does not write: the key that asks for it, why, and what to do."""
+
+    path: Path
+    message: str
+    help: str
+
+
+def template_fault(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
+    """Return the first conversation of a job that a chat template does not write, if any."""
+    for path, roles, tools, help in config.chat_roles(template):
+        why = template.fault([{"role": each, "content": _TEXTS[each]} for each in roles], tools)
+        if why is not None:
+            message = f"the chat template of the tokenizer does not write a conversation of {', '.join(roles)}: {why}"
+            known = next((text for role, text in _HELP.items() if role in roles), _OTHER_HELP)
+            return ChatFault(path, message, help or known)
+    return None
+
+
+def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> None:
+    """Check that the chat template writes every conversation of a job.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    fault = None if template is None else template_fault(config, template)
+    if fault is not None:
+        raise ConfigError(fault.message, where=".".join(map(str, fault.path)), help=fault.help)

@@ -1,0 +1,126 @@
+"""Chat templates of tokenizers: messages as text, and the conversations that a template refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rlinf_core import ConfigError
+from rlinf_core.config.tree import Path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PROBE: Final = "rlinfprobe"
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class ChatRoles(NamedTuple):
+    """The roles of a conversation in their order, and the key that asks for it.
+
+    Attributes:
+        path: of the key.
+        roles: of the messages.
+        tools: functions that the template is told of, as chat completions list them.
+        help: the remedy; empty: the one for the roles.
+    """
+
+    path: Path
+    roles: tuple[str, ...]
+    tools: tuple[Any, ...] = ()
+    help: str = ""
+
+
+class TemplateRefusalError(ConfigError):
+    """A chat template does not write some messages. The error belongs to the prompt or the run that has them."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the chat template refuses the messages: {why}",
+            help="change the roles or their order, or write `data.apply_chat_template: false`",
+        )
+        self.reason = why
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with its arguments.
+
+    Args:
+        tokenizer: of the model.
+        arguments: values for names that the template reads, such as `enable_thinking`.
+
+    Raises:
+        ConfigError: the tokenizer has no template, or one that does not read an argument or write a user's message.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
+        self._tokenizer: Any = tokenizer
+        self._arguments = dict(arguments)
+        # Templates of models that see pictures read lists of parts, and skip a text without an error.
+        self._parts = False
+        source: Any = getattr(tokenizer, "chat_template", None)
+        if not source:
+            raise ConfigError(
+                "`data.apply_chat_template` is on, and the tokenizer has no chat template",
+                help="write `data.apply_chat_template: false`, and examples in `data.few_shot`",
+            )
+        for name in arguments:
+            if not re.search(rf"\b{re.escape(name)}\b", str(source)):
+                raise ConfigError(
+                    f"`data.chat_template_kwargs` has `{name}`, which the chat template does not read",
+                    help="correct the name, or remove it",
+                )
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        reasons: list[str] = []
+        for self._parts in (False, True):
+            reason = self.fault([{"role": "user", "content": _PROBE}])
+            if reason is None:
+                return
+            reasons.append(reason)
+        raise ConfigError(
+            "the chat template cannot be used: it does not write what a user says",
+            why=reasons[0],
+            help="write `data.apply_chat_template: false`, or use a tokenizer with another template",
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return messages as text, up to where the model speaks.
+
+        Args:
+            messages: with `role` and `content`, and `tool_calls` where there are some.
+            tools: functions that the model may call, as chat completions list them.
+
+        Raises:
+            TemplateRefusalError: the template does not write them.
+        """
+        listed = [self._with_parts(each) for each in messages] if self._parts else list(messages)
+        options = {"tools": list(tools), **self._arguments} if tools else self._arguments
+        try:
+            return self._tokenizer.apply_chat_template(listed, add_generation_prompt=True, tokenize=False, **options)
+        except Exception as error:  # noqa: BLE001 - of the model's template
+            raise TemplateRefusalError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
+
+    def fault(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+        """Return why a conversation cannot be written with all its texts; None where it can."""
+        try:
+            lost = self.lost_role(messages, tools)
+        except TemplateRefusalError as refusal:
+            return refusal.reason
+        return None if lost is None else f"the text of the `{lost}` message is not in the prompt"
+
+    def lost_role(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+        """Return the role of a message whose text the template leaves out; None where it writes all of them.
+
+        Raises:
+            TemplateRefusalError: the template does not write the messages.
+        """
+        text = self.render(messages, tools)
+        return next((each["role"] for each in messages if each["content"].strip() not in text), None)
+
+    @staticmethod
+    def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}

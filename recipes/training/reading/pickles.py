@@ -1,0 +1,186 @@
+"""Pickle streams, read as data.
+
+A pickle is a program: it names functions and has them called. Here the names stay names. Containers, numbers and text
+are made as they stand; whatever the stream wants to have called goes to `PickleReader.make`, which knows a few names
+and builds their values itself. So no file can reach more than the code of the reader at hand, whatever Python or torch
+allow. `torch.load(weights_only=True)` promises the same, and did not keep it before torch 2.10 (CVE-2025-32434,
+CVE-2026-24747); rlinf runs with older ones.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, cast
+
+# In bytes of a stream, whose values take up to a hundred times as much. A tensor of eight ranks takes about 1200.
+LIMIT: Final = 64 << 20
+# Types of keys whose hash takes one step: that of a tuple of tuples, each there twice, takes a step for each path.
+_KEYS: Final = (str, int)
+_CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES: Final = frozenset(
+    ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES")
+)
+_EMPTY: Final[dict[str, Callable[[], object]]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+_TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PUTS: Final = frozenset(("BINPUT", "LONG_BINPUT"))
+_GETS: Final = frozenset(("BINGET", "LONG_BINGET"))
+_SKIPPED: Final = frozenset(("PROTO", "FRAME"))
+
+
+class Name(str):
+    """A name of a module's class or function, as in `torch.float32`. It is text: nothing is looked up by it."""
+
+    __slots__ = ()
+
+
+class PickleReader:
+    """A reader of one pickle stream; subclasses say what a name stands for.
+
+    Memory and time are in proportion to the length of the stream.
+    """
+
+    def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
+        """Return the value of a call that the stream asks for.
+
+        Raises:
+            ValueError: `name` is none that is known here, or the arguments are not those of it.
+        """
+        raise ValueError(f"it asks for a call of `{name}`, which is never made")
+
+    def stored(self, reference: object) -> object:
+        """Return what the stream refers to outside of itself.
+
+        Raises:
+            ValueError: there is no such thing.
+        """
+        raise ValueError("it refers to another file")
+
+    def build(self, value: object, state: Any) -> None:
+        """Give a value of `make` its state.
+
+        Raises:
+            ValueError: it takes none.
+        """
+        raise ValueError("it changes a value that is whole")
+
+    def key(self, key: object) -> Any:
+        """Return the key of a mapping.
+
+        Raises:
+            ValueError: it is of a type whose hash may take long.
+        """
+        return key if type(key) in _KEYS else _refuse("a key of a mapping is neither text nor a number")
+
+    def read(self, stream: bytes) -> object:
+        """Return the value that a stream describes.
+
+        Raises:
+            ValueError: it is damaged, larger than `LIMIT`, or asks for something that is unknown here.
+        """
+        if len(stream) > LIMIT:
+            raise ValueError(f"its description has {len(stream)} bytes, and {LIMIT} are read at most")
+        try:
+            return self._run(stream)
+        except (IndexError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError) as error:
+            raise ValueError(f"it is damaged: {type(error).__name__}") from error
+
+    def _run(self, stream: bytes) -> object:
+        stack: list[Any] = []
+        outer: list[list[Any]] = []
+        memo: dict[int, object] = {}
+        for opcode, argument, _ in pickletools.genops(stream):
+            name = opcode.name
+            if name in _GETS:
+                stack.append(memo[cast("int", argument)])
+            elif name == "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            elif name in _PUTS:
+                memo[cast("int", argument)] = stack[-1]
+            elif name in _VALUES:
+                stack.append(argument)
+            elif name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            elif name in _EMPTY:
+                stack.append(_EMPTY[name]())
+            elif name == "MARK":
+                outer.append(stack)
+                stack = []
+            elif name in ("TUPLE", "SETITEMS", "APPENDS"):
+                items, stack = stack, outer.pop()
+                self._take(name, stack, items)
+            elif name in ("SETITEM", "APPEND"):
+                count = 2 if name == "SETITEM" else 1
+                items = [stack.pop() for _ in range(count)][::-1]
+                self._take(f"{name}S", stack, items)
+            elif name in _TUPLES:
+                count = _TUPLES[name]
+                stack.append(tuple([stack.pop() for _ in range(count)][::-1]))
+            elif name == "GLOBAL":
+                stack.append(Name(cast("str", argument).replace(" ", ".")))
+            elif name == "STACK_GLOBAL":
+                last, first = stack.pop(), stack.pop()
+                stack.append(Name(f"{_text(first)}.{_text(last)}"))
+            elif name in ("REDUCE", "NEWOBJ"):
+                arguments, called = stack.pop(), stack.pop()
+                if type(called) is not Name or type(arguments) is not tuple:
+                    raise ValueError("it calls something that is no name")
+                stack.append(self.make(called, cast("tuple[Any, ...]", arguments)))
+            elif name == "BUILD":
+                state = stack.pop()
+                self.build(stack[-1], state)
+            elif name == "BINPERSID":
+                stack.append(self.stored(stack.pop()))
+            elif name == "STOP":
+                (value,) = stack
+                return value
+            elif name not in _SKIPPED:
+                raise ValueError(f"it has an instruction `{name}`, which no checkpoint needs")
+        raise ValueError("it has no end")
+
+    def _take(self, name: str, stack: list[Any], items: list[Any]) -> None:
+        """Put items into a container: the last one of the stack, or a new tuple."""
+        if name == "TUPLE":
+            stack.append(tuple(items))
+        elif name == "APPENDS" and type(stack[-1]) is list:
+            stack[-1].extend(items)
+        elif name == "SETITEMS" and type(stack[-1]) is dict:
+            stack[-1].update(zip(map(self.key, items[::2]), items[1::2], strict=True))
+        else:
+            raise ValueError("it fills something that is no container")
+
+
+def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_000) -> None:
+    """Refuse a value of other than numbers, text, None, containers of these, and `types`.
+
+    Args:
+        value: of `PickleReader.read`, whose parts may be there many times, or hold one another.
+        types: further ones.
+        limit: of parts; one that is there twice counts twice.
+
+    Raises:
+        ValueError: it has other parts, or too many.
+    """
+    plain = (type(None), bool, int, float, str, *types)
+    pending: list[Any] = [value]
+    while pending:
+        part = pending.pop()
+        parts: list[Any] = []
+        if isinstance(part, (list, tuple)):
+            parts = list(cast("list[Any]", part))
+        elif isinstance(part, dict):
+            parts = list(cast("dict[Any, Any]", part).values())
+        elif type(part) is Name or not isinstance(part, plain):
+            raise ValueError(f"it holds a `{type(part).__name__}`")
+        limit -= len(parts)
+        if limit < 0:
+            raise ValueError("it has more parts than a checkpoint has")
+        pending += parts
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _refuse("a name is no text")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(why)

@@ -1,0 +1,75 @@
+"""Names that related projects use for keys. The command line knows them; the models hold our own names only.
+
+They are looked up where a file has a key that no model knows, and loaded then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from rlinf_core.config.diagnostics import Diagnostics
+    from rlinf_core.config.tree import MappingNode, Path
+
+
+class Renamed(NamedTuple):
+    """A tree in which every key has our name.
+
+    Attributes:
+        tree: the tree; keys keep their spans.
+        paths: the paths of renamed keys, with our names above them, and the name each had.
+    """
+
+    tree: MappingNode
+    paths: dict[Path, str]
+
+    def path(self, path: Path) -> Path:
+        """Return the path in `tree` of what stood at `path` before."""
+        ours: Path = ()
+        for segment in path:
+            ours = (
+                *ours,
+                next((new[-1] for new, old in self.paths.items() if old == segment and new[:-1] == ours), segment),
+            )
+        return ours
+
+
+class ForeignNames(Protocol):
+    """A source of names. `annotations` are the types allowed where a key stands."""
+
+    def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
+        """Return `tree` with our names. A key that is given by both names is reported."""
+        ...
+
+    def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
+        """Return the further names of fields, each with the field it means."""
+        ...
+
+    def moved_keys(self, annotations: Iterable[object]) -> dict[str, str]:
+        """Return the keys that stand in another section here, each with its path."""
+        ...
+
+    def unavailable_keys(self, annotations: Iterable[object]) -> dict[str, str]:
+        """Return the keys that have no counterpart here, each with what to do instead."""
+        ...
+
+    def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:
+        """Return the sections in which `name` is another name of a field, by path and shallowest first, with it."""
+        ...
+
+
+_load: Callable[[], ForeignNames] | None = None
+
+
+def use(load: Callable[[], ForeignNames]) -> None:
+    """Take names from what `load` returns, from the first unknown key on."""
+    global _load
+    _load = load
+
+
+def foreign_names() -> ForeignNames | None:
+    """Return the source of names; None where none is in use."""
+    return None if _load is None else _load()

@@ -1,0 +1,144 @@
+"""Connections before they have proved anything, and the warnings about them. Every listener of ours uses this.
+
+A newcomer is always let in, so a crowd keeps no member out: where there is no room, one that waits makes it.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+C = TypeVar("C")
+
+
+class Unproven(Generic[C]):
+    """The connections that have proved nothing yet: only so many in all and from one address, each for so long.
+
+    Where a newcomer finds no room, the connection goes that came first, of those from the address that has the most.
+    One that has said something may be removed and admitted again. Safe for threads.
+
+    Args:
+        most: connections at a time.
+        from_one: of one address; by default half of `most`, so that no single address has them all.
+        seconds: after which one that has proved nothing is overdue; by default never.
+    """
+
+    def __init__(self, most: int, *, from_one: int = 0, seconds: float = float("inf")) -> None:
+        self._most = max(1, most)
+        self._from_one = from_one or max(1, most // 2)
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        # In the order in which they came: connection, address, moment.
+        self._waiting: dict[int, tuple[C, str, float]] = {}
+
+    def admit(self, connection: C, address: str, now: float = 0.0) -> list[C]:
+        """Add a connection that has come; return those that must be closed for it."""
+        with self._lock:
+            leaving: list[C] = []
+            same = [key for key, (_, other, _) in self._waiting.items() if other == address]
+            while len(same) >= self._from_one:
+                leaving.append(self._waiting.pop(same.pop(0))[0])
+            while len(self._waiting) >= self._most:
+                leaving.append(self._waiting.pop(self._longest_of_the_most())[0])
+            self._waiting[id(connection)] = connection, address, now
+            return leaving
+
+    def remove(self, connection: C) -> bool:
+        """Forget a connection that has proved itself, or is gone; return whether it was waiting."""
+        with self._lock:
+            return self._waiting.pop(id(connection), None) is not None
+
+    def remove_overdue(self, now: float) -> list[C]:
+        """Forget the connections that have proved nothing in time; return them."""
+        with self._lock:
+            late = [key for key, (_, _, since) in self._waiting.items() if now - since >= self._seconds]
+            return [self._waiting.pop(key)[0] for key in late]
+
+    def remove_all(self) -> list[C]:
+        """Forget all connections; return them."""
+        with self._lock:
+            left = [connection for connection, _, _ in self._waiting.values()]
+            self._waiting.clear()
+            return left
+
+    def waiting(self) -> list[C]:
+        """Return the connections, those that came first at the front.
+
+        It takes no lock: a forked child, in which nobody lets go of one, may ask.
+        """
+        return [connection for connection, _, _ in list(self._waiting.values())]
+
+    def _longest_of_the_most(self) -> int:
+        counts: dict[str, int] = {}
+        for _, address, _ in self._waiting.values():
+            counts[address] = counts.get(address, 0) + 1
+        largest = max(counts.values())
+        return next(key for key, (_, address, _) in self._waiting.items() if counts[address] == largest)
+
+
+def origin_of(peer: Any) -> str:
+    """Return the address that a connection counts under: the host, or the network of an IPv6 host.
+
+    Args:
+        peer: what `getpeername` or `accept` told.
+    """
+    if not isinstance(peer, tuple) or not peer:
+        return "a local process"
+    host = str(peer[0])  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    except OSError:
+        return host
+    if packed.startswith(bytes(10) + b"\xff\xff"):
+        return socket.inet_ntoa(packed[12:])
+    # One machine has all addresses of a network of 64 bits.
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))
+
+
+class LimitedWarnings:
+    """Warnings that strangers can cause: only so many in a span of time; the others are counted.
+
+    Args:
+        tell: takes the text of a warning.
+        most: warnings in each span.
+        seconds: length of the span.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        most: int = 5,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell, self._most, self._seconds, self._clock = tell, most, seconds, clock
+        self._lock = threading.Lock()
+        self._begun, self._count = clock(), 0
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            now, left_out = self._clock(), 0
+            if now - self._begun >= self._seconds:
+                left_out, self._begun, self._count = max(0, self._count - self._most), now, 0
+            self._count += 1
+            silent = self._count > self._most
+            last = self._count == self._most
+        self._tell_left_out(left_out)
+        if not silent:
+            self._tell(f"{text}; further ones within {self._seconds:g} s are only counted" if last else text)
+
+    def close(self) -> None:
+        """Tell how many were left out at last."""
+        with self._lock:
+            left_out, self._count = max(0, self._count - self._most), 0
+        self._tell_left_out(left_out)
+
+    def _tell_left_out(self, count: int) -> None:
+        if count:
+            self._tell(f"{count} more warnings of that kind were left out")

@@ -1,0 +1,125 @@
+"""JSON that others wrote: files, replies of servers, lines of a protocol. Python's own reader takes more than JSON has.
+
+`json.loads` reads `NaN` and `1e999`, keeps the last of two equal keys, and yields text that cannot be encoded. Deep
+nesting ends it in a RecursionError, and a long integer in a ValueError about digits. Here all of these are one error,
+which says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, cast
+
+# Levels of lists and objects within each other: whatever walks through a value calls itself for each.
+MAX_DEPTH: Final = 100
+
+
+class BadJsonError(ValueError):
+    """The text is not JSON, or holds what nothing of ours can use; the message is a sentence without its subject."""
+
+
+def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[str], float] = float) -> object:
+    """Return the value of a JSON text, which is UTF-8 where it is bytes; a byte order mark is passed over.
+
+    Args:
+        text: the whole text.
+        non_finite: take `NaN`, `Infinity` and `-Infinity`, as in model configurations that Python wrote.
+        number: makes numbers with a point or exponent of their digits.
+
+    Raises:
+        BadJsonError: it is not JSON, names a key twice, is nested more than `MAX_DEPTH` levels deep, or holds a
+            number that is not finite, an integer of more than 4300 digits (Python's limit), or half of a character
+            (`"\\ud800"`).
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadJsonError(f"is not UTF-8 text: byte {error.start}") from None
+    text = text.removeprefix("\ufeff")
+    try:
+        value: object = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_float=number if non_finite else lambda digits: _finite(digits, number),
+            parse_constant=None if non_finite else _refuse,
+        )
+    except BadJsonError:
+        raise
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
+        raise BadJsonError(f"is not JSON: {error.msg} at {line}column {error.colno}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:
+        raise BadJsonError("holds an integer of too many digits") from None
+    halves = "\\ud" in text or "\\uD" in text or not _whole(text)
+    if halves or text.count("[") + text.count("{") > MAX_DEPTH:
+        _check(value, halves)
+    return value
+
+
+def load_json_object(text: str | bytes, *, non_finite: bool = False) -> dict[str, Any]:
+    """Return the fields of a JSON object.
+
+    Raises:
+        BadJsonError: see `load_json`; or the value is no object.
+    """
+    value = load_json(text, non_finite=non_finite)
+    if not isinstance(value, dict):
+        raise BadJsonError("is not a JSON object, `{...}`")
+    return cast("dict[str, Any]", value)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise BadJsonError(f"names the key {twice[:60]!a} twice")
+    return fields
+
+
+def _finite(digits: str, number: Callable[[str], float]) -> float:
+    value = number(digits)
+    if math.isinf(value):
+        raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise BadJsonError(f"holds {name}, which JSON has not")
+
+
+def _too_deep() -> BadJsonError:
+    return BadJsonError(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _check(value: object, halves: bool) -> None:
+    """Walk through a value: its depth, and where `halves` is set its texts."""
+    level: list[object] = [value]
+    for depth in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                fields = cast("dict[str, object]", item)
+                below.extend(fields.values())
+                if halves:
+                    below.extend(fields)
+            elif isinstance(item, list):
+                below.extend(cast("list[object]", item))
+            elif halves and isinstance(item, str) and not _whole(item):
+                raise BadJsonError(f"holds half of a character: {item[:40]!a}")
+            if depth == MAX_DEPTH and isinstance(item, dict | list):
+                raise _too_deep()
+        level = below
+
+
+def _whole(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""The secret values that this process knows, and their masking in any text that is kept or shown.
+
+The values are those under keys and variables whose names look secret (see `rlinf_core.config.secrets`), those that
+references brought elsewhere, and tokens that were read from files. Whoever writes a text to a file of the run, a log or
+the terminal passes it through `hidden`, for an error of anybody's code may quote what it was given.
+
+Values that are shorter than 6 characters, numbers of up to 11 digits, and words such as `true` are not masked: they
+would be found in innocent text. At most 1000 values are known, the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+MASK: Final = "********"
+SHORTEST: Final = 6
+_MOST: Final = 1000
+_SHORTEST_LINE: Final = 16
+_PLAIN: Final = re.compile(r"true|false|null|none|[-+]?[0-9][0-9.]{0,10}|-----(BEGIN|END)[A-Z ]+-----", re.IGNORECASE)
+
+_lock = threading.Lock()
+_values: dict[str, None] = {}
+_pattern: re.Pattern[str] | None = None
+
+
+def remember(values: Iterable[str]) -> None:
+    """Mask these values from now on. Of a value of several lines each longer line counts for itself, too."""
+    global _pattern
+    with _lock:
+        for value in values:
+            lines = (line.strip() for line in value.splitlines()) if "\n" in value else ()
+            for part in (value.strip(), *(line for line in lines if len(line) >= _SHORTEST_LINE)):
+                if len(part) >= SHORTEST and not _PLAIN.fullmatch(part):
+                    _values.pop(part, None)
+                    _values[part] = None
+        for oldest in list(_values)[: max(0, len(_values) - _MOST)]:
+            del _values[oldest]
+        # The longest first: one value may begin with another.
+        forms = sorted({form for value in _values for form in _forms(value)}, key=len, reverse=True)
+        _pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
+
+
+def known() -> tuple[str, ...]:
+    """Return the values, for a process that shall mask them, too."""
+    with _lock:
+        return tuple(_values)
+
+
+def forget() -> None:
+    """Know no value any more."""
+    global _pattern
+    with _lock:
+        _values.clear()
+        _pattern = None
+
+
+def hidden(text: str) -> str:
+    """Return a text with stars for every secret value in it, as it is, in JSON, or in an address."""
+    pattern = _pattern
+    return text if pattern is None else pattern.sub(MASK, text)
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    return value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")
+
+
+class HidingFormatter(logging.Formatter):
+    """A formatter of log lines that masks secret values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return hidden(super().format(record))

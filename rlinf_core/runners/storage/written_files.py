@@ -1,0 +1,42 @@
+"""Sizes and digests of the files below a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from hashlib import file_digest
+from io import BufferedReader
+from pathlib import Path
+from typing import cast
+
+from rlinf_core.runners.storage import durable
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of every file, by its path within the folder."""
+    return dict(sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in _files(folder)))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the digest of every file, by its path within the folder.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return dict(sorted((path.relative_to(folder).as_posix(), digest(path)) for path in _files(folder)))
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits; it is read in pieces.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with durable.open_regular(path) as file:
+        return file_digest(cast("BufferedReader", file), "sha256").hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            yield Path(parent) / name

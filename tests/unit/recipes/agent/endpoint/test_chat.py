@@ -1,0 +1,282 @@
+"""Chat completions, by OpenAI's own client where it can say what a test wants to say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from recipes.agent.call_forms import CallForm
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
+from tests.unit.recipes.agent.endpoint.asking import CALL, OTHER_CALL, PARAMETERS, model, posted, with_openai
+from tests.unit.recipes.agent.test_llm import tokens
+
+PATH = "/v1/chat/completions"
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+HI: Any = [{"role": "user", "content": "x"}]
+
+
+def messages(*texts: str) -> Any:
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def test_continued_requests_are_one_conversation_others_branch() -> None:
+    llm = model("a", "b", "c", "d")
+    first, second, changed = messages("x"), messages("x", "a", "y"), messages("x", "A", "y")
+
+    async def run(client: openai.AsyncOpenAI) -> list[Any]:
+        return [
+            (await client.chat.completions.create(model="m", messages=each)).choices[0].message.content
+            for each in (first, second, changed, second)
+        ]
+
+    assert with_openai(llm, run) == ["a", "b", "c", "d"]
+    went_on, other, again = llm.segments()
+    assert went_on.prompt == tokens("x")
+    assert went_on.tokens == (*tokens("a"), 0, *tokens("y"), *tokens("b"), 0)
+    assert went_on.trained == (True, True, False, True, True)
+    # A past that is not what the model said is told to it, and not learned from.
+    assert other.prompt == tokens("xAy")
+    assert again.prompt == tokens("xay")
+
+
+def test_usage_counts_the_prompt_and_every_answer() -> None:
+    async def run(client: openai.AsyncOpenAI) -> Any:
+        first = await client.chat.completions.create(model="m", messages=HI)
+        second = await client.chat.completions.create(model="m", messages=messages("x", "ab", "yz"), n=2)
+        return first, second
+
+    llm = model("ab", "c", "de", max_turns=9)
+    first, second = with_openai(llm, run)
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens, first.usage.total_tokens) == (1, 3, 4)
+    assert first.created > 1_600_000_000
+    assert [each.message.content for each in second.choices] == ["c", "de"]
+    assert (second.usage.prompt_tokens, second.usage.completion_tokens) == (6, 5)
+    # Each answer is learned from, in a conversation of its own.
+    assert [each.drawn for each in llm.segments()] == [5, 3]
+
+
+def test_a_stop_text_is_learned_and_not_shown() -> None:
+    llm = model("Action: look\nObservation:", "done")
+
+    async def run(client: openai.AsyncOpenAI) -> str:
+        stop = ["\nObservation:", "never"]
+        first = await client.chat.completions.create(model="m", messages=HI, stop=stop)
+        said = first.choices[0].message.content
+        await client.chat.completions.create(model="m", messages=messages("x", said or "", "y"))
+        return str(said)
+
+    assert with_openai(llm, run) == "Action: look"
+    (segment,) = llm.segments()
+    assert segment.tokens[:25] == tokens("Action: look\nObservation:")
+
+
+@pytest.mark.parametrize("stops", ["b", ["d", "b"]])
+def test_the_earliest_stop_text_ends_the_content(stops: Any) -> None:
+    async def run(client: openai.AsyncOpenAI) -> Any:
+        return await client.chat.completions.create(model="m", messages=HI, stop=stops)
+
+    choice = with_openai(model("abcd"), run).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("a", "stop")
+
+
+def test_a_stream_has_the_whole_reply_and_its_usage() -> None:
+    async def run(client: openai.AsyncOpenAI) -> list[Any]:
+        options: Any = {"include_usage": True}
+        stream = await client.chat.completions.create(model="m", messages=HI, stream=True, stream_options=options)
+        return [each async for each in stream]
+
+    *chunks, last = with_openai(model("abc"), run)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "abc"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 1, 4)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
+    # The third call is of no function that there is, and is text.
+    written = f"I see. {CALL}{OTHER_CALL} <tool_call>{{}}</tool_call>"
+    llm = model(written, "3 and 7")
+
+    async def run(client: openai.AsyncOpenAI) -> tuple[Any, Any]:
+        if streams:
+            async with client.chat.completions.stream(model="m", messages=HI, tools=[ADD]) as stream:
+                message: Any = (await stream.get_final_completion()).choices[0].message
+        else:
+            message = (await client.chat.completions.create(model="m", messages=HI, tools=[ADD])).choices[0].message
+        results: Any = [
+            {"role": "tool", "tool_call_id": call.id, "content": text}
+            for call, text in zip(message.tool_calls, "37", strict=True)
+        ]
+        # A client sends back what matters to it.
+        said: Any = message.model_dump(include={"role", "tool_calls"})
+        again = await client.chat.completions.create(model="m", messages=[*HI, said, *results], tools=[ADD])
+        return message, again.choices[0].message.content
+
+    message, answer = with_openai(llm, run)
+    assert message.content == "I see."
+    assert [each.function.arguments for each in message.tool_calls] == ['{"of": [1, 2]}', '{"of": [3, 4]}']
+    assert answer == "3 and 7"
+    (segment,) = llm.segments()
+    # One conversation, and nothing of it was written anew.
+    assert segment.tokens == (*tokens(written), 0, *tokens("37"), *tokens("3 and 7"), 0)
+
+
+def test_one_call_at_a_time_is_kept_to() -> None:
+    llm = model(CALL + OTHER_CALL)
+
+    async def run(client: openai.AsyncOpenAI) -> Any:
+        return await client.chat.completions.create(model="m", messages=HI, tools=[ADD], parallel_tool_calls=False)
+
+    assert len(with_openai(llm, run).choices[0].message.tool_calls) == 1
+    script: Any = llm._engines
+    # The engine ends the turn with the first call.
+    assert script.requests[0].tools.single
+
+
+def test_no_call_is_made_where_none_may_be() -> None:
+    async def run(client: openai.AsyncOpenAI) -> Any:
+        return await client.chat.completions.create(model="m", messages=HI, tools=[ADD], tool_choice="none")
+
+    choice = with_openai(model(CALL), run).choices[0]
+    assert (choice.message.tool_calls, choice.message.content, choice.finish_reason) == (None, CALL, "stop")
+
+
+def test_calls_in_the_form_of_the_chat_template_are_read() -> None:
+    class Native:
+        async def draw(self, request: DrawRequest) -> DrawnTurn:
+            form = CallForm("json", "[TOOL_CALLS]")
+            raw = '[TOOL_CALLS] [{"name": "add", "arguments": {}}]'
+            return DrawnTurn(0, (1,), (2,), (0.0,), (0,), raw[13:], "stop", raw, form)
+
+    from recipes.agent.conversation.chat_model import LanguageModel
+    from tests.unit.recipes.agent.test_llm import SETTINGS
+
+    ((status, _, answer),) = posted(LanguageModel(Native(), SETTINGS), PATH, {"messages": HI, "tools": [ADD]})
+    message = answer["choices"][0]["message"]
+    assert (status, message["content"], message["tool_calls"][0]["function"]["name"]) == (200, None, "add")
+
+
+def test_calls_of_another_model_are_told_to_it() -> None:
+    llm = model("a")
+    call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{"of": [1, 2]}'}}
+    given = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+    ((status, _, _),) = posted(llm, PATH, {"messages": given})
+    assert status == 200
+    script: Any = llm._engines
+    assert [each.name for each in script.requests[0].messages[1].calls] == ["add"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}, "temperature": 1, "top_p": 1.0, "n": 1, "logprobs": False},
+        {"temperature": 0.6, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "stop": [], "tools": [], "max_tokens": None},
+        {"messages": [*HI, {"role": "assistant", "content": None}, *HI]},
+        {"messages": [*HI, {"role": "assistant", "content": None, "refusal": "no"}, *HI]},
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, *HI]},
+        {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]},
+    ],
+)
+def test_what_means_nothing_else_is_accepted(fields: dict[str, Any]) -> None:
+    ((status, _, answer),) = posted(model("a", temperature=0.6), PATH, {"messages": HI, **fields})
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "a")
+
+
+def test_evaluation_accepts_the_temperature_of_training() -> None:
+    llm = model("a", "b", temperature=0.0, training_temperature=0.7)
+    found = posted(llm, PATH, *({"messages": HI, "temperature": each} for each in (0.7, 0.9)))
+    assert [status for status, _, _ in found] == [200, 400]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "no JSON"),
+        (b'{"messages": NaN}', "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "half a character"),
+        ([], "no object"),
+        ({}, "`messages`"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": [1]}, "`messages` is a list of objects"),
+        ({"messages": [{"role": "user"}]}, "`content`"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "`role`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "`image_url`: the model reads text"),
+        ({"messages": HI, "max_tokens": 0}, "`max_tokens` is a whole number from 1"),
+        ({"messages": HI, "max_completion_tokens": True}, "`max_completion_tokens`"),
+        ({"messages": HI, "tools": [{}]}, "an entry of `tools`"),
+        ({"messages": HI, "tools": 5}, "`tools` is a list"),
+        ({"messages": HI, "tools": [ADD, ADD]}, "a `name` of its own"),
+        ({"messages": HI, "tool_choice": "required"}, "`tool_choice`"),
+        ({"messages": HI, "response_format": {"type": "json_object"}}, "`response_format`"),
+        ({"messages": HI, "n": 0}, "`n` is a whole number from 1 to 64"),
+        ({"messages": HI, "logprobs": True}, "`logprobs`"),
+        ({"messages": HI, "top_logprobs": 3}, "`top_logprobs`"),
+        ({"messages": HI, "temperature": 0.2}, "`temperature` is 1 in this run, and 0.2 is asked for"),
+        ({"messages": HI, "temperature": "hot"}, "`temperature` is a number"),
+        ({"messages": HI, "top_p": 0.9}, "`top_p` is 1 in this run"),
+        ({"messages": HI, "seed": 7}, "`seed`"),
+        ({"messages": HI, "logit_bias": {"5": 1}}, "`logit_bias`"),
+        ({"messages": HI, "stop": ""}, "`stop`"),
+        ({"messages": HI, "stream": "yes"}, "`stream` is true or false"),
+        ({"messages": HI, "model": 5}, "`model` is a text"),
+        ({"messages": HI, "top_k": 5}, "`top_k` is not understood"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(body: Any, why: str) -> None:
+    llm = model("a")
+    ((status, _, answer),) = posted(llm, PATH, body)
+    assert status == 400
+    assert why in answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert llm.turns == 0
+
+
+def test_a_refusal_of_the_template_leaves_the_conversation() -> None:
+    llm = model("a", "b")
+    script: Any = llm._engines
+    draw = script.draw
+
+    async def refuse(request: DrawRequest) -> DrawnTurn:
+        if request.messages[-1].text == "bad":
+            return DrawnTurn(0, (), (), (), (), "", "length", refusal="roles must alternate")
+        return await draw(request)
+
+    script.draw = refuse
+    asked = (HI, messages("x", "a", "bad"), messages("x", "a", "y"))
+    found = posted(llm, PATH, *({"messages": each} for each in asked))
+    assert [status for status, _, _ in found] == [200, 400, 200]
+    assert "roles must alternate" in found[1][2]["error"]["message"]
+    (segment,) = llm.segments()
+    assert segment.tokens == (*tokens("a"), 0, *tokens("y"), *tokens("b"), 0)
+
+
+def test_the_end_of_turns_is_not_tried_again() -> None:
+    llm = model("a", max_turns=1)
+
+    async def run(client: openai.AsyncOpenAI) -> openai.RateLimitError:
+        await client.chat.completions.create(model="m", messages=HI)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model="m", messages=HI)
+        return refused.value
+
+    error = with_openai(llm, run)
+    assert "no turns are left" in error.message
+    assert error.response.headers["x-should-retry"] == "false"
+    assert posted(model("a", max_tokens=1), PATH, {"messages": HI})[0][0] == 429
+
+
+def test_models_are_listed_and_other_paths_named() -> None:
+    async def run(client: openai.AsyncOpenAI) -> list[str]:
+        listed = [each.id async for each in await client.models.list()]
+        return [*listed, (await client.models.retrieve("policy")).id]
+
+    assert with_openai(model(), run) == ["policy", "policy"]
+    found = posted(model(), "/v1/embeddings", {}) + posted(model(), "/v1/models", {})
+    assert [status for status, _, _ in found] == [404, 405]
+    assert "/v1/chat/completions" in json.dumps(found[0][2])

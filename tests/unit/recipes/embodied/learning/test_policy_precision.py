@@ -1,0 +1,152 @@
+"""Precision of policies: actors train float32 weights whatever layers compute in, and rollout workers get theirs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.learning.policy_precision import acting_types, computing
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.registry import make_model
+from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.flat_weights import FlatWeights
+
+CPU = torch.device("cpu")
+STATES = EnvSpec(state_size=6, action_size=4)
+
+
+def actor(precision: str, **model: Any) -> EmbodiedActorConfig:
+    settings = {"model_type": "mlp_policy", "hidden_dim": 64, "precision": precision, **model}
+    return EmbodiedActorConfig.model_validate({"model": settings})
+
+
+def policy_of(config: EmbodiedActorConfig, spec: EnvSpec = STATES) -> BasePolicy:
+    torch.manual_seed(0)
+    return make_model(config.model, spec)
+
+
+def trained(policy: nn.Module, config: EmbodiedActorConfig, lr: float) -> TrainingState:
+    return TrainingState(
+        policy,
+        OptimConfig(lr=lr),
+        FsdpConfig(),
+        rank=0,
+        world_size=1,
+        device=CPU,
+        sent_types=acting_types(policy, config),
+    )
+
+
+class Patchy(nn.Module):
+    """A model that keeps one of its layers, and a buffer, in float32 whatever type it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.exact = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.tied = self.body
+        self.register_buffer("angles", torch.arange(4.0))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Patchy:
+        kept = {name: value.detach().clone() for name, value in self.exact.state_dict().items()}
+        super()._apply(fn, recurse)
+        for name, value in kept.items():
+            weight = self.exact.get_parameter(name)
+            weight.data = value.to(weight.device)
+        return self
+
+
+class TestActingTypes:
+    def test_fp32_asks_for_no_copies(self) -> None:
+        config = actor("fp32")
+        assert acting_types(policy_of(config), config) is None
+
+    @pytest.mark.parametrize("model_type", ["mlp_policy", "flow_policy", "squashed_policy"])
+    def test_types_are_those_of_a_rollout_worker(self, model_type: str) -> None:
+        config = actor("bf16", model_type=model_type, num_action_chunks=2 if model_type == "flow_policy" else 1)
+        policy = policy_of(config)
+        types = acting_types(policy, config)
+        assert {each.dtype for each in policy.parameters()} == {torch.float32}
+        state: dict[str, Tensor] = policy.to(torch.bfloat16).state_dict()
+        assert types == {name: each.dtype for name, each in state.items()}
+
+    def test_what_a_model_keeps_exact_is_sent_exact(self) -> None:
+        model = Patchy()
+        types = acting_types(model, actor("bf16"))
+        assert types is not None
+        assert types["exact.weight"] == torch.float32
+        assert types["body.weight"] == types["tied.weight"] == torch.bfloat16
+        assert {each.device.type for each in model.parameters()} == {"cpu"}
+
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+    def test_buffers_of_both_sides_fit(self, precision: str) -> None:
+        config = actor(precision)
+        theirs = FlatWeights.adopt(
+            policy_of(config).to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[precision]))
+        )
+        mine = trained(policy_of(config), config, 1e-3).whole_weights()
+        assert [(each.dtype, each.shape) for each in mine.buffers] == [
+            (each.dtype, each.shape) for each in theirs.buffers
+        ]
+        for ours, other in zip(mine.buffers, theirs.buffers, strict=True):
+            torch.testing.assert_close(ours, other, rtol=0, atol=0)
+
+
+def distance(precision: str, steps: int = 100, lr: float = 5e-6) -> float:
+    """Return how far weights move by imitation of one batch, in the 2-norm."""
+    config = actor(precision)
+    policy = policy_of(config)
+    before = copy.deepcopy(policy)
+    state = trained(policy, config, lr)
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"states": torch.randn(32, 6, generator=generator)}
+    actions = torch.randn(32, 1, 4, generator=generator)
+    for _ in range(steps):
+        state.optimizer.zero_grad()
+        with computing(config, CPU):
+            loss = -policy(inputs, actions).logprobs.float().mean()
+        loss.backward()
+        state.optimizer.step()
+    moved = [
+        (mine.detach().double() - old.detach().double()).pow(2).sum()
+        for mine, old in zip(policy.parameters(), before.parameters(), strict=True)
+    ]
+    return float(torch.stack(moved).sum().sqrt())
+
+
+def test_bf16_moves_weights_as_far_as_fp32() -> None:
+    ratio = distance("bf16") / distance("fp32")
+    assert ratio >= 0.98
+
+
+def test_weights_sent_follow_those_trained() -> None:
+    config = actor("bf16")
+    state = trained(policy_of(config), config, 1e-2)
+    first = [each.clone() for each in state.whole_weights().buffers]
+    with torch.no_grad():
+        for weight in state.policy.parameters():
+            weight += 1
+    assert all((new != old).any() for new, old in zip(state.whole_weights().buffers, first, strict=True))
+    state.rest()
+    assert {each.dtype for each in state.policy.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("model_type", ["pi0", "vlm_policy"])
+def test_policies_of_pictures_are_trained_in_fp32(model_type: str) -> None:
+    pytest.importorskip("transformers", reason="the extra `language` is not installed")
+    options = {"pi0": {"num_layers": 1, "max_prompt_tokens": 7, "steps": 2}}.get(model_type, {})
+    config = actor("bf16", model_type=model_type, hidden_dim=64, num_action_chunks=2, options=options)
+    policy = policy_of(config, FrankaVisionEnv(EnvSettings(num_envs=1)).spec)
+    theirs = FlatWeights.adopt(copy.deepcopy(policy).to(torch.bfloat16))
+    state = trained(policy, config, 1e-4)
+    assert {each.dtype for each in policy.parameters()} == {torch.float32}
+    assert [each.dtype for each in state.whole_weights().buffers] == [each.dtype for each in theirs.buffers]
+    assert state.whole_weights().nbytes == theirs.nbytes

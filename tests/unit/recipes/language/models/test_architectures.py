@@ -1,0 +1,193 @@
+"""Architectures: each computed as transformers does, by trainer and engine, or refused by name."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.own.engine_check import check_engine
+from recipes.language.models.attention import PackedPlan, Segment, longest_exact, use_plans
+from recipes.language.models.packing import PackedRow
+from recipes.language.models.plain_check import check_policy, plain_attention
+from recipes.language.models.policy import LanguagePolicy
+from recipes.language.rules.architecture_rules import REFUSED, fault_of_architecture
+from rlinf_core.errors import ConfigError
+from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
+
+# One of each kind: windows by keyword, mask and layer; caps; sinks; scaled logits; latent keys; learned positions.
+COMPUTED = (
+    "cohere2",
+    "deepseek_v3",
+    "exaone4",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_oss",
+    "granite",
+    "mistral",
+    "mixtral",
+    "olmo3",
+    "phi3",
+    "phimoe",
+    "qwen2_moe",
+    "starcoder2",
+)
+
+
+def model(name: str, **changes: Any) -> Any:
+    return tiny(architectures()[name], **changes)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_trainer_and_engine_equal_transformers(name: str) -> None:
+    made = model(name)
+    trainer, engine = check_policy(LanguagePolicy(made)), check_engine(made)
+    assert trainer is not None
+    assert max(trainer.largest_difference, engine.largest_difference) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mistral", "phimoe", "qwen2_moe"])
+def test_windows_hold_in_rows_of_many_short_sequences(name: str) -> None:
+    made = model(name)
+    lengths = (3, 12, 5, 20)
+    tokens = torch.randint(VOCABULARY, (1, sum(lengths)), generator=torch.Generator().manual_seed(3))
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    inner = [torch.arange(start, start + length - 1) for start, length in zip(starts, lengths, strict=True)]
+    with torch.no_grad():
+        apart = [
+            made(input_ids=tokens[:, start : start + length], use_cache=False).logits[0, :-1].log_softmax(-1)
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        wanted = torch.cat(
+            [each.gather(1, tokens[0, places + 1, None]) for each, places in zip(apart, inner, strict=True)]
+        )
+        places = torch.cat(inner)
+        plan = PackedPlan([Segment(start, length) for start, length in zip(starts, lengths, strict=True)])
+        ours = LanguagePolicy(made)(PackedRow(tokens, plan, places, tokens[0, places + 1])).logprobs
+    torch.testing.assert_close(ours, wanted[:, 0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral"])
+def test_gradients_equal_transformers(name: str) -> None:
+    ours, theirs = model(name), model(name)
+    policy = LanguagePolicy(ours)
+    tokens = torch.randint(VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2))
+    row = PackedRow(tokens, PackedPlan([Segment(0, 20), Segment(20, 20, 0)]), torch.arange(39), tokens[0, 1:])
+    (-policy(row).logprobs.mean()).backward()
+    logits = theirs(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
+    (-logits.gather(1, tokens[0, 1:, None]).mean()).backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nemotron", "doge"])
+def test_what_cannot_be_computed_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+        check_policy(LanguagePolicy(model(name)))
+
+
+def test_an_engine_refuses_attention_of_two_parts() -> None:
+    made = model("diffllama")
+    use_plans(made)
+    with pytest.raises(ConfigError, match="cannot draw from `DiffLlamaForCausalLM`"):
+        check_engine(made)
+
+
+def test_an_unknown_keyword_of_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("qwen2")
+    policy = LanguagePolicy(made)
+    made.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, "tilt": 0.5}), with_kwargs=True
+    )
+    with pytest.raises(ConfigError, match="layer 1 of the model asks its attention for `tilt`"):
+        check_policy(policy)
+
+
+def test_a_wrong_pass_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = LanguagePolicy(model("mistral"))
+    monkeypatch.setattr("recipes.language.models.attention_rule.AttentionRule.hides", lambda self, length: False)
+    with pytest.raises(ConfigError, match=r"differs by 0\.\d+ from transformers' eager attention") as error:
+        check_policy(policy)
+    assert error.value.why == "rounding explains up to 0.001"
+
+
+def test_plain_attention_is_taken_back() -> None:
+    made = model("qwen2")
+    use_plans(made)
+    with plain_attention(made):
+        assert made.config._attn_implementation == "eager"
+    with pytest.raises(ConfigError, match="do not pass on"):
+        made(input_ids=torch.tensor([[1, 2]]))
+
+
+class TestLongRope:
+    ROPE: ClassVar[dict[str, Any]] = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+
+    def test_beyond_its_original_length_a_row_is_refused(self) -> None:
+        made = model("phi3", rope_parameters=self.ROPE, original_max_position_embeddings=64, sliding_window=None)
+        assert longest_exact(made.config) == 64
+        policy = LanguagePolicy(made)
+        tokens = torch.ones(1, 65, dtype=torch.int64)
+        row = PackedRow(tokens, PackedPlan([Segment(0, 65)]), torch.arange(64), tokens[0, 1:])
+        with pytest.raises(ConfigError, match="a sequence has 65 tokens"):
+            policy(row)
+
+    @pytest.mark.parametrize(("length", "is_fine"), [(64, True), (65, False)])
+    @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+    def test_validate_holds_the_length_against_it(self, key: str, length: int, is_fine: bool) -> None:
+        fault = fault_of_architecture({"model_type": "phi3", key: self.ROPE}, length)
+        assert (fault is None) is is_fine
+        assert fault is None or fault.limits_length
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "mamba"}, "models of type `mamba`"),
+        ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"model_type": "new", "text_config": {"layer_types": ["chunked_attention"]}}, "chunked_attention"),
+    ],
+)
+def test_validate_names_what_is_not_computed(settings: dict[str, Any], words: str) -> None:
+    fault = fault_of_architecture(settings, 100)
+    assert fault is not None
+    assert words in fault.message
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_validate_lets_what_is_computed_pass(name: str) -> None:
+    assert fault_of_architecture(model(name).config.to_dict(), 100) is None
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_every_architecture_is_computed_or_refused(name: str) -> None:
+    try:
+        made = model(name)
+    except Exception as error:
+        pytest.skip(f"no tiny model: {type(error).__name__}")
+    if sum(each.numel() for each in made.parameters()) > 5e7:
+        pytest.skip("its smallest model is large")
+    try:
+        trainer = check_policy(LanguagePolicy(made))
+        engine = check_engine(made)
+    except ConfigError:
+        assert fault_of_architecture({"model_type": name, **made.config.to_dict()}, 100) is not None
+    else:
+        assert trainer is not None
+        assert max(trainer.largest_difference, engine.largest_difference) < 1e-4
+        assert name not in REFUSED
