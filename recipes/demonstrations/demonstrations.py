@@ -160,7 +160,7 @@ class Demonstrations:
             interventions=of(self.interventions),
             numbers=np.array([known[each] for each in positions], np.int64),
             draws=of(self.draws),
-            place=None if place is None else lambda row: place(int(rows[row])),
+            place=None if place is None else _placed(place, rows),
         )
 
     def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
@@ -186,11 +186,21 @@ class FlippedCamera(Camera):
 
     def __init__(self, camera: Camera, flip: Flip) -> None:
         super().__init__(camera.shape)
-        self._camera, self._flip = camera, flip
+        self._camera = camera
+        self._flip: Flip = flip
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
         """See `Camera`."""
         return flipped(self._camera.read(rows), self._flip)
+
+
+def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], str]:
+    """Return the places of some rows, by their number among them."""
+
+    def of(row: int) -> str:
+        return place(int(rows[row]))
+
+    return of
 
 
 def flipped(pictures: NDArray[np.uint8], flip: Flip) -> NDArray[np.uint8]:

@@ -83,9 +83,10 @@ class _File:
                 why="it has no `data/demo_0` with `actions` and `obs`",
                 help="robomimic's `dataset_states_to_obs` adds observations to recorded states",
             )
-        self._attributes = {name: _json(data.attrs.get(name)) for name in ("env_args", "problem_info")}
-        self._total = data.attrs.get(_TOTAL)
-        self._flip: Flip | None = _orientation(data.attrs.get("macros_image_convention"))
+        about: Any = data
+        self._attributes = {name: _json(about.attrs.get(name)) for name in ("env_args", "problem_info")}
+        self._total = about.attrs.get(_TOTAL)
+        self._flip: Flip | None = _orientation(about.attrs.get("macros_image_convention"))
 
     def read(self, state_keys: Sequence[str], mask: str | None) -> Demonstrations:
         """Return the demonstrations; see `read_hdf5`."""
@@ -93,7 +94,7 @@ class _File:
         without = next((name for name, column in actions.items() if column is None), None)
         if without is not None:
             raise DatasetError(f"`data/{without}` has no `actions`", where=self._where, help=_AGREE)
-        lengths = {name: self._length(name, cast("Any", column)) for name, column in actions.items()}
+        lengths = {name: self._length(name, column) for name, column in actions.items()}
         if self._total is not None and int(self._total) != sum(lengths.values()):
             raise DatasetError(
                 f"the file says that it has {self._total} samples, and {sum(lengths.values())} are there",
@@ -118,7 +119,7 @@ class _File:
         bounds = np.cumsum([0, *(lengths[name] for name in names)])
         place = _place(self._where, names, bounds)
         rate = self._attributes["env_args"].get("env_kwargs", {}).get("control_freq")
-        values = np.concatenate([cast("Any", actions[name])[()].reshape(lengths[name], -1) for name in names])
+        values = np.concatenate([actions[name][()].reshape(lengths[name], -1) for name in names])
         return Demonstrations(
             self._where,
             None if rate is None else int(rate) if float(rate).is_integer() else float(rate),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -250,7 +250,8 @@ def read_instructions(
     instruction_of = position[task_of.reshape(-1)]
     first = 0
     for episode in episodes:
-        shown = {texts[each] for each in np.unique(instruction_of[first : first + episode.length]).tolist()}
+        numbers_shown: list[int] = np.unique(instruction_of[first : first + episode.length]).tolist()
+        shown = {texts[each] for each in numbers_shown}
         if episode.tasks is not None and shown != set(episode.tasks):
             raise DatasetError(
                 f"episode {episode.number} is listed with the instructions {_quoted(episode.tasks)}, and its rows have"
@@ -420,7 +421,7 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
     return _arrow(file, lambda parquet: parquet.read_table(str(file), columns=columns, partitioning=None))
 
 
-def _arrow(file: Path, read: Any) -> Any:
+def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
     parquet = needed("pyarrow.parquet", "a LeRobotDataset")
     if not file.is_file():
         raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE)

@@ -250,7 +250,7 @@ def read_info(folder: Path) -> DatasetInfo:
             video_info={name: about for name, each in described.items() if (about := _about(each))},
             version=version if version in _LISTED else VERSION,
             chunk_size=int(said.get("chunks_size") or CHUNK_SIZE),
-            splits={str(name): str(span) for name, span in (said.get("splits") or {}).items()},
+            splits={str(name): str(span) for name, span in cast("dict[str, Any]", said.get("splits") or {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatasetError(

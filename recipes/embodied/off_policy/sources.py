@@ -134,7 +134,8 @@ def demonstrations_buffer(
     """
     data = read_data(config)
     named = check_fits(data.shape, spec, config.cameras)
-    if data.rewards is None or data.successes is None:
+    rewards, successes = data.rewards, data.successes
+    if rewards is None or successes is None:
         raise without_rewards(data)
     data = fitted_actions(data, spec, clips=config.clip_actions)
     tell_notes(data)
@@ -148,7 +149,7 @@ def demonstrations_buffer(
         observed: Observation = {name: camera.read(rows) for name, camera in cameras.items()}
         if spec.state_size and data.states is not None:
             observed[STATES] = data.states[rows]
-        _add_episode(buffer, data, rows, observed, data.rewards, data.successes)
+        _add_episode(buffer, data, rows, observed, rewards, successes)
     return buffer
 
 
