@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final, cast
 
-from rlinf_core.runners.storage import durable
+from rlinf_core.foreign.files import open_regular
 
 _AT_ONCE: Final = min(8, os.cpu_count() or 1)
 
@@ -39,7 +39,7 @@ def digest(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    with durable.open_regular(path) as file:
+    with open_regular(path) as file:
         return file_digest(cast("BufferedReader", file), "sha256").hexdigest()
 
 

@@ -174,7 +174,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
         (lambda path: (path / "rank_0").unlink(), "`rank_0` is missing"),
         (lambda path: (path / "rank_0").write_text("ran"), "`rank_0` has 3 bytes, 12 were written"),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text("{"), "it is no JSON"),
+        (lambda path: (path / "manifest.json").write_text("{"), "is not JSON"),
         (lambda path: (path / "manifest.json").write_text('{"schema": "rlinf.checkpoint/9"}'), "rlinf.checkpoint/1"),
         (lambda path: shutil.rmtree(path), "there is no such folder"),
     ],
