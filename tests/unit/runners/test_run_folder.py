@@ -22,8 +22,8 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage import durable, run_folder
 from rlinf_core.runners.storage.checkpoint import Manifest, config_hash
+from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import find_source
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:
