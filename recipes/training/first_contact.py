@@ -13,7 +13,7 @@ FILE: Final = "first_contact.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ContactCheck:
     """A comparison of something from outside with its description or an independent reference.
 
     Attributes:
@@ -31,7 +31,7 @@ class Comparison:
     note: str = ""
 
 
-def note_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
+def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
     """Add comparisons to the file of a run folder; one of the same two things is replaced.
 
     One process of a job writes at a time: workers return theirs to the runner.

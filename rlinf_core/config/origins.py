@@ -169,8 +169,11 @@ def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origi
     for name, field in type(model).model_fields.items():
         key = field.alias or name
         value = node.get(key)
-        if name not in model.model_fields_set and (value is None or _stands_for_default(value, model, key)):
-            value = cast(Plain, to_jsonable_python(getattr(model, name), fallback=_as_written))
+        content = getattr(model, name)
+        # A section can be made by a rule of the model, which counts as given.
+        is_given = name in model.model_fields_set and not (value is None and isinstance(content, BaseModel))
+        if not is_given and (value is None or _stands_for_default(value, model, key)):
+            value = cast(Plain, to_jsonable_python(content, fallback=_as_written))
             yield from _default_leaves(value, (*path, key))
 
 

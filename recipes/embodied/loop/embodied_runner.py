@@ -19,7 +19,7 @@ from recipes.embodied.loop.protocols import (
     Layout,
     RolloutGroup,
 )
-from recipes.training.first_contact import Comparison, note_comparisons
+from recipes.training.first_contact import ContactCheck, note_comparisons
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig
@@ -107,7 +107,7 @@ class EmbodiedRunner(RolloutRunner):
         self._noted_contact = True
         note_comparisons(
             self.record.folder.path,
-            [Comparison("first observations and step of env.train", "the spec of its environments")],
+            [ContactCheck("first observations and step of env.train", "the spec of its environments")],
         )
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:

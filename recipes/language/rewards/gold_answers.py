@@ -19,7 +19,7 @@ MOST_FAILING: Final = 0.5
 _SHOWN: Final = 3
 
 
-class Fault(NamedTuple):
+class GoldFault(NamedTuple):
     """A right answer that its rule does not call right.
 
     Attributes:
@@ -56,14 +56,14 @@ def quick_fault(rule: str, answer: str) -> str:
     return ""
 
 
-def complaint(rule: str, faults: list[Fault], checked: int) -> str:
+def complaint(rule: str, faults: list[GoldFault], checked: int) -> str:
     """Return the sentence that tells of right answers that fail: how many, and the first of them."""
     listed = "; ".join(f"{fault.place}: `{_short(fault.answer)}`: {fault.reason}" for fault in faults[:_SHOWN])
     rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     return f"{len(faults)} of {checked} right answers are not right by `reward_type: {rule}` ({listed}{rest})"
 
 
-def gold_error(rule: str, faults: list[Fault], checked: int) -> ConfigError | None:
+def gold_error(rule: str, faults: list[GoldFault], checked: int) -> ConfigError | None:
     """Return the error of data whose right answers mostly fail; None where at most half of them do."""
     if len(faults) <= MOST_FAILING * checked:
         return None

@@ -65,7 +65,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PlainWords:
     """A text in words, in small letters."""
 
     text: str
@@ -95,7 +95,7 @@ class Other:
     text: str
 
 
-Reading: TypeAlias = Number | Choice | Words | Range | Listing | Other
+Reading: TypeAlias = Number | Choice | PlainWords | Range | Listing | Other
 
 
 def read(text: str) -> Reading:
@@ -131,7 +131,7 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
             return True
         if gold.unit and guess.unit and gold.unit != guess.unit:
             return False
-    if isinstance(gold, Choice | Words) or isinstance(guess, Choice | Words):
+    if isinstance(gold, Choice | PlainWords) or isinstance(guess, Choice | PlainWords):
         verdict = _same_words(gold, guess)
         if verdict is not None:
             return verdict
@@ -183,7 +183,7 @@ def text_of(reading: Reading) -> str:
             return _written(reading.value)
         case Choice():
             return reading.letter
-        case Words() | Other():
+        case PlainWords() | Other():
             return reading.text
         case Range():
             return f"[{text_of(reading.low)}, {text_of(reading.high)}]"
@@ -276,7 +276,7 @@ def _range_of(match: re.Match[str]) -> Range | None:
     return None if ends[0] is None or ends[1] is None else Range(ends[0], ends[1])
 
 
-def _words(plain: str, in_words: bool) -> Words | None:
+def _words(plain: str, in_words: bool) -> PlainWords | None:
     text = " ".join(re.sub(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", plain).split())
     text = text.replace(r"\ ", " ").strip(" .,!")
     if not _SENTENCE.fullmatch(text):
@@ -286,19 +286,21 @@ def _words(plain: str, in_words: bool) -> Words | None:
     is_prose = (in_words and max(map(len, words)) > 1) or any(
         word in _TRUTHS or (len(word) >= _LONG_WORD and word not in _FUNCTIONS) for word in words
     )
-    return Words(" ".join(words)) if is_prose else None
+    return PlainWords(" ".join(words)) if is_prose else None
 
 
 def _same_words(gold: Reading, guess: Reading) -> bool | None:
     """Return whether words are equal; None where one side is none, and an expression may decide."""
-    if isinstance(guess, Listing) and isinstance(gold, Words) and gold.text in _TRUTHS:
+    if isinstance(guess, Listing) and isinstance(gold, PlainWords) and gold.text in _TRUTHS:
         # "Yes, it is" says yes.
         rest = guess.items[1:]
-        return guess.items[0] == gold and not any(isinstance(part, Words) and part.text in _TRUTHS for part in rest)
-    texts = [part.text.lower() for part in (gold, guess) if isinstance(part, Words | Other)]
+        return guess.items[0] == gold and not any(
+            isinstance(part, PlainWords) and part.text in _TRUTHS for part in rest
+        )
+    texts = [part.text.lower() for part in (gold, guess) if isinstance(part, PlainWords | Other)]
     if len(texts) < 2:
-        return False if isinstance(gold, Words) else None
-    if isinstance(gold, Words) and isinstance(guess, Words):
+        return False if isinstance(gold, PlainWords) else None
+    if isinstance(gold, PlainWords) and isinstance(guess, PlainWords):
         return texts[0] == texts[1]
     # Letters would be a product of variables, and "live" the same one as "evil".
     return texts[0] == texts[1] if all(re.fullmatch(r"[a-z ]+", text) for text in texts) else None
@@ -329,7 +331,7 @@ def _same_listing(gold: Reading, guess: Reading, compare: Compare) -> bool | Non
         if isinstance(listing, Listing) and len(listing.items) == 1:
             pair = (listing.items[0], other) if listing is gold else (other, listing.items[0])
             return equal(*pair, compare)
-        return False if isinstance(other, Number | Choice | Words) else None
+        return False if isinstance(other, Number | Choice | PlainWords) else None
     if max(len(gold.items), len(guess.items)) > _MOST:
         return None
     if len(gold.items) != len(guess.items):

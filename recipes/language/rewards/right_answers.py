@@ -7,7 +7,7 @@ from typing import Final
 
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problem_sources import read_file
-from recipes.language.rewards.gold_answers import CHECKED, GOLDS, Fault, complaint, gold_error
+from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
 from recipes.language.rewards.scoring import Item, Scorer
 
 # Seconds that a worker looks at right answers; what is left then is warnings.
@@ -34,7 +34,7 @@ def check_right_answers(data: LanguageDataConfig, rule: str, *, share: tuple[int
         return ""
     rank, workers = share
     deadline = time.monotonic() + _SECONDS
-    faults: list[Fault] = []
+    faults: list[GoldFault] = []
     checked = late = 0
     with Scorer(GOLDS, settings={"rule": rule}) as scorer:
         for path in (*data.train_data_paths, *data.val_data_paths):
@@ -48,7 +48,7 @@ def check_right_answers(data: LanguageDataConfig, rule: str, *, share: tuple[int
                 answers = [problems[number].answer for number in chosen]
                 scores = scorer.score_all([Item(text="", answer=answer) for answer in answers])
                 faults += [
-                    Fault(problems.places[number], answer, score.reason)
+                    GoldFault(problems.places[number], answer, score.reason)
                     for number, answer, score in zip(chosen, answers, scores, strict=True)
                     if not score.correct
                 ]

@@ -66,18 +66,18 @@ _WORD: Final = re.compile(rf"\s*((?:square|cubic|sq\.?|cu\.?)\s+)?\\?([A-Za-z]+|
 _BETWEEN: Final = re.compile(r"\s*(?:/|\\cdot|\*|-(?=[A-Za-z])|\bper\b)\s*|\s*")
 
 
-class Unit(NamedTuple):
+class MeasureUnit(NamedTuple):
     """The unit behind a number: what the number is multiplied by, and the name of a measure that is known."""
 
     factor: int
     name: str
 
 
-def unit_of(text: str) -> Unit | None:
+def unit_of(text: str) -> MeasureUnit | None:
     """Return the unit that a text is, all of it; None where it is anything else. An empty text is no unit at all."""
     text = text.rstrip()
     if not text:
-        return Unit(1, "")
+        return MeasureUnit(1, "")
     # `9 (apples)`
     if match := re.fullmatch(r"\s*\(([A-Za-z ]+)\)", text):
         text = f" {match.group(1).strip()}"
@@ -101,7 +101,7 @@ def unit_of(text: str) -> Unit | None:
         between = plain[match.end() : at]
         blank, divided = between != "", "/" in between or "per" in between
     # A speed, or "red apples", is compared by its number alone.
-    return Unit(factor, names[0] if len(names) == 1 else "")
+    return MeasureUnit(factor, names[0] if len(names) == 1 else "")
 
 
 def _is_unit(word: str, *, blank: bool, marked: bool) -> bool:

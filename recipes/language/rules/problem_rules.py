@@ -6,7 +6,7 @@ import os
 
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
-from recipes.language.rewards.gold_answers import CHECKED, Fault, complaint, gold_error, quick_fault
+from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
 from recipes.language.rewards.signatures import convention_of, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
@@ -137,7 +137,7 @@ def _check_right_answers(config: LanguageConfig, key: str, problems: FileProblem
         return
     answers = [problems[number].answer for number in range(len(problems))]
     faults = [
-        Fault(place, answer, reason)
+        GoldFault(place, answer, reason)
         for place, answer in zip(problems.places, answers, strict=True)
         if (reason := quick_fault(rule, answer))
     ]
