@@ -141,7 +141,11 @@ def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[
 def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
     if isinstance(entry.value, ScalarNode) and entry.value.value is None:
         owner = _owner(config, path)
-        return isinstance(owner, BaseModel) and path[-1] not in owner.model_fields_set
+        if not isinstance(owner, BaseModel):
+            return False
+        # A null is dropped where the default is a value; where the default is null it is that very default.
+        field = type(owner).model_fields.get(str(path[-1]))
+        return path[-1] not in owner.model_fields_set or (field is not None and field.get_default() is None)
     return isinstance(entry.value, MappingNode)
 
 
