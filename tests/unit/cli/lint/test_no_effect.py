@@ -100,7 +100,7 @@ def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
     job = load_with_lint("-", stdin=(EMBODIED + GRPO + "  gae_lambda: 0.9\n").encode(), environ={})
     assert job.tree is not None
     kept = resolved_text(job.tree, job.config)
-    assert "value_clip" in kept
+    assert "bootstrap_type" in kept
     assert dead(kept) == []
 
 
