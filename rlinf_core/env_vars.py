@@ -46,6 +46,11 @@ class EnvVar(Generic[T]):
     def __post_init__(self) -> None:
         REGISTER[self.name] = self
 
+    @property
+    def is_set(self) -> bool:
+        """Whether this process's environment gives it a value."""
+        return bool(os.environ.get(self.name, "").strip())
+
     def get(self, environ: Mapping[str, str] | None = None) -> T:
         """Return the variable's value in `environ` (by default this process's).
 
@@ -142,7 +147,8 @@ CALL_TIMEOUT = EnvVar(
 CONNECT_TIMEOUT = EnvVar(
     "RLINF_CONNECT_TIMEOUT",
     30.0,
-    "Seconds that the first contact with a peer may take, while the peer may still be launching.",
+    "Seconds that the first contact with a peer may take, while the peer may still be launching. Unset, it is so many"
+    " on an idle machine, and up to ten times as many on one whose processors are asked for by several processes each.",
     _A_TIME,
     _seconds,
 )

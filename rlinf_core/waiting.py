@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,31 @@ from rlinf_core import env_vars
 
 # Seconds after which a wait says its first word; a shorter one is nobody's business.
 FIRST_WORD_AFTER = 5.0
+
+
+# A machine that is busier than this is stuck, and a limit should say so.
+_MOST_STRETCH = 10.0
+
+
+def stretched(seconds: float) -> float:
+    """Return a time limit of an idle machine as it is now: longer by as much as its processors are asked for too often.
+
+    Every limit of a start or a first contact that nobody gave goes through this, so that no constant takes a busy
+    machine for a broken one.
+    """
+    try:
+        load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    except OSError:
+        return seconds
+    return seconds * min(max(1.0, load), _MOST_STRETCH)
+
+
+def contact_seconds() -> float:
+    """Return the seconds that a first contact may take: `RLINF_CONNECT_TIMEOUT` as it is set, else its default
+    stretched.
+    """
+    seconds = env_vars.CONNECT_TIMEOUT.get()
+    return seconds if env_vars.CONNECT_TIMEOUT.is_set else stretched(seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,22 @@ PAYLOADS: Final[dict[str, Callable[[Path], bytes]]] = {
 }
 
 
+# Modules that a reader, or Python itself, might look for beside what was received.
+NEIGHBOURS: Final = (
+    *("numpy.py", "torch.py", "conftest.py", "sitecustomize.py", "usercustomize.py", "setup.py", "random.py"),
+    *("yaml.py", "modeling_x.py", "configuration_x.py", "tokenization_x.py", "processing_x.py", "jinja2.py"),
+    *("custom_generate/generate.py", "pydantic/__init__.py", "recipes/embodied/__init__.py", "matplotlib.py"),
+)
+
+
+def plant_neighbours(folder: Path, marker: Path) -> None:
+    """Put modules that write the marker into a folder, beside what is there."""
+    for name in NEIGHBOURS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(code(marker))
+    (folder / "x.pth").write_text(f"import os; {code(marker)}")
+
+
 def plant(run: Path, name: str, content: bytes) -> None:
     """Put a payload into a file of a run, and have the manifest of its checkpoint say that it belongs there."""
     file = run / name

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.shape import DatasetShape, check_alike
 
 Rows = NDArray[np.int64]
+Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
 
 
 class Camera(ABC):
@@ -70,10 +71,15 @@ class Demonstrations:
         successes: bool [N], whether the task is solved after each action; None: the data set does not say.
         interventions: bool [N], whether the action is that of somebody who had taken over from a policy; None: the
             data set does not say.
+        numbers: int64 [E], what the data set calls its episodes; None: 0 to E - 1.
+        draws: float64 [N], how often a row is drawn, relative to others; None: all alike.
+        notes: conversions that lose something, and what is left out.
+        place: the file that holds a row, and where in it; None: `where` is all that is known.
+        flip: the orientation of the pictures, as the data set says; None: it does not say.
     """
 
     where: str
-    fps: int | None
+    fps: float | None
     bounds: Rows
     actions: NDArray[Any]
     states: NDArray[np.float32] | None
@@ -84,6 +90,11 @@ class Demonstrations:
     rewards: NDArray[np.float32] | None = None
     successes: NDArray[np.bool_] | None = None
     interventions: NDArray[np.bool_] | None = None
+    numbers: Rows | None = None
+    draws: NDArray[np.float64] | None = None
+    notes: tuple[str, ...] = ()
+    place: Callable[[int], str] | None = None
+    flip: Flip | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -109,31 +120,47 @@ class Demonstrations:
         """Return the rows of an episode."""
         return np.arange(int(self.bounds[episode]), int(self.bounds[episode + 1]))
 
+    def place_of(self, row: int) -> str:
+        """Return the file that holds a row, the row's number, and its episode."""
+        episode = int(np.searchsorted(self.bounds, row, side="right")) - 1
+        number = episode if self.numbers is None else int(self.numbers[episode])
+        file = f"{self.where}, row {row}" if self.place is None else self.place(row)
+        return f"{file} (step {row - int(self.bounds[episode])} of episode {number})"
+
     def chosen(self, episodes: Sequence[int]) -> Demonstrations:
-        """Return some of the episodes.
+        """Return some of the episodes, by what the data set calls them.
 
         Raises:
             DatasetError: there is no episode of such a number.
         """
-        wrong = [each for each in episodes if not 0 <= each < self.episodes]
+        known = list(range(self.episodes)) if self.numbers is None else self.numbers.tolist()
+        wrong = [each for each in episodes if each not in known]
         if wrong:
             raise DatasetError(
-                f"there is no episode {wrong[0]}", where=self.where, help=f"they are numbered 0 to {self.episodes - 1}"
+                f"there is no episode {wrong[0]}", where=self.where, help=f"they are numbered {known[0]} to {known[-1]}"
             )
-        spans = [self.rows_of(each) for each in episodes]
+        positions = [known.index(each) for each in episodes]
+        spans = [self.rows_of(each) for each in positions]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-        return Demonstrations(
-            self.where,
-            self.fps,
-            np.cumsum([0, *(len(span) for span in spans)]),
-            self.actions[rows],
-            None if self.states is None else self.states[rows],
-            {name: _SomeRows(camera, rows) for name, camera in self.cameras.items()},
-            self.tasks,
-            self.task_of[rows],
-            rewards=None if self.rewards is None else self.rewards[rows],
-            successes=None if self.successes is None else self.successes[rows],
-            interventions=None if self.interventions is None else self.interventions[rows],
+        place = self.place
+
+        def of(column: NDArray[Any] | None) -> Any:
+            return None if column is None else column[rows]
+
+        return replace(
+            self,
+            bounds=np.cumsum([0, *(len(span) for span in spans)]),
+            actions=self.actions[rows],
+            states=of(self.states),
+            cameras={name: _SomeRows(camera, rows) for name, camera in self.cameras.items()},
+            task_of=self.task_of[rows],
+            statistics=None,
+            rewards=of(self.rewards),
+            successes=of(self.successes),
+            interventions=of(self.interventions),
+            numbers=np.array([known[each] for each in positions], np.int64),
+            draws=of(self.draws),
+            place=None if place is None else _placed(place, rows),
         )
 
     def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
@@ -147,6 +174,42 @@ class Demonstrations:
                 counted.add(camera.read(self.rows_of(episode)))
             found[f"observation.images.{name}"] = counted.statistics()
         return found
+
+
+class FlippedCamera(Camera):
+    """The pictures of another camera, turned.
+
+    Args:
+        camera: whose pictures they are.
+        flip: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
+    """
+
+    def __init__(self, camera: Camera, flip: Flip) -> None:
+        super().__init__(camera.shape)
+        self._camera = camera
+        self._flip: Flip = flip
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`."""
+        return flipped(self._camera.read(rows), self._flip)
+
+
+def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], str]:
+    """Return the places of some rows, by their number among them."""
+
+    def of(row: int) -> str:
+        return place(int(rows[row]))
+
+    return of
+
+
+def flipped(pictures: NDArray[np.uint8], flip: Flip) -> NDArray[np.uint8]:
+    """Return pictures [n, H, W, 3] turned; see `FlippedCamera`."""
+    if flip in ("vertical", "rotate180"):
+        pictures = pictures[:, ::-1]
+    if flip in ("horizontal", "rotate180"):
+        pictures = pictures[:, :, ::-1]
+    return np.ascontiguousarray(pictures)
 
 
 class _SomeRows(Camera):
@@ -173,6 +236,11 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
     for other in parts[1:]:
         check_alike(first.shape, other.shape)
     offsets = np.cumsum([0, *(len(each) for each in parts)])
+
+    def place(row: int) -> str:
+        part = int(np.searchsorted(offsets, row, side="right")) - 1
+        return parts[part].place_of(row - int(offsets[part]))
+
     tasks = tuple(dict.fromkeys(task for each in parts for task in each.tasks))
     task_of = [np.array([tasks.index(task) for task in each.tasks])[each.task_of] for each in parts]
     states = [each.states for each in parts if each.states is not None]
@@ -189,6 +257,9 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         rewards=_all([each.rewards for each in parts]),
         successes=_all([each.successes for each in parts]),
         interventions=_interventions(parts),
+        draws=_all([each.draws for each in parts]),
+        notes=tuple(f"{each.where}: {note}" for each in parts for note in each.notes),
+        place=place,
     )
 
 

@@ -1,10 +1,10 @@
-"""Reads HDF5 files of LIBERO and robomimic: `data/demo_0/actions`, `data/demo_0/obs/...`, and so on."""
+"""Reads HDF5 files of LIBERO, robomimic and Isaac Lab: `data/demo_0/actions`, `data/demo_0/obs/...`, and so on."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -12,28 +12,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
-from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
+from recipes.demonstrations.demonstrations import Camera, Demonstrations, Flip, Rows
+from recipes.demonstrations.flags import truths
+from recipes.demonstrations.names import Role, column_of, is_depth
 
-# What makes up the states where nothing else is said: of LIBERO, then of robomimic with a Panda.
+# What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
 _STATES: Final = (
     ("ee_states", "gripper_states"),
     ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos"),
+    ("eef_pos", "eef_quat", "gripper_pos"),
 )
 _NUMBER: Final = re.compile(r"(\d+)$")
+# Attributes of a demonstration, or of the file, that say how many actions there are.
+_SAMPLES, _TOTAL = "num_samples", "total"
+# Groups of a demonstration that hold no columns of its rows.
+_NO_COLUMNS: Final = ("obs", "next_obs", "states", "initial_state", "datagen_info")
+_AGREE: Final = "convert the file again, or leave the demonstration out by `data.episodes`"
 
 
-def read_hdf5(file: Path, state_keys: Sequence[str] = ()) -> Demonstrations:
+def read_hdf5(
+    file: Path,
+    state_keys: Sequence[str] = (),
+    *,
+    columns: Mapping[Role, str] | None = None,
+    mask: str | None = None,
+) -> Demonstrations:
     """Return the demonstrations of a file; pictures are read when they are asked for.
 
-    Pictures are as the file has them: those of LIBERO and robomimic stand on their heads where the simulator's
-    renderer draws from below (LIBERO's files do).
-
     Args:
-        file: of LIBERO (`*_demo.hdf5`) or robomimic.
+        file: of LIBERO (`*_demo.hdf5`), robomimic or Isaac Lab.
         state_keys: names in `obs` that make up the states; by default what is usual for these files.
+        columns: the column of some roles; the others are found by their usual names.
+        mask: of robomimic's `mask/NAME`, whose demonstrations are returned; None: all.
 
     Raises:
-        DatasetError: the file is missing, damaged, or has another layout.
+        DatasetError: the file is missing, damaged, contradicts itself, or has another layout.
     """
     h5py = needed("h5py", "an HDF5 file")
     if not file.is_file():
@@ -43,49 +56,246 @@ def read_hdf5(file: Path, state_keys: Sequence[str] = ()) -> Demonstrations:
     except OSError as error:
         raise DatasetError("the file cannot be read as HDF5", where=str(file), why=str(error)) from error
     try:
-        data = opened["data"]
-        names = sorted((name for name in data if "actions" in data[name]), key=_order)
-        first = data[names[0]]["obs"]
-    except (KeyError, IndexError) as error:
-        raise DatasetError(
-            "the file has no demonstrations",
-            where=str(file),
-            why="it has no `data/demo_0` with `actions` and `obs`",
-            help="robomimic's `dataset_states_to_obs` adds observations to recorded states",
-        ) from error
-    bounds = np.cumsum([0, *(len(data[name]["actions"]) for name in names)])
-    usual = next((keys for keys in _STATES if all(key in first for key in keys)), ())
-    keys = list(state_keys) or list(usual)
-    missing = [key for key in keys if key not in first]
-    if missing:
-        known = ", ".join(f"`{each}`" for each in first)
-        raise DatasetError(f"the file observes no `{missing[0]}`", where=str(file), help=f"it observes {known}")
-    pictures = [key for key in first if first[key].dtype == np.uint8 and first[key].ndim == 4]
-    attributes = {name: _json(data.attrs.get(name)) for name in ("env_args", "problem_info")}
-    rate = attributes["env_args"].get("env_kwargs", {}).get("control_freq")
-    return Demonstrations(
-        str(file),
-        None if rate is None else round(float(rate)),
-        bounds,
-        np.concatenate([data[name]["actions"][()] for name in names]).astype(np.float32),
-        np.concatenate([_states(data[name]["obs"], keys) for name in names]) if keys else None,
-        {key: _Hdf5Camera(opened, names, key, bounds, str(file)) for key in pictures},
-        (_instruction(attributes, file),),
-        np.zeros(int(bounds[-1]), np.int64),
-    )
+        return _File(opened, file, columns or {}).read(state_keys, mask)
+    except OSError as error:
+        raise DatasetError("the file cannot be read as HDF5", where=str(file), why=str(error)) from error
+
+
+class _File:
+    """An HDF5 file of demonstrations.
+
+    Args:
+        opened: the file, of h5py.
+        path: of the file.
+        columns: the column of some roles.
+    """
+
+    def __init__(self, opened: Any, path: Path, columns: Mapping[Role, str]) -> None:
+        self._opened, self._where, self._columns = opened, str(path), columns
+        data: Any = opened.get("data")
+        self._demos: dict[str, Any] = {}
+        if data is not None and hasattr(data, "keys"):
+            self._demos = {name: data[name] for name in sorted(data, key=_order) if hasattr(data[name], "keys")}
+        if not any("obs" in demo for demo in self._demos.values()):
+            raise DatasetError(
+                "the file has no demonstrations",
+                where=self._where,
+                why="it has no `data/demo_0` with `actions` and `obs`",
+                help="robomimic's `dataset_states_to_obs` adds observations to recorded states",
+            )
+        about: Any = data
+        self._attributes = {name: _json(about.attrs.get(name)) for name in ("env_args", "problem_info")}
+        self._total = about.attrs.get(_TOTAL)
+        self._flip: Flip | None = _orientation(about.attrs.get("macros_image_convention"))
+
+    def read(self, state_keys: Sequence[str], mask: str | None) -> Demonstrations:
+        """Return the demonstrations; see `read_hdf5`."""
+        actions = {name: self._column(name, demo, "action") for name, demo in self._demos.items()}
+        without = next((name for name, column in actions.items() if column is None), None)
+        if without is not None:
+            raise DatasetError(f"`data/{without}` has no `actions`", where=self._where, help=_AGREE)
+        lengths = {name: self._length(name, column) for name, column in actions.items()}
+        if self._total is not None and int(self._total) != sum(lengths.values()):
+            raise DatasetError(
+                f"the file says that it has {self._total} samples, and {sum(lengths.values())} are there",
+                where=self._where,
+                help="copy or convert the file again, whole",
+            )
+        names = self._chosen(mask)
+        first = _flat(self._demos[names[0]]["obs"])
+        usual = next((keys for keys in _STATES if all(key in first for key in keys)), ())
+        keys = list(state_keys) or list(usual)
+        for key in keys:
+            if key not in first:
+                known = ", ".join(f"`{each}`" for each in first)
+                raise DatasetError(f"the file observes no `{key}`", where=self._where, help=f"it observes {known}")
+        notes: list[str] = []
+        cameras = self._cameras(first, notes)
+        longer = self._check_lengths(names, lengths, [*keys, *cameras])
+        if longer:
+            notes.append(f"the last observation of {longer} demonstrations is left out: no action follows it")
+        if not keys:
+            notes.append("there are no states: `data.state_keys` names what of `obs` makes them up")
+        bounds = np.cumsum([0, *(lengths[name] for name in names)])
+        place = _place(self._where, names, bounds)
+        rate = self._attributes["env_args"].get("env_kwargs", {}).get("control_freq")
+        values = np.concatenate([actions[name][()].reshape(lengths[name], -1) for name in names])
+        return Demonstrations(
+            self._where,
+            None if rate is None else int(rate) if float(rate).is_integer() else float(rate),
+            bounds,
+            values.astype(np.float32),
+            np.concatenate([self._states(name, keys, lengths[name]) for name in names]) if keys else None,
+            {key: _Hdf5Camera(self._opened, names, key, bounds, self._where) for key in cameras},
+            (_instruction(self._attributes, Path(self._where)),),
+            np.zeros(int(bounds[-1]), np.int64),
+            rewards=self._rewards(names, lengths),
+            successes=self._successes(names, lengths, place),
+            interventions=self._truths("intervention", names, lengths, place),
+            numbers=_numbers(names),
+            notes=tuple(notes),
+            place=place,
+            flip=self._flip,
+        )
+
+    def _chosen(self, mask: str | None) -> list[str]:
+        """Return the names of the demonstrations that a mask lists."""
+        if mask is None:
+            return list(self._demos)
+        masks: Any = self._opened.get("mask", {})
+        if mask not in masks:
+            known = ", ".join(f"`{each}`" for each in masks) or "none"
+            raise DatasetError(f"the file has no `mask/{mask}`", where=self._where, help=f"it has {known}")
+        listed = {each.decode() if isinstance(each, bytes) else str(each) for each in masks[mask][()]}
+        unknown = next((each for each in sorted(listed) if each not in self._demos), None)
+        if unknown is not None or not listed:
+            message = f"`mask/{mask}` lists {'nothing' if unknown is None else f'`{unknown}`, which is not there'}"
+            raise DatasetError(message, where=self._where, help="make the mask again")
+        return [name for name in self._demos if name in listed]
+
+    def _length(self, name: str, actions: Any) -> int:
+        length, said = len(actions), self._demos[name].attrs.get(_SAMPLES)
+        if said is not None and int(said) != length:
+            message = f"`data/{name}` says that it has {said} samples, and has {length} actions"
+            raise DatasetError(message, where=self._where, help=_AGREE)
+        if not length or "obs" not in self._demos[name]:
+            missing = "no actions" if not length else "no `obs`"
+            raise DatasetError(f"`data/{name}` has {missing}", where=self._where, help=_AGREE)
+        return length
+
+    def _check_lengths(self, names: Sequence[str], lengths: Mapping[str, int], keys: Sequence[str]) -> int:
+        """Check that all demonstrations observe the same, once for each action; return how many observe once more."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        longer = 0
+        for name in names:
+            observed, counts = self._demos[name]["obs"], set[int]()
+            for key in keys:
+                if key not in observed:
+                    raise DatasetError(f"`data/{name}/obs` has no `{key}`", where=self._where, help=_AGREE)
+                rows, shape = observed[key].shape[0], observed[key].shape[1:]
+                if shapes.setdefault(key, shape) != shape:
+                    message = f"`data/{name}/obs/{key}` is {list(shape)}, and that of `{names[0]}` {list(shapes[key])}"
+                    raise DatasetError(message, where=self._where, help=_AGREE)
+                if rows not in (lengths[name], lengths[name] + 1):
+                    message = f"`data/{name}` has {lengths[name]} actions and {rows} observations of `{key}`"
+                    raise DatasetError(message, where=self._where, help=_AGREE)
+                counts.add(rows)
+            if len(counts) > 1:
+                message = f"`data/{name}/obs` has columns of {min(counts)} and of {max(counts)} rows"
+                raise DatasetError(message, where=self._where, help=_AGREE)
+            longer += counts == {lengths[name] + 1}
+        return longer
+
+    def _cameras(self, observed: Mapping[str, Any], notes: list[str]) -> list[str]:
+        """Return the names in `obs` whose rows are pictures in colour or grey.
+
+        Raises:
+            DatasetError: there are pictures of another type.
+        """
+        cameras: list[str] = []
+        for key, column in observed.items():
+            sizes = column.shape[1:]
+            if is_depth(key) and len(sizes) >= 2:
+                notes.append(f"`obs/{key}` is left out: no policy is shown distances")
+            elif len(sizes) == 3 and column.dtype == np.uint8:
+                if not {sizes[0], sizes[2]} & {1, 3}:
+                    message = f"`obs/{key}` has pictures of {' x '.join(map(str, sizes))}, and RGB has 3 channels"
+                    raise DatasetError(message, where=self._where, help="convert the file again, with RGB pictures")
+                cameras.append(key)
+            elif len(sizes) == 3 and {sizes[0], sizes[2]} & {1, 3, 4} and min(sizes[0] * sizes[2], sizes[1]) > 8:
+                message = f"`obs/{key}` has pictures of `{column.dtype}`, and those that are read are uint8, 0 to 255"
+                raise DatasetError(message, where=self._where, help="convert the file again, with pictures of uint8")
+        return cameras
+
+    def _states(self, name: str, keys: Sequence[str], length: int) -> NDArray[np.float32]:
+        columns = [np.asarray(self._demos[name]["obs"][key][:length], np.float32) for key in keys]
+        return np.concatenate([each.reshape(length, -1) for each in columns], axis=1)
+
+    def _column(self, name: str, demo: Any, role: Role) -> Any:
+        """Return the dataset that has a role in a demonstration; None without one."""
+        known = [key for key in _flat(demo) if key.split("/")[0] not in _NO_COLUMNS]
+        key = column_of(role, known, self._columns, f"{self._where}, data/{name}")
+        return None if key is None else demo[key]
+
+    def _rows(self, role: Role, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[Any] | None:
+        """Return a column of single numbers over all demonstrations; None where none has it."""
+        columns = {name: self._column(name, self._demos[name], role) for name in names}
+        if all(column is None for column in columns.values()):
+            return None
+        parts: list[NDArray[Any]] = []
+        for name, column in columns.items():
+            if column is None or column.size != lengths[name]:
+                has = "no column" if column is None else f"{column.size} values"
+                message = f"`data/{name}` has {has} for the {role} of {lengths[name]} actions"
+                raise DatasetError(message, where=self._where, help=_AGREE)
+            parts.append(np.asarray(column[()]).reshape(-1))
+        return np.concatenate(parts)
+
+    def _rewards(self, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[np.float32] | None:
+        rows = self._rows("reward", names, lengths)
+        return None if rows is None else rows.astype(np.float32)
+
+    def _truths(
+        self, role: Role, names: Sequence[str], lengths: Mapping[str, int], place: Callable[[int], str]
+    ) -> NDArray[np.bool_] | None:
+        rows = self._rows(role, names, lengths)
+        if rows is None:
+            return None
+        return truths(rows, self._column(names[0], self._demos[names[0]], role).name, place)
+
+    def _successes(
+        self, names: Sequence[str], lengths: Mapping[str, int], place: Callable[[int], str]
+    ) -> NDArray[np.bool_] | None:
+        """Return after which actions the task is solved; Isaac Lab's attribute `success` is about the last one."""
+        rows = self._truths("success", names, lengths, place)
+        said = [self._demos[name].attrs.get("success") for name in names]
+        if rows is not None or any(each is None for each in said):
+            return rows
+        solved = np.zeros(sum(lengths[name] for name in names), np.bool_)
+        solved[np.cumsum([lengths[name] for name in names]) - 1] = [bool(each) for each in said]
+        return solved
+
+
+def _flat(group: Any, above: str = "") -> dict[str, Any]:
+    """Return the arrays within a group by their paths."""
+    arrays: dict[str, Any] = {}
+    for name in group:
+        item = group[name]
+        arrays |= _flat(item, f"{above}{name}/") if hasattr(item, "keys") else {f"{above}{name}": item}
+    return arrays
+
+
+def _place(where: str, names: Sequence[str], bounds: Rows) -> Callable[[int], str]:
+    def place(row: int) -> str:
+        demo = int(np.searchsorted(bounds, row, side="right")) - 1
+        return f"{where}, data/{names[demo]}, row {row - int(bounds[demo])}"
+
+    return place
 
 
 def _order(name: str) -> tuple[int, str]:
-    found = _NUMBER.search(name)
-    return (int(found.group(1)) if found else -1, name)
+    number = _NUMBER.search(name)
+    return (int(number.group(1)) if number else -1, name)
+
+
+def _numbers(names: Sequence[str]) -> Rows | None:
+    """Return the numbers in the names of demonstrations; None where a name has none or two have the same."""
+    numbers = [_order(name)[0] for name in names]
+    return np.array(numbers, np.int64) if len(set(numbers)) == len(numbers) and -1 not in numbers else None
+
+
+def _orientation(convention: Any) -> Flip | None:
+    """Return how pictures are turned, by robosuite's word for it in the file: `opengl` has the bottom row first."""
+    word = convention.decode() if isinstance(convention, bytes) else str(convention or "")
+    return {"opengl": "vertical", "opencv": "none"}.get(word.strip('"').lower())  # pyright: ignore[reportReturnType]
 
 
 def _json(value: Any) -> dict[str, Any]:
     try:
-        found: object = json.loads(value) if value is not None else {}
+        parsed: object = json.loads(value) if value is not None else {}
     except (TypeError, ValueError):
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
 def _instruction(attributes: dict[str, dict[str, Any]], file: Path) -> str:
@@ -95,28 +305,26 @@ def _instruction(attributes: dict[str, dict[str, Any]], file: Path) -> str:
     return str(said or file.stem.removesuffix("_demo").replace("_", " ")).strip('"')
 
 
-def _states(observations: Any, keys: Sequence[str]) -> NDArray[np.float32]:
-    columns = [np.asarray(observations[key][()], np.float32) for key in keys]
-    return np.concatenate([each.reshape(len(each), -1) for each in columns], axis=1)
-
-
 class _Hdf5Camera(Camera):
-    """The pictures of one camera in a file."""
+    """The pictures of one camera in a file; those with their channels first are turned, grey ones get three."""
 
     def __init__(self, opened: Any, names: list[str], key: str, bounds: Rows, where: str) -> None:
-        height, width, _ = opened["data"][names[0]]["obs"][key].shape[1:]
+        sizes = opened["data"][names[0]]["obs"][key].shape[1:]
+        self._channels_first = sizes[2] not in (1, 3)
+        height, width = sizes[1:] if self._channels_first else sizes[:2]
         super().__init__((height, width, 3))
         self._opened, self._names, self._key, self._bounds, self._where = opened, names, key, bounds, where
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
         """See `Camera`."""
-        found = np.empty((len(rows), *self.shape), np.uint8)
+        pictures = np.empty((len(rows), *self.shape), np.uint8)
         episodes = np.searchsorted(self._bounds, rows, side="right") - 1
         for place, (row, episode) in enumerate(zip(rows, episodes, strict=True)):
             try:
-                found[place] = self._opened["data"][self._names[episode]]["obs"][self._key][row - self._bounds[episode]]
+                picture = self._opened["data"][self._names[episode]]["obs"][self._key][row - self._bounds[episode]]
+                pictures[place] = picture.transpose(1, 2, 0) if self._channels_first else picture
             except (OSError, KeyError, ValueError) as error:
                 raise DatasetError(
                     f"the picture in row {row}, `{self._key}`, cannot be read", where=self._where, why=str(error)
                 ) from error
-        return found
+        return pictures

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot import read_lerobot
-from recipes.demonstrations.set_info import HDF5_ENDINGS, STATE
+from recipes.demonstrations.names import Role
+from recipes.demonstrations.set_info import HDF5_ENDINGS
+
+
+def read_demonstrations(
+    path: str,
+    state_keys: Sequence[str] = (),
+    *,
+    columns: Mapping[Role, str] | None = None,
+    part: str | None = None,
+    pictures: bool = True,
+) -> Demonstrations:
+    """Return a data set: a LeRobotDataset folder, or an HDF5 file of LIBERO, robomimic or Isaac Lab.
+
+    Args:
+        path: of the folder or file.
+        state_keys: columns that make up the states, one behind the other; by default the usual ones.
+        columns: the column of some roles; the others are found by their usual names.
+        part: a split of LeRobot or a mask of robomimic; None: all episodes.
+        pictures: whether they can be asked for.
+
+    Raises:
+        DatasetError: it cannot be read, or contradicts itself.
+    """
+    if path.endswith(HDF5_ENDINGS):
+        return read_hdf5(Path(path), state_keys, columns=columns, mask=part)
+    return read_lerobot(Path(path), state_keys, columns=columns, split=part, pictures=pictures)
 
 
 def load_demonstrations(paths: Sequence[str], state_keys: Sequence[str] = ()) -> Demonstrations:
-    """Return data sets as one: LeRobotDataset folders, and HDF5 files of LIBERO and robomimic.
+    """Return data sets as one; see `read_demonstrations`.
 
     Raises:
         DatasetError: one of them cannot be read, or they differ.
     """
-    parts: list[Demonstrations] = []
-    for path in map(Path, paths):
-        if path.suffix in HDF5_ENDINGS:
-            parts.append(read_hdf5(path, state_keys))
-        else:
-            parts.append(read_lerobot(path, state_keys or (STATE,)))
-    return joined(parts)
+    return joined([read_demonstrations(path, state_keys) for path in paths])

@@ -15,6 +15,8 @@ from recipes.demonstrations.data_errors import DatasetError, needed
 
 Picture = NDArray[np.uint8]
 
+# What Pillow calls pictures that become RGB without loss.
+_LOSSLESS: Final = ("RGB", "RGBA", "L", "LA", "P", "1")
 # A key frame every so many frames: any frame is then decoded from at most one other.
 _KEY_INTERVAL: Final = 2
 # Constant rate factor of x264: 18 is close to what the eye cannot tell from the original.
@@ -30,19 +32,31 @@ def encoded(picture: Picture) -> bytes:
 
 
 def decoded(data: bytes) -> Picture:
-    """Return the picture uint8 [H, W, 3] of a file's bytes, PNG or another format.
+    """Return the picture uint8 [H, W, 3] of a file's bytes, PNG or another format; grey ones get three equal channels.
 
     Raises:
-        DatasetError: they hold no picture.
+        DatasetError: they hold no picture, or one that RGB of 8 bits cannot express: distances, transparency.
     """
     image = needed("PIL.Image", "a data set with pictures")
     try:
-        return np.asarray(image.open(BytesIO(data)).convert("RGB"))
+        opened = image.open(BytesIO(data))
+        if opened.mode in ("RGBA", "LA") and opened.getchannel("A").getextrema() != (255, 255):
+            raise DatasetError(
+                "a picture is transparent in places", help="convert the data set again, with pictures in RGB"
+            )
+        if opened.mode not in _LOSSLESS:
+            raise DatasetError(
+                f"a picture of mode `{opened.mode}` is none of 8 bits in RGB or grey",
+                help="distances cannot be learned from; take the feature out of the data set",
+            )
+        return np.asarray(opened.convert("RGB"))
+    except DatasetError:
+        raise
     except Exception as error:
         raise DatasetError("a picture cannot be decoded", why=f"{type(error).__name__}: {error}") from error
 
 
-def write_video(file: Path, pictures: Iterable[Picture], fps: int, quality: int = _QUALITY) -> dict[str, Any]:
+def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: int = _QUALITY) -> dict[str, Any]:
     """Write an mp4 (H.264) with one frame for each picture uint8 [H, W, 3], all of one size.
 
     Returns:
@@ -52,6 +66,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: int, quality: int 
         DatasetError: the package `av` is missing, or the video cannot be written.
     """
     av = needed("av", "a video")
+    rate = Fraction(fps).limit_denominator(1001)
     first: Picture | None = None
     try:
         with av.open(str(file), "w", format="mp4") as container:
@@ -59,9 +74,9 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: int, quality: int 
             for number, picture in enumerate(pictures):
                 if stream is None:
                     first = picture
-                    stream = _stream(container, picture, fps, quality)
+                    stream = _stream(container, picture, rate, quality)
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-                frame.pts, frame.time_base = number, Fraction(1, fps)
+                frame.pts, frame.time_base = number, 1 / rate
                 container.mux(stream.encode(frame))
             if stream is not None:
                 container.mux(stream.encode(None))
@@ -81,12 +96,12 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: int, quality: int 
     }
 
 
-def _stream(container: Any, picture: Picture, fps: int, quality: int) -> Any:
-    stream = container.add_stream("libx264", rate=fps)
+def _stream(container: Any, picture: Picture, rate: Fraction, quality: int) -> Any:
+    stream = container.add_stream("libx264", rate=rate)
     stream.height, stream.width = picture.shape[:2]
     stream.pix_fmt = _pixels(picture)
     stream.gop_size = _KEY_INTERVAL
-    stream.time_base = Fraction(1, fps)
+    stream.time_base = 1 / rate
     stream.thread_count = 1
     # No frames that depend on later ones: they would shift the first time stamp.
     stream.options = {"crf": str(quality), "preset": "veryfast", "bf": "0"}

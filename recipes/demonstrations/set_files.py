@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_info import DATA_FILES, EPISODES_FILES, IMAGES, TASKS, DatasetInfo
+from recipes.demonstrations.set_info import DATA_FILES, EPISODE_LINES, EPISODES_FILES, TASK_LINES, TASKS, DatasetInfo
 
 WHOLE: Final = "copy the data set again, whole"
 _PARQUET: Final = b"PAR1"
@@ -26,14 +26,20 @@ def check_files(folder: Path, info: DatasetInfo) -> None:
     Raises:
         DatasetError: one is missing, cut off, or of another kind.
     """
-    for what, pattern in (("rows", DATA_FILES), ("list of episodes", EPISODES_FILES)):
+    patterns = [("rows", DATA_FILES), *([] if info.is_listed else [("list of episodes", EPISODES_FILES)])]
+    for what, pattern in patterns:
         files = sorted(folder.glob(pattern))
         if not files:
             message = f"the data set has no {what}: there is no Parquet file in it"
             raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
         for file in files:
             _check_parquet(file)
-    _check_parquet(folder / TASKS)
+    if info.is_listed:
+        for name in (TASK_LINES, EPISODE_LINES):
+            if not (folder / name).is_file():
+                raise DatasetError("a file of the data set is missing", where=str(folder / name), help=WHOLE)
+    else:
+        _check_parquet(folder / TASKS)
     if not info.total_frames:
         raise DatasetError("the data set has no rows", where=str(folder), help="record or convert it again")
     for files in videos(folder, info).values():
@@ -49,13 +55,14 @@ def videos(folder: Path, info: DatasetInfo) -> dict[str, list[Path]]:
     Raises:
         DatasetError: those of a camera are missing.
     """
-    names = [name for name, each in info.features.items() if each.dtype == "video" and name.startswith(IMAGES)]
+    cameras = info.colours(str(folder))
     found: dict[str, list[Path]] = {}
-    for name in names:
-        pattern = re.sub(r"\{(chunk|file)_index[^}]*\}", "*", info.video_path.replace("{video_key}", escape(name)))
+    for name in (name for name in cameras if info.features[name].dtype == "video"):
+        numbers = r"\{(chunk_index|file_index|episode_chunk|episode_index)[^}]*\}"
+        pattern = re.sub(numbers, "*", info.video_path.replace("{video_key}", escape(name)))
         found[name] = sorted(folder.glob(pattern))
         if not found[name]:
-            message = f"the videos of the camera `{name.removeprefix(IMAGES)}` are missing"
+            message = f"the videos of the camera `{cameras[name]}` are missing"
             raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
     return found
 

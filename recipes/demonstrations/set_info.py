@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.names import ACTION, STATE, Role, camera_names, column_of, is_depth, state_of
 from recipes.demonstrations.shape import DatasetShape
 
 VERSION: Final = "v3.0"
+# Episodes have files of their own, and are listed as JSON lines.
+_LISTED: Final = ("v2.0", "v2.1")
 INFO: Final = "meta/info.json"
 STATISTICS: Final = "meta/stats.json"
 TASKS: Final = "meta/tasks.parquet"
+TASK_LINES: Final = "meta/tasks.jsonl"
+EPISODE_LINES: Final = "meta/episodes.jsonl"
 EPISODES: Final = "meta/episodes"
 EPISODES_FILES: Final = f"{EPISODES}/*/*.parquet"
 DATA_FILES: Final = "data/*/*.parquet"
@@ -28,13 +34,6 @@ CHUNK_SIZE: Final = 1000
 
 HDF5_ENDINGS: Final = (".hdf5", ".h5")
 
-ACTION: Final = "action"
-STATE: Final = "observation.state"
-IMAGES: Final = "observation.images."
-REWARD: Final = "next.reward"
-SUCCESS: Final = "next.success"
-# Whether somebody had taken over from the policy, and the action is theirs.
-INTERVENTION: Final = "intervention"
 # What every row has besides the features of its data set.
 INDICES: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
@@ -57,13 +56,18 @@ class Feature(NamedTuple):
         """Whether its rows are pictures."""
         return self.dtype in ("image", "video")
 
+    @property
+    def size(self) -> int:
+        """Numbers in a row."""
+        return prod(self.shape)
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
     """The content of `meta/info.json`.
 
     Attributes:
-        fps: rows in a second.
+        fps: rows in a second; 29.97 and 0.5 are rates, too.
         features: by name; those in `INDICES` are left out.
         total_episodes: number of episodes.
         total_frames: number of rows.
@@ -72,9 +76,12 @@ class DatasetInfo:
         data_path: pattern of Parquet files.
         video_path: pattern of videos.
         video_info: by feature, what is known of its videos.
+        version: of the layout.
+        chunk_size: files of one folder, at most.
+        splits: by name the numbers of episodes, `first:end`.
     """
 
-    fps: int
+    fps: float
     features: Mapping[str, Feature]
     total_episodes: int = 0
     total_frames: int = 0
@@ -83,33 +90,96 @@ class DatasetInfo:
     data_path: str = DATA_PATH
     video_path: str = VIDEO_PATH
     video_info: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    version: str = VERSION
+    chunk_size: int = CHUNK_SIZE
+    splits: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether each episode has files of its own and is listed as a JSON line, as before version 3."""
+        return self.version in _LISTED
 
     @property
     def cameras(self) -> dict[str, Feature]:
         """Features whose rows are pictures, by name."""
         return {name: each for name, each in self.features.items() if each.is_camera}
 
-    def shape(self, where: str, state_keys: Sequence[str] = ()) -> DatasetShape:
+    def colours(self, where: str) -> dict[str, str]:
+        """Return the camera of each feature that a policy can see: pictures in colour or grey of the present row.
+
+        Raises:
+            DatasetError: two features would be one camera, or pictures are kept as plain numbers.
+        """
+        raw = [name for name, each in self.features.items() if "image" in name and not each.is_camera]
+        plain = next((name for name in raw if len(self.features[name].shape) == 3), None)
+        if plain is not None:
+            raise DatasetError(
+                f"`{plain}` holds pictures as plain numbers, `{self.features[plain].dtype}`",
+                where=where,
+                help="convert the data set again, with the feature's dtype `image` or `video`",
+            )
+        return camera_names([name for name in self.cameras if name not in self.unseen], where)
+
+    @property
+    def unseen(self) -> list[str]:
+        """Features with pictures that no policy is shown: distances, and what follows the action."""
+        return [name for name in self.cameras if name.startswith("next.") or self._is_depth(name)]
+
+    def _is_depth(self, name: str) -> bool:
+        about = self.video_info.get(name, {})
+        flags = [about.get(key) for key in ("video.is_depth_map", "is_depth_map")]
+        return any(flag is True for flag in flags) or (is_depth(name) and self.features[name].shape[2:] != (3,))
+
+    def action(self, where: str, columns: Mapping[Role, str]) -> str:
+        """Return the name of the feature that holds actions.
+
+        Raises:
+            DatasetError: there is none, or several could be meant.
+        """
+        name = column_of("action", self.features, columns, where)
+        if name is None:
+            raise DatasetError(f"the data set has no `{ACTION}`", where=where, help=f"it has {self._listed()}")
+        return name
+
+    def states(self, where: str, state_keys: Sequence[str]) -> list[str]:
+        """Return the features that make up the states, by default `observation.state`.
+
+        Raises:
+            DatasetError: one of them is not there.
+        """
+        usual = state_of(self.features)
+        keys = [usual if key == STATE and usual else key for key in state_keys] or ([usual] if usual else [])
+        missing = next((key for key in keys if key not in self.features), None)
+        if missing is not None:
+            raise DatasetError(f"the data set has no `{missing}`", where=where, help=f"it has {self._listed()}")
+        return keys
+
+    def _listed(self) -> str:
+        return ", ".join(f"`{each}`" for each in self.features)
+
+    def shape(
+        self, where: str, state_keys: Sequence[str] = (), columns: Mapping[Role, str] | None = None
+    ) -> DatasetShape:
         """Return the sizes of the rows, with states that are made up of some features.
 
         Raises:
             DatasetError: there is no such feature, or no `action`.
         """
-        keys = state_keys or [key for key in (STATE,) if key in self.features]
-        missing = [key for key in (ACTION, *keys) if key not in self.features]
-        if missing:
-            known = ", ".join(f"`{each}`" for each in self.features)
-            raise DatasetError(f"the data set has no `{missing[0]}`", where=where, help=f"it has {known}")
-        action = self.features[ACTION]
-        seen = {name: each.shape for name, each in self.cameras.items() if name.startswith(IMAGES)}
+        action = self.features[self.action(where, columns or {})]
+        seen = self.colours(where)
         return DatasetShape(
             where,
             self.fps,
-            prod(action.shape),
+            action.size,
             action.dtype.startswith(("int", "uint")),
-            sum(prod(self.features[key].shape) for key in keys),
-            {name.removeprefix(IMAGES): cast("tuple[int, int, int]", shape) for name, shape in seen.items()},
+            sum(self.features[key].size for key in self.states(where, state_keys)),
+            {camera: self.picture_shape(name) for name, camera in seen.items()},
         )
+
+    def picture_shape(self, name: str) -> tuple[int, int, int]:
+        """Return (H, W, 3) of a camera's pictures; grey ones get three equal channels when they are read."""
+        shape = self.features[name].shape
+        return (shape[0], shape[1], 3)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the file."""
@@ -158,15 +228,18 @@ def read_info(folder: Path) -> DatasetInfo:
     try:
         said = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
         version = str(said["codebase_version"])
-        if not version.startswith("v3"):
+        if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(
-                f"the data set has version {version}, and version 3 is read",
+                f"the data set has version {version}, and versions 2.0, 2.1 and 3 are read",
                 where=str(file),
-                help="convert it with LeRobot's script `convert_dataset_v21_to_v30`",
+                help="convert it with LeRobot's own scripts",
             )
+        fps = float(said["fps"])
+        if not 0 < fps < math.inf:
+            raise ValueError(f"`fps` is {said['fps']}")
         described = {name: each for name, each in said["features"].items() if name not in INDICES}
         return DatasetInfo(
-            fps=round(float(said["fps"])),
+            fps=int(fps) if fps.is_integer() else fps,
             features={name: _feature(each) for name, each in described.items()},
             total_episodes=int(said["total_episodes"]),
             total_frames=int(said["total_frames"]),
@@ -174,7 +247,10 @@ def read_info(folder: Path) -> DatasetInfo:
             robot_type=said.get("robot_type"),
             data_path=str(said["data_path"]),
             video_path=str(said.get("video_path") or VIDEO_PATH),
-            video_info={name: each["info"] for name, each in described.items() if each.get("info")},
+            video_info={name: about for name, each in described.items() if (about := _about(each))},
+            version=version if version in _LISTED else VERSION,
+            chunk_size=int(said.get("chunks_size") or CHUNK_SIZE),
+            splits={str(name): str(span) for name, span in cast("dict[str, Any]", said.get("splits") or {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
@@ -185,10 +261,19 @@ def read_info(folder: Path) -> DatasetInfo:
         ) from error
 
 
+def _about(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a feature says of its videos: `info`, or `video_info` in older data sets."""
+    return said.get("info") or said.get("video_info") or {}
+
+
 def _feature(said: Mapping[str, Any]) -> Feature:
     shape = tuple(int(size) for size in said["shape"])
+    if any(size < 1 for size in shape):
+        raise ValueError(f"a feature has the shape {list(shape)}")
     named = cast("object", said.get("names"))
     names = [str(each) for each in cast("list[Any]", named)] if isinstance(named, list) else None
-    if said["dtype"] in ("image", "video") and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
+    if said["dtype"] in ("image", "video") and len(shape) not in (2, 3):
+        raise ValueError(f"a picture has the shape {list(shape)}")
+    if said["dtype"] in ("image", "video") and len(shape) == 3 and shape[0] in (1, 3) and shape[2] not in (1, 3, 4):
         shape = (shape[1], shape[2], shape[0])  # some are described with their channels first
     return Feature(str(said["dtype"]), shape, names)

@@ -21,7 +21,7 @@ class DatasetShape(NamedTuple):
     """
 
     where: str
-    fps: int | None
+    fps: float | None
     action_size: int
     choices: bool
     state_size: int

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from recipes.demonstrations.data_errors import DatasetError, needed
-from recipes.demonstrations.set_info import IMAGES, DatasetInfo
+from recipes.demonstrations.names import IMAGES
+from recipes.demonstrations.set_info import DatasetInfo
 
 # Of larger data sets the first files alone are looked into: it reads them as a whole.
 LOOKED_INTO_BYTES: Final = 2 << 30
@@ -46,7 +47,7 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
         )
 
 
-def _check_video(file: Path, fps: int) -> int:
+def _check_video(file: Path, fps: float) -> int:
     """Return how many frames a video has."""
     av = needed("av", "a data set with videos")
     times: list[float] = []
@@ -69,7 +70,7 @@ def _check_video(file: Path, fps: int) -> int:
             raise DatasetError(
                 f"a video has a frame at {begin:.3f} s, and the next one at {end:.3f} s",
                 where=str(file),
-                why=f"the data set says {fps} frames a second",
+                why=f"the data set says {fps:g} frames a second",
                 help="correct `fps` in `meta/info.json`, or convert the data set again",
             )
     return len(times)

@@ -52,7 +52,7 @@ class DatasetWriter:
     def __init__(
         self,
         folder: Path,
-        fps: int,
+        fps: float,
         features: Mapping[str, Feature],
         *,
         robot_type: str | None = None,

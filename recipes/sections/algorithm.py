@@ -95,10 +95,12 @@ class ActorCriticConfig(AlgorithmConfig):
     gamma: Fraction = Field(default=0.99, description="Discount of rewards, by step.")
     gae_lambda: Fraction = Field(default=0.95, description="Decay of temporal differences in GAE.")
     value_clip: PositiveFloat | None = Field(
-        default=0.2, description="Largest change of a value in one training step, in units of return; null: none."
+        default=None, description="Largest change of a value in one training step, in units of return; null: none."
     )
-    huber_delta: PositiveFloat = Field(
-        default=10.0, description="Error of a value from which its loss grows linearly, in units of return."
+    huber_delta: PositiveFloat | None = Field(
+        default=None,
+        description="Error of a value from which its loss grows linearly, in units of return; null: none, the loss is"
+        " the squared error.",
     )
     bootstrap_type: Literal["standard", "always"] = Field(
         default="standard",

@@ -133,14 +133,14 @@ def _data_of(config: SftConfig) -> _Data:
     size = 0
     modules: list[str] = []
     notes: list[str] = []
-    for path in config.data.train_data_paths:
+    for path in config.data.paths:
         if path.endswith(HDF5_ENDINGS):
             modules.append("h5py")
             notes.append(f"the rows of `{path}` are not counted: only reading the file tells how many there are")
             continue
         try:
             info = read_info(Path(path))
-            shape = shape or info.shape(path, config.data.state_keys)
+            shape = shape or info.shape(path, config.data.state_keys, config.data.columns)
         except DatasetError as error:
             raise ConfigError("the size of the demonstrations is not known", why=str(error)) from error
         size += _size(path, info)

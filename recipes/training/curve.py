@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import RunError
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.storage import durable
 
 
 class Panel(NamedTuple):
@@ -199,8 +201,8 @@ def save_figure(figure: Any, paths: Sequence[Path]) -> None:
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "rlinf"}):
         warnings.simplefilter("ignore")
         for path in paths:
-            # Somebody may be looking at the one of before.
-            part = path.with_name(f".{path.name}.part")
             metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(part, format=path.suffix[1:], dpi=150, metadata=metadata)
-            part.replace(path)
+            picture = BytesIO()
+            figure.savefig(picture, format=path.suffix[1:], dpi=150, metadata=metadata)
+            # Somebody may be looking at the one of before.
+            durable.write_whole(path, picture.getvalue())

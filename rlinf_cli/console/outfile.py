@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from rlinf_core.errors import RLinfError
@@ -11,28 +12,19 @@ from rlinf_core.errors import RLinfError
 def write_whole(path: Path, text: str) -> None:
     """Write `text` to `path`, replacing what is there only when all of it has been written.
 
+    A link is replaced itself, not the file that it leads to. A device or a pipe is written to, such as /dev/stdout.
+
     Raises:
         RLinfError: it cannot be written.
     """
-    import tempfile
+    from rlinf_core.runners.storage import durable
 
     try:
-        if path.exists() and not path.is_file():
-            # A device or a pipe is written to, never replaced. A folder fails here, as it should.
+        if path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file()):
+            # A folder fails here, as it should.
             path.write_text(text, encoding="utf-8")
             return
-        target = path.resolve()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            # A temporary file is private; the user's file has the usual mode.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        before = path.lstat().st_mode if os.path.lexists(path) else 0
+        durable.write_whole(path, text, mode=before & 0o777 if stat.S_ISREG(before) else 0o666)
     except OSError as error:
         raise RLinfError(f"cannot write `{path}`", why=error.strerror or str(error)) from error

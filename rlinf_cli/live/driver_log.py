@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from rlinf_cli.console import console
 from rlinf_core import env_vars
+from rlinf_core.foreign.files import open_log
 from rlinf_core.process.known_secrets import HidingFormatter
 
 LOGGER = logging.getLogger("rlinf")
@@ -17,6 +20,16 @@ LOGGER = logging.getLogger("rlinf")
 DRIVER = "driver"
 # The same for what a detached run and its workers print.
 PRINTED = "output"
+
+
+def open_log_of(file: Path) -> int:
+    """Open a log of a run, `RUN/logs/COMPONENT/rank_N.log`, to append to; it is made with its folders.
+
+    Raises:
+        OSError: it cannot be opened, or a link is in the way.
+    """
+    run = file.parents[2]
+    return open_log(run, str(file.relative_to(run)))
 
 
 class _Screen(logging.Handler):
@@ -32,6 +45,9 @@ class _LogFileHandler(logging.FileHandler):
 
     _told = False
 
+    def _open(self) -> TextIOWrapper:
+        return os.fdopen(open_log_of(Path(self.baseFilename)), "a", encoding="utf-8", errors="backslashreplace")
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not self._told:
             self._told = True
@@ -45,7 +61,7 @@ def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None
     Args:
         on_screen: whether warnings and errors are shown, too.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    os.close(open_log_of(file))
     writer = _LogFileHandler(file, encoding="utf-8")
     writer.setFormatter(HidingFormatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
     handlers: list[logging.Handler] = [writer]

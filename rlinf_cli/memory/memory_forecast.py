@@ -6,16 +6,31 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from rlinf_cli.console.outfile import write_whole
+from pydantic import Field
+
 from rlinf_cli.console.subcommands import COMMAND, reason
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.runners.storage import durable
 
 NAME: Final = "memory_forecast.json"
 # An empty process of each kind is started, one after the other.
 _PATIENCE_SECONDS: Final = 300.0
+
+
+class _Phase(FileModel):
+    phase: str
+    total: Annotated[float, Field(ge=0, lt=2**63)]
+
+
+class _Component(FileModel):
+    phases: list[_Phase]
+
+
+class _Forecast(FileModel):
+    components: dict[str, _Component]
 
 
 def keep_forecast(folder: Path, record: Mapping[str, Any]) -> None:
@@ -24,7 +39,10 @@ def keep_forecast(folder: Path, record: Mapping[str, Any]) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    write_whole(folder / NAME, json.dumps(record, indent=1) + "\n")
+    try:
+        durable.write_whole(folder / NAME, json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise RunError("the forecast of memory cannot be written", where=str(folder), why=error.strerror) from error
 
 
 def make_forecast(folder: Path) -> str | None:
@@ -47,13 +65,11 @@ def read_forecast(folder: Path) -> dict[tuple[str, str], int]:
     """
     file = folder / NAME
     try:
-        components: dict[str, dict[str, Any]] = load_json_object(file.read_bytes())["components"]
-        return {
-            (component, str(phase["phase"])): int(phase["total"])
-            for component, each in components.items()
-            for phase in each["phases"]
-        }
+        components = read_model(file, _Forecast).components
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError("the forecast of memory cannot be read", where=str(file), why=str(error)) from error
+    except OSError as error:
+        raise RunError("the forecast of memory cannot be read", where=str(file), why=error.strerror) from error
+    return {
+        (component, phase.phase): int(phase.total) for component, each in components.items() for phase in each.phases
+    }

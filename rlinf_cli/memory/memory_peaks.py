@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.file_models import Bytes, FileModel, Rank, read_model
 from rlinf_core.process.process_memory import Peak
+
+
+class _Peak(FileModel):
+    rss: Bytes
+    device: Bytes = 0
+
+
+class _Process(FileModel):
+    component: str
+    rank: Rank
+    phases: dict[str, _Peak]
+
+
+class _Peaks(FileModel):
+    processes: list[_Process]
 
 
 def machine_memory() -> int | None:
@@ -26,12 +40,12 @@ def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
         RunError: the file cannot be understood.
     """
     try:
-        processes: list[dict[str, Any]] = load_json_object(file.read_bytes())["processes"]
-        return {
-            (str(each["component"]), int(each["rank"])): {phase: Peak(**peak) for phase, peak in each["phases"].items()}
-            for each in processes
-        }
+        processes = read_model(file, _Peaks).processes
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError("the memory of the run cannot be read", where=str(file), why=str(error)) from error
+    except OSError as error:
+        raise RunError("the memory of the run cannot be read", where=str(file), why=error.strerror) from error
+    return {
+        (each.component, each.rank): {phase: Peak(peak.rss, peak.device) for phase, peak in each.phases.items()}
+        for each in processes
+    }

@@ -8,20 +8,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
 from rlinf_cli.memory.memory_forecast import read_forecast
 from rlinf_cli.memory.memory_peaks import read_peaks
+from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
-from rlinf_cli.run.run_events import StoryEvent, read_story
+from rlinf_cli.run.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metrics import stream_metrics
+from rlinf_core.foreign.file_models import M, read_model
+from rlinf_core.foreign.files import read_text
+from rlinf_core.runners.metrics import faults, stream_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 
@@ -30,6 +33,7 @@ _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
 _MIB = 1 << 20
+_MOST_FAULTS = 3
 
 
 class Setting(NamedTuple):
@@ -140,8 +144,10 @@ def gather(folder: RunFolder) -> RunContent:
     state = folder.state
     status, reason = outcome(state)
     series = series_of(stream_metrics(folder.metrics_file))
-    placement = _json(folder.path / PLACEMENT, notes)
-    origins = _json(folder.path / ORIGINS, notes)
+    placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
+    origins = _document(folder.path / ORIGINS, OriginsFile, notes)
+    story, story_faults = story_with_faults(folder.path)
+    notes += [*faults(folder.metrics_file), *story_faults[:_MOST_FAULTS]]
     return RunContent(
         folder=folder,
         state=state,
@@ -154,7 +160,7 @@ def gather(folder: RunFolder) -> RunContent:
         processes=_processes(placement),
         environment=_environment(placement),
         picture=_text(folder.path / PICTURE, []),
-        story=read_story(folder.path),
+        story=story,
         timelines=_timelines(folder, series, notes),
         samples=_samples(folder.path, notes),
         videos=_videos(folder.path),
@@ -187,39 +193,35 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     return rows
 
 
-def _settings(origins: Mapping[str, Any]) -> list[Setting]:
-    found: list[Setting] = []
-    for each in cast("list[dict[str, Any]]", origins.get("values", [])):
-        origin = str(each.get("origin", ""))
-        line = each.get("line")
-        where = f"{each.get('file')}:{line}" if origin == "file" and line else origin
-        value = each.get("value")
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        found.append(Setting(str(each.get("path", "")), text, origin, where))
-    return found
-
-
-def _processes(placement: Mapping[str, Any]) -> list[ProcessRow]:
-    rows: list[ProcessRow] = []
-    for name, process in _every_process(placement):
-        held = ", ".join(str(each) for each in process.get("local_hardware_ranks", ()))
-        unit = f"{process.get('hardware_type') or 'accelerator'} {held}" if held else "-"
-        python = process.get("python") or "the node's own"
-        node = f"{process.get('node_rank')} ({process.get('node_group')})"
-        rows.append(ProcessRow(f"{name}:{process.get('rank')}", node, unit, str(python)))
+def _settings(origins: OriginsFile) -> list[Setting]:
+    rows: list[Setting] = []
+    for each in origins.values:
+        where = f"{each.file}:{each.line}" if each.origin == "file" and each.line else each.origin
+        text = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False)
+        rows.append(Setting(each.path, text, each.origin, where))
     return rows
 
 
-def _environment(placement: Mapping[str, Any]) -> list[EnvRow]:
+def _processes(placement: PlacementFile) -> list[ProcessRow]:
+    rows: list[ProcessRow] = []
+    for name, process in _every_process(placement):
+        held = ", ".join(str(each) for each in process.local_hardware_ranks)
+        unit = f"{process.hardware_type or 'accelerator'} {held}" if held else "-"
+        node = f"{process.node_rank} ({process.node_group})"
+        rows.append(ProcessRow(f"{name}:{process.rank}", node, unit, process.python or "the node's own"))
+    return rows
+
+
+def _environment(placement: PlacementFile) -> list[EnvRow]:
     """Return the variables of each component's processes; a value that differs from rank to rank is told as a range."""
     values: dict[tuple[str, str], list[str]] = {}
     layers: dict[tuple[str, str], str] = {}
     counts: dict[str, int] = {}
     for component, process in _every_process(placement):
         counts[component] = counts.get(component, 0) + 1
-        for name, value in cast("dict[str, str]", process.get("env", {})).items():
-            values.setdefault((component, name), []).append(str(value))
-            layers[component, name] = str(process.get("env_layers", {}).get(name, ""))
+        for name, value in process.env.items():
+            values.setdefault((component, name), []).append(value)
+            layers[component, name] = process.env_layers.get(name, "")
     rows: list[EnvRow] = []
     for (component, name), found in values.items():
         distinct = list(dict.fromkeys(found))
@@ -232,9 +234,8 @@ def _environment(placement: Mapping[str, Any]) -> list[EnvRow]:
     return rows
 
 
-def _every_process(placement: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    components = cast("dict[str, dict[str, Any]]", placement.get("components", {}))
-    return [(name, process) for name, each in components.items() for process in each.get("processes", [])]
+def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
+    return [(name, process) for name, each in placement.components.items() for process in each.processes]
 
 
 def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
@@ -330,20 +331,19 @@ def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
     ]
 
 
-def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+def _document(path: Path, model: type[M], notes: list[str]) -> M:
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        return read_model(path, model)
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        notes.append(f"{path.name} cannot be read: {error}")
-        return {}
-    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        return model()
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: it {error.strerror}")
+        return model()
 
 
 def _text(path: Path, notes: list[str]) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror}")
         return ""

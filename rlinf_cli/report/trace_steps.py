@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
+
+from pydantic import Field, ValidationError
+
+from rlinf_core.foreign.file_models import FileModel
+from rlinf_core.foreign.files import open_regular
 
 # The moment of an event, in microseconds since 1970, without reading the whole line as JSON.
 _MOMENT: Final = re.compile(r'"ts":\s*([0-9.eE+]+)')
 _TRANSFER_ENDS: Final = "e"
+_LONGEST_LINE: Final = 1 << 20
+
+
+class _Event(FileModel):
+    ph: str = ""
+    pid: int = -1
+    id: int = -1
+    dur: Annotated[float, Field(ge=0, lt=1e15)] = 0.0
+    cat: str = ""
+    name: str = ""
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class TraceBar(NamedTuple):
@@ -46,32 +62,34 @@ def bars_of_steps(
     """
     names: dict[int, str] = {}
     found: dict[int, list[TraceBar]] = {step: [] for step in windows}
-    open_transfers: dict[Any, float] = {}
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+    open_transfers: dict[int, float] = {}
+    with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
+        while line := file.readline(_LONGEST_LINE):
             moment = _MOMENT.search(line)
             if moment is None:
                 _take_name(line, names)
                 continue
             # Nothing lasts as long as a day, so what began then has nothing to say.
-            at = float(moment[1]) / 1e6
+            try:
+                at = float(moment[1]) / 1e6
+            except ValueError:
+                continue
             if not any(begin - 86400 < at < end for begin, end in windows.values()):
                 continue
             event = _event(line)
             if event is None:
                 continue
-            began, seconds = at, float(event.get("dur", 0.0)) / 1e6
-            if event.get("ph") == "b":
-                open_transfers[event.get("id")] = at
+            began, seconds = at, event.dur / 1e6
+            if event.ph == "b":
+                open_transfers[event.id] = at
                 continue
-            if event.get("ph") == _TRANSFER_ENDS:
-                began = open_transfers.pop(event.get("id"), at)
+            if event.ph == _TRANSFER_ENDS:
+                began = open_transfers.pop(event.id, at)
                 seconds = at - began
-            process = names.get(event.get("pid", -1), "?")
+            process = names.get(event.pid, "?")
             for step, (begin, end) in windows.items():
                 if began < end and began + seconds > begin:
-                    kind, name = str(event.get("cat", "")), str(event.get("name", ""))
-                    found[step].append(TraceBar(process, kind, name, began - begin, seconds))
+                    found[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
     return {step: _longest(bars, most) for step, bars in found.items()}
 
 
@@ -86,12 +104,11 @@ def _take_name(line: str, names: dict[int, str]) -> None:
         return
     event = _event(line)
     if event is not None:
-        names[int(event.get("pid", -1))] = str(event.get("args", {}).get("name", "?"))
+        names[event.pid] = str(event.args.get("name", "?"))
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _event(line: str) -> _Event | None:
     try:
-        found: Any = json.loads(line.rstrip().rstrip(","))
-    except ValueError:
+        return _Event.model_validate_json(line.rstrip().rstrip(","))
+    except ValidationError:
         return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None

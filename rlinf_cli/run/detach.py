@@ -61,8 +61,10 @@ def _run(work: Callable[[Settle], int], writing: int) -> int:
 
 def _redirect(output: Path) -> None:
     """Send standard output and error to a file, and leave nothing to be read."""
+    from rlinf_cli.live.driver_log import open_log_of
+
     nothing = os.open(os.devnull, os.O_RDONLY)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = open_log_of(output)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(nothing, 0)

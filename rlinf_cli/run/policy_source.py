@@ -73,7 +73,7 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     from rlinf_core.runners.storage.run_state import STATE
 
     for path in (Path(name), log_path / name):
-        if os.path.exists(path / STATE):
+        if os.path.lexists(path / STATE):
             return RunFolder.open(path)
     return None
 
@@ -97,7 +97,7 @@ def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
         return None
     if given is not None:
         path = Path(given)
-        if (path / STATE).exists():
+        if os.path.lexists(path / STATE):
             run = RunFolder.open(path)
         elif (found := CheckpointStore(path).latest()) is not None:
             return found.path

@@ -41,7 +41,7 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
         return None
     try:
         process = subprocess.Popen(
-            [*COMMAND, "report", str(folder), "--no-forecast", "--quiet"],
+            [*COMMAND, "report", str(folder), "--quiet"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -8,10 +8,16 @@ What a person would look for in the driver's log, and a program cannot: the stor
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
+
+from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
+from rlinf_core.foreign.files import open_log, read_text
 
 FILE: Final = "events.jsonl"
 
@@ -42,6 +48,14 @@ class StoryEvent(NamedTuple):
     details: tuple[str, ...] = ()
 
 
+class _Line(FileModel):
+    time: Moment
+    kind: str
+    step: Step
+    text: str
+    details: list[str]
+
+
 def append_event(folder: Path, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
     """Add an event to the story of the run in `folder`.
 
@@ -50,23 +64,35 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
     """
     event = {"time": time.time(), "kind": kind, "step": step, "text": text, "details": list(details)}
     # One write, so that a reader finds the line or none.
-    with (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event, ensure_ascii=False) + "\n")
+    descriptor = open_log(folder, FILE)
+    try:
+        os.write(descriptor, (json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+    finally:
+        os.close(descriptor)
 
 
 def read_story(folder: Path) -> list[StoryEvent]:
-    """Return the story of the run in `folder`, in order; a line that is torn is left out."""
+    """Return the story of the run in `folder`, in order; see `story_with_faults`."""
+    return story_with_faults(folder)[0]
+
+
+def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
+    """Return the story of the run in `folder`, in order, and what is wrong with lines that are left out."""
     try:
-        lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found: list[StoryEvent] = []
-    for line in lines:
+        lines = read_text(folder / FILE).splitlines(keepends=True)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"{FILE} cannot be read: it {error.strerror}"]
+    story: list[StoryEvent] = []
+    faults: list[str] = []
+    for number, line in enumerate(lines, start=1):
         try:
-            data: Any = json.loads(line)
-            details = tuple(str(each) for each in cast("list[Any]", data["details"]))
-            text = str(data["text"])
-            found.append(StoryEvent(float(data["time"]), str(data["kind"]), int(data["step"]), text, details))
-        except (ValueError, TypeError, KeyError):
+            data = _Line.model_validate_json(line)
+        except ValidationError as error:
+            # The last one may be in the making.
+            if line.endswith("\n"):
+                faults.append(f"line {number} of {FILE} is left out: {first_fault(error)}")
             continue
-    return found
+        story.append(StoryEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
+    return story, faults

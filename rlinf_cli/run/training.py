@@ -132,15 +132,16 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
         RLinfError: it cannot be made, or there is nothing to continue from.
     """
     from rlinf_core.config.sections.runner import RunnerConfig
-    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or one of its own.
     runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
     facts = recipe.function("facts")
-    folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None)
-    folder.write_config(job)
+    text = config_text_of(job)
+    folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None, text)
+    folder.write_config_text(text)
     return folder
 
 
@@ -333,7 +334,10 @@ class Training:
 
     def _say_how_to_go_on(self) -> None:
         if self._folder.checkpoints.latest() is not None:
-            console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
+            from rlinf_cli.live.run_summary import shown
+
+            place = f"runner.resume_dir={shown(self._folder.path)}"
+            console.message(f"the same command with `{place}` goes on from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> RLinfError | None:
         """Write how the run ended, and after which step where one was done; return what keeps it from that."""

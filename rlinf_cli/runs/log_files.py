@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rlinf_core.foreign.files import open_regular
+
 # How our own loggers begin a line; as text these sort as the moments do.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _FILE = re.compile(r"rank_(\d+(?:_\d+)*)\.log")
@@ -64,7 +66,7 @@ def tail(path: Path, count: int) -> tuple[list[str], str, int]:
     blocks: list[bytes] = []
     found = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             at = end = file.seek(0, 2)
             while at > 0 and (count == ALL or found <= count):
                 start = max(0, at - _BLOCK)
@@ -131,7 +133,7 @@ class Follower:
     def read(self) -> list[str]:
         """Return the lines that have been finished since the last time."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, 2) < self._at:
                     # It was begun anew.
                     self._at, self._rest = 0, b""

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.file_models import FileModel, read_model
 from rlinf_core.runners.storage import durable
 from rlinf_core.version import __version__
 
@@ -45,6 +47,14 @@ class Provenance(NamedTuple):
     code: Mapping[str, str] = {}
     inputs: Mapping[str, str] = {}
     machine: Mapping[str, str] = {}
+
+
+class _Environment(FileModel):
+    schema_: Annotated[Literal["rlinf.environment/1"], Field(alias="schema")]
+    versions: dict[str, str]
+    code: dict[str, str]
+    inputs: dict[str, str]
+    machine: dict[str, str]
 
 
 def collect(packages: Iterable[str] = ("rlinf_core", "recipes"), inputs: Iterable[Path] = ()) -> Provenance:
@@ -83,15 +93,12 @@ def read_provenance(folder: Path) -> Provenance | None:
     """
     path = folder / ENVIRONMENT
     try:
-        data = load_json_object(path.read_bytes())
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"it is not `{SCHEMA}`")
-        parts = {name: cast("dict[str, Any]", data[name]) for name in Provenance._fields}
-        return Provenance(**{name: {key: str(value) for key, value in part.items()} for name, part in parts.items()})
+        content = read_model(path, _Environment)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError("the provenance of a run cannot be read", where=str(path), why=str(error)) from None
+    except OSError as error:
+        raise RunError("the provenance of a run cannot be read", where=str(path), why=error.strerror) from None
+    return Provenance(content.versions, content.code, content.inputs, content.machine)
 
 
 def _installed() -> dict[str, str]:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_cli.live import labels
-from rlinf_cli.runs.metric_comparison import Difference, Kind, ResultGap, RunResult, differences, result_of, verdict
+from rlinf_cli.runs.metric_comparison import (
+    Difference,
+    Kind,
+    ResultGap,
+    RunResult,
+    differences,
+    result_of,
+    verdict,
+)
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import load_source, read

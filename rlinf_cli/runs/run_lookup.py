@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.console import console
+from rlinf_core.node.process_identity import Presence
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import RunState
+    from rlinf_core.runners.storage.run_state import RunState, UnreadableRun
 
 DEFAULT_LOG_PATH = Path("runs")
 # The process is gone and wrote no end.
 _VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
+_MOST_UNREADABLE: Final = 5
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
@@ -38,7 +41,11 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     if run is not None:
         return _named(run, log_path)
     folders = all_runs(log_path)
+    if ask:
+        warn_of_unreadable(log_path)
     running = [folder for folder in folders if folder.state.alive]
+    # One that only may be going on, elsewhere, hides none that does here.
+    running = running or [folder for folder in folders if folder.state.going_on]
     if not folders:
         raise RunError(
             "there is no run",
@@ -56,18 +63,29 @@ def _age(folder: RunFolder) -> tuple[float, str]:
 
 
 def all_runs(log_path: Path) -> list[RunFolder]:
-    """Return the run folders in `log_path`, by name."""
-    from rlinf_core.errors import RunError
+    """Return the run folders in `log_path`, by name. Those that cannot be read are left out; see `unreadable`."""
     from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import STATE
+    from rlinf_core.runners.storage.run_state import runs_in
 
-    found: list[RunFolder] = []
-    for state in sorted(log_path.glob(f"*/{STATE}")):
-        try:
-            found.append(RunFolder.open(state.parent))
-        except RunError:
-            continue
-    return found
+    return [RunFolder(path, state) for path, state in runs_in(log_path.absolute())]
+
+
+def unreadable(log_path: Path) -> list[UnreadableRun]:
+    """Return the folders in `log_path` whose `run.json` cannot be used."""
+    from rlinf_core.runners.storage.run_state import unreadable_runs
+
+    return unreadable_runs(log_path.absolute())
+
+
+def warn_of_unreadable(log_path: Path) -> None:
+    """Name the runs in `log_path` that cannot be read, each with the reason."""
+    from rlinf_cli.live.run_summary import shown
+
+    broken = unreadable(log_path)
+    for each in broken[:_MOST_UNREADABLE]:
+        console.warn(f"{shown(each.path)} is left out: {each.why}")
+    if len(broken) > _MOST_UNREADABLE:
+        console.warn(f"{len(broken) - _MOST_UNREADABLE} further folders cannot be read either")
 
 
 def _asked(running: list[RunFolder]) -> RunFolder:
@@ -97,7 +115,7 @@ def _named(run: str, log_path: Path) -> RunFolder:
     from rlinf_core.suggest import did_you_mean
 
     for path in (Path(run), log_path / run):
-        if (path / STATE).exists():
+        if os.path.lexists(path / STATE):
             return RunFolder.open(path)
     names = [folder.path.name for folder in all_runs(log_path)]
     raise RunError(
@@ -109,8 +127,12 @@ def _named(run: str, log_path: Path) -> RunFolder:
 
 def outcome(state: RunState) -> tuple[str, str]:
     """Return the status of a run and the reason, also where its process could not write them any more."""
-    if state.status == RunStatus.RUNNING and not state.alive:
-        if state.earlier is not None:
-            return outcome(state._replace(**state.earlier, earlier=None))
-        return RunStatus.FAILED, _VANISHED
-    return state.status, state.reason
+    if state.status != RunStatus.RUNNING:
+        return state.status, state.reason
+    match state.presence:
+        case Presence.ALIVE:
+            return RunStatus.RUNNING, state.reason
+        case Presence.UNKNOWN:
+            return RunStatus.UNKNOWN, f"it was driven by {state.process}, which cannot be seen from here"
+        case Presence.GONE:
+            return outcome(state.as_before()) if state.earlier is not None else (RunStatus.FAILED, _VANISHED)

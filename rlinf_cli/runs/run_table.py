@@ -1,10 +1,9 @@
-"""The rows of `rlinf runs`: what is known of a run without its workers, and the deletion of one."""
+"""The rows of `rlinf runs`: what is known of a run without its workers."""
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterable, Sequence
@@ -15,10 +14,14 @@ from typing import Any
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.runs.run_lookup import all_runs, outcome
+from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
+from rlinf_core.runners.storage.ownership import outside, why_not_own
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.runners.storage.run_status import RunStatus
+
+# Of a file of metrics, looked through from its end.
+_LAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,10 @@ class RunRow:
         result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
             where there is none.
         value: that figure.
-        size: bytes of its folder, and of its checkpoints where they are elsewhere.
+        size: bytes of its folder, and of its checkpoints where they are elsewhere and its own.
+        elsewhere: the folder of its checkpoints where that is outside of its own folder.
+        elsewhere_size: bytes in there; 0 where it is not the run's own.
+        foreign: why that is not the run's own to delete; None where it is.
         created: seconds since 1970.
         ended: likewise, or None.
     """
@@ -47,6 +53,9 @@ class RunRow:
     created: float
     ended: float | None
     size: int
+    elsewhere: Path | None
+    elsewhere_size: int
+    foreign: str | None
 
     def record(self) -> dict[str, Any]:
         """Return the run as it is told in JSON."""
@@ -68,6 +77,14 @@ class RunRow:
             "created": self.created,
             "ended": self.ended,
             "bytes": self.size,
+            "checkpoints_elsewhere": None
+            if self.elsewhere is None
+            else {
+                "folder": str(self.elsewhere),
+                "bytes": self.elsewhere_size,
+                "deleted_with_run": self.foreign is None,
+                "reason": self.foreign or "",
+            },
         }
 
 
@@ -99,6 +116,11 @@ def _row(run: RunFolder) -> RunRow:
     if not headlines and last is not None:
         headlines = labels.headlines(last.metrics, "env", "rollout")
     word, figure = headlines[0] if headlines else ("", "")
+    elsewhere = outside(run.path, state)
+    elsewhere = elsewhere if elsewhere is not None and os.path.lexists(elsewhere) else None
+    foreign = why_not_own(run.path, state) if elsewhere is not None else None
+    # What is not the run's may be the whole machine.
+    elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
     return RunRow(
         name=run.path.name,
         folder=run.path,
@@ -112,7 +134,10 @@ def _row(run: RunFolder) -> RunRow:
         evaluation=evaluated,
         created=state.created,
         ended=state.ended,
-        size=sum(_size(path) for path in _places(run)),
+        size=_size(run.path) + elsewhere_size,
+        elsewhere=elsewhere,
+        elsewhere_size=elsewhere_size,
+        foreign=foreign,
     )
 
 
@@ -145,37 +170,6 @@ def size_text(size: float) -> str:
     return f"{labels.figure(size)} TB"
 
 
-def delete_run(run: RunFolder) -> None:
-    """Delete a run that has ended: its checkpoints, then its folder, whose state goes last.
-
-    What is cut short in between is still a run, which can be deleted again. Links are deleted, not followed.
-
-    Raises:
-        OSError: something cannot be deleted, or the run goes on again.
-    """
-    if run.refresh().alive:
-        raise OSError(None, "the run has begun again", str(run.path))
-    for place in _places(run):
-        if place != run.path:
-            shutil.rmtree(place)
-    for child in sorted(run.path.iterdir()):
-        if child.name == STATE:
-            continue
-        if child.is_dir() and not child.is_symlink():
-            shutil.rmtree(child)
-        else:
-            child.unlink()
-    (run.path / STATE).unlink()
-    run.path.rmdir()
-
-
-def _places(run: RunFolder) -> list[Path]:
-    """Return the folders that are the run's own: its folder, and that of its checkpoints where it is elsewhere."""
-    checkpoints = run.path / run.state.checkpoints
-    own = checkpoints.name == run.path.name and not checkpoints.is_relative_to(run.path) and checkpoints.is_dir()
-    return [run.path, checkpoints] if own else [run.path]
-
-
 def _size(folder: Path) -> int:
     total = 0
     for root, _, files in os.walk(folder):
@@ -191,12 +185,16 @@ def _size(folder: Path) -> int:
 def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
     """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
 
+    A file that cannot be read has none: the table shows the other runs.
+
     Reads no more lines than it needs, from the end.
     """
     last: Metrics | None = None
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            content = file.read(_LAST_BYTES)
+    except OSError:
         return None, None
     for raw in reversed(content.splitlines(keepends=True)):
         evaluated = b'"eval/' in raw

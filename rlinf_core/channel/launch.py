@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
@@ -23,7 +22,7 @@ from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, Run
 from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import MANAGER, CloseGroup, Inspect, JobSnapshot
 from rlinf_core.manager.worker_registry import CLOSED
-from rlinf_core.waiting import Deadline
+from rlinf_core.waiting import Deadline, contact_seconds
 
 _lock = threading.Lock()
 _clients: tuple[ManagerClient, ChannelClients] | None = None
@@ -101,7 +100,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
         raise _no_job()
     if not isinstance(node, Node):
         node = _node_of_rank(node)
-    seconds = env_vars.CONNECT_TIMEOUT.get()
+    seconds = contact_seconds()
     incarnation = manager.open_group(name, 1, seconds, channel=True)
     try:
         args = (replace(session, member=None), manager.info, name, maxsize, incarnation, node.ip, node.rank)
@@ -149,7 +148,7 @@ def rank_of(worker: WorkerAddress) -> int:
         PeerNotFoundError: the worker was not launched in time, or its group has no such rank.
     """
     manager = _manager()
-    seconds = env_vars.CONNECT_TIMEOUT.get()
+    seconds = contact_seconds()
     manager.lookup(worker, seconds)
     snapshot = cast("JobSnapshot", manager.request(Inspect(), seconds))
     name = worker.get_name()

@@ -23,6 +23,7 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.node import fork_server, node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
+from rlinf_core.waiting import stretched
 
 # A bound that everything on the way to a process fits in: Linux refuses one string of more than 128 KiB.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
@@ -95,11 +96,9 @@ def _fault_of(words: list[str]) -> str | None:
 
     Its Python must be the same minor version, its ray the same version, and it must find rlinf.
     """
-    ray = ray_api()
+    ray, seconds = ray_api(), stretched(_PREFLIGHT_SECONDS)
     try:
-        done = subprocess.run(
-            [*words, "-c", _PREFLIGHT], capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, check=False
-        )
+        done = subprocess.run([*words, "-c", _PREFLIGHT], capture_output=True, text=True, timeout=seconds, check=False)
     except FileNotFoundError:
         return "it does not exist"
     except PermissionError:
@@ -107,7 +106,7 @@ def _fault_of(words: list[str]) -> str | None:
     except OSError as error:
         return f"it cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return f"it did not answer within {_PREFLIGHT_SECONDS:g} s"
+        return f"it did not answer within {seconds:g} s"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else f"it ended with exit code {done.returncode}"

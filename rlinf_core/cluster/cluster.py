@@ -41,6 +41,7 @@ from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
+from rlinf_core.waiting import contact_seconds
 
 _log = logging.getLogger("rlinf")
 _JOIN_POLL_SECONDS = 0.25
@@ -164,7 +165,7 @@ class Cluster:
 
     def _join(self, wanted: int | None) -> list[NodeMember]:
         ray = ray_api()
-        deadline = time.monotonic() + env_vars.CONNECT_TIMEOUT.get()
+        deadline = time.monotonic() + contact_seconds()
         nodes = ray.nodes()
         joined = members(nodes)
         while wanted is not None and len(joined) < wanted:
@@ -175,7 +176,7 @@ class Cluster:
                 )
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{len(joined)} of {wanted} nodes joined within {env_vars.CONNECT_TIMEOUT.get():g} s",
+                    f"{len(joined)} of {wanted} nodes joined within {contact_seconds():g} s",
                     where=self._engine.address,
                     why="; ".join([missing_ranks(joined, wanted), *departed(nodes)]),
                     help="start the missing ones, as `rlinf up FILE` does without touching the others, or allow more"
@@ -216,7 +217,7 @@ class Cluster:
         """
         ray = ray_api()
         try:
-            return ray.get(reference, timeout=max(_ANSWER_SECONDS, env_vars.CONNECT_TIMEOUT.get()))
+            return ray.get(reference, timeout=max(_ANSWER_SECONDS, contact_seconds()))
         except (ray.exceptions.RayError, TimeoutError) as error:
             errors = ray.exceptions
             cause = getattr(error, "cause", None) or error

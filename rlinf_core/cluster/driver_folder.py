@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.files import read_json_object
+from rlinf_core.node import node_facts
 from rlinf_core.node.node_facts import make_private, private_base
-from rlinf_core.node.node_processes import alive, identity, reap
+from rlinf_core.node.node_processes import reap
+from rlinf_core.node.process_identity import Presence, ProcessIdentity, boot_id, look, own_identity
 
 _OWNER_FILE = "owner"
 _JOB_FILE = "job"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
 _LONGEST_TMPDIR = 16
 
@@ -26,14 +31,37 @@ def new_folder() -> Path:
     """Return a private folder for this process; those whose owners are gone are removed."""
     base = base_folder()
     for folder in base.iterdir():
-        if (folder / _OWNER_FILE).exists() and not is_owned(folder):
+        if is_left_behind(folder):
             reap(str(folder))
     folder = Path(tempfile.mkdtemp(prefix="", dir=base))
-    # In one step: another process that starts now must not take it for left behind.
-    part = folder / f"{_OWNER_FILE}.part"
-    part.write_text(identity(os.getpid()) or "", encoding="ascii")
-    part.rename(folder / _OWNER_FILE)
+    # It ends with the process, and is seen from containers that share the folder as well. Kept open on purpose.
+    fcntl.flock(os.open(folder, _FOLDER), fcntl.LOCK_EX)
+    # In one step, and last: another process that starts now must not take it for left behind.
+    node_facts.write_private(str(folder / _OWNER_FILE), json.dumps(own_identity()._asdict()))
     return folder
+
+
+def is_left_behind(folder: Path) -> bool:
+    """Return whether the process that made the folder is gone for certain.
+
+    It is where nobody holds its lock, and the process was one of this boot or is seen to have ended.
+    """
+    owner = _owner(folder)
+    if owner is None:
+        return False
+    try:
+        lock = os.open(folder, _FOLDER)
+        written = (folder / _OWNER_FILE).stat().st_mtime
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    presence = look(owner, written)
+    return presence is Presence.GONE or (presence is Presence.UNKNOWN and bool(owner.boot) and owner.boot == boot_id())
 
 
 def base_folder() -> Path:
@@ -59,12 +87,30 @@ def base_folder() -> Path:
 
 
 def is_owned(folder: Path) -> bool:
-    """Return whether the process that made the folder lives."""
+    """Return whether the process that made the folder lives, and is seen."""
+    owner = _owner(folder)
+    return owner is not None and look(owner) is Presence.ALIVE
+
+
+def _owner(folder: Path) -> ProcessIdentity | None:
     try:
-        owner = (folder / _OWNER_FILE).read_text(encoding="ascii")
-    except OSError:
-        return False
-    return alive(owner)
+        return _Owner.model_validate(read_json_object(folder / _OWNER_FILE, 1 << 16)).process()
+    except (OSError, ValueError):
+        return None
+
+
+class _Owner(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    pid: int
+    start: str
+    host: str
+    boot: str
+    pid_namespace: int
+    machine: str
+
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(**self.model_dump())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +126,7 @@ class JobRecord:
 
     def write(self, folder: Path) -> None:
         """Put the record into the private folder of the driver, readable by its user only."""
-        part = folder / f"{_JOB_FILE}.part"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.replace(part, folder / _JOB_FILE)
+        node_facts.write_private(str(folder / _JOB_FILE), json.dumps(asdict(self)))
 
 
 def running_jobs() -> list[JobRecord]:
@@ -97,7 +139,7 @@ def _records() -> Iterator[JobRecord]:
         if not is_owned(folder):
             continue
         try:
-            data: dict[str, Any] = load_json_object((folder / _JOB_FILE).read_bytes())
+            data = read_json_object(folder / _JOB_FILE)
             manager = EndpointInfo(**data.pop("manager"))
             yield JobRecord(manager=manager, **data)
         except (OSError, ValueError, KeyError, TypeError):

@@ -18,6 +18,7 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.manager.manager_client import ManagerClient, current_client, enter_job
 from rlinf_core.manager.manager_messages import DRIVER, MANAGER
 from rlinf_core.manager.manager_process import ManagerProcess
+from rlinf_core.waiting import contact_seconds
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.
 _manager: Any = None
@@ -54,12 +55,15 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
 
 def _connect(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
     ray = ray_api()
-    seconds = env_vars.CONNECT_TIMEOUT.get()
+    seconds = contact_seconds()
     try:
         info = ray.get(_manager.info.remote(), timeout=seconds)
     except (ray.exceptions.RayError, TimeoutError) as error:
         late = f" within {seconds:g} s" if isinstance(error, TimeoutError) else ""
-        raise ClusterError(f"the job's manager did not start{late}", where=node, why=cause_of(error)) from None
+        help = f"a machine that is very busy takes longer: allow more seconds by `{env_vars.CONNECT_TIMEOUT.name}`"
+        raise ClusterError(
+            f"the job's manager did not start{late}", where=node, why=cause_of(error), help=help if late else None
+        ) from None
     client = ManagerClient(
         session, info, WorkerAddress(DRIVER), ip=advertised_on(ip), has_main=True, fallback=pickle_by_value
     )

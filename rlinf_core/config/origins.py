@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -107,9 +108,19 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
             below = items[index] if len(items) == len(node.items) else None
             yield from _walk(item, below, (*path, index))
     else:
-        text = _leaf_text(cast(Plain, to_data(node)))
+        text = _leaf_text(_as_absolute(cast(Plain, to_data(node)), model))
         kind: Kind = "override" if node.span.source.kind == "overrides" else "file"
         yield Origin(path, text, kind, node.span, _is_text(model))
+
+
+def _as_absolute(written: Plain, validated: object) -> Plain:
+    """Return a relative path as the absolute one that its model made of it, and any other value as it is written."""
+    # A list of one may be written as its only item.
+    if isinstance(validated, list | tuple) and len(items := cast("Sequence[object]", validated)) == 1:
+        validated = items[0]
+    if isinstance(written, str) and isinstance(validated, str) and validated == os.path.abspath(written):
+        return validated if os.path.isabs(validated) else written
+    return written
 
 
 def _at_key(origin: Origin, key: Span) -> Origin:

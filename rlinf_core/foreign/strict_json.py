@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, cast
 
 # Levels of lists and objects within each other: whatever walks through a value calls itself for each.
@@ -19,12 +20,13 @@ class BadJsonError(ValueError):
     """The text is not JSON, or holds what nothing of ours can use; the message is a sentence without its subject."""
 
 
-def load_json(text: str | bytes, *, non_finite: bool = False) -> object:
+def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[str], float] = float) -> object:
     """Return the value of a JSON text, which is UTF-8 where it is bytes; a byte order mark is passed over.
 
     Args:
         text: the whole text.
         non_finite: take `NaN`, `Infinity` and `-Infinity`, as in model configurations that Python wrote.
+        number: makes numbers with a point or exponent of their digits.
 
     Raises:
         BadJsonError: it is not JSON, names a key twice, is nested more than `MAX_DEPTH` levels deep, or holds a
@@ -41,7 +43,7 @@ def load_json(text: str | bytes, *, non_finite: bool = False) -> object:
         value: object = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_float=None if non_finite else _finite,
+            parse_float=number if non_finite else lambda digits: _finite(digits, number),
             parse_constant=None if non_finite else _refuse,
         )
     except BadJsonError:
@@ -80,11 +82,11 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
+def _finite(digits: str, number: Callable[[str], float]) -> float:
+    value = number(digits)
+    if math.isinf(value):
         raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
-    return number
+    return value
 
 
 def _refuse(name: str) -> NoReturn:

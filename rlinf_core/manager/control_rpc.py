@@ -15,7 +15,7 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.manager.manager_messages import CONTROL
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import OperationKind, stretched
 
 _log = logging.getLogger(__name__)
 M = TypeVar("M")
@@ -55,7 +55,7 @@ class ControlRpc:
     def send(self, stream: PeerStream, message: object) -> None:
         """Send without waiting. A peer that is gone is told by the endpoint's own means."""
         endpoint = self._endpoint
-        work = endpoint.work(OperationKind.SEND, stream.peer, _SEND_SECONDS)
+        work = endpoint.work(OperationKind.SEND, stream.peer, stretched(_SEND_SECONDS))
         endpoint.send_async(stream, endpoint.message(message, tag=CONTROL), work)
 
     def put(self, message: object) -> None:

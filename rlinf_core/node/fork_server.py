@@ -90,8 +90,9 @@ def _start(address: str, modules: str) -> None:
 
 def serve(listener: socket.socket, modules: Sequence[str], raylet: int) -> None:
     """Fork a process for each request, until the process `raylet` ends or no child has been left for some seconds."""
-    # The folder of this script is none to import from.
-    del sys.path[0]
+    # The folder of this script is none to import from; with PYTHONSAFEPATH it is not there.
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
     alive = os.pidfd_open(raylet)
     # NumPy's library would start threads when it is loaded.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")

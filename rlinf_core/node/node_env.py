@@ -42,8 +42,8 @@ def write(folder: str, request: dict[str, Any]) -> str:
     """
     text = json.dumps(request, sort_keys=True)
     path = os.path.join(folder, f"rlinf-env-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
-    part = f"{path}.{os.getpid()}"
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(part, path)
     return path

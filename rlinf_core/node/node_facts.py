@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import tempfile
 from typing import Any, Final, cast
 
@@ -51,8 +52,8 @@ def read_record(folder: str) -> dict[str, Any] | None:
 
 def write_private(path: str, text: str) -> None:
     """Write a file that only this user reads, in one step."""
-    part = f"{path}.part"
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -61,14 +62,14 @@ def write_private(path: str, text: str) -> None:
 
 
 def make_private(folder: str) -> bool:
-    """Make a folder unless it is there; return whether only this user may enter it.
+    """Make a folder unless it is there; return whether it is no link, and only this user may enter it.
 
     Raises:
         OSError: it cannot be made.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    info = os.stat(folder)
-    return info.st_uid == os.getuid() and not info.st_mode & 0o077
+    info = os.lstat(folder)
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 # A raylet begins its object store in a thread, which often is not there when it first looks. It looks again after a

@@ -44,7 +44,8 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
     """Return the living processes of a Ray, without this one.
 
     They carry its mark in their environment. Those of Ray that give themselves a title write over it; they are known by
-    files of its folder that they have open.
+    files of its folder that they have open. Those of containers are left out: a cluster in there may have the same
+    name.
 
     Args:
         owner: the value of the mark.
@@ -52,6 +53,7 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
         engine_only: whether to leave out what users' code has started by itself.
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
+    own_namespace = os.stat("/proc/self/ns/pid").st_ino
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -61,6 +63,8 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
                 command = file.read()
             engine = any(each in command for each in _ENGINE)
             if engine_only and not engine:
+                continue
+            if os.stat(f"/proc/{name}/ns/pid").st_ino != own_namespace:
                 continue
             with open(f"/proc/{name}/environ", "rb") as file:
                 ours = mark in b"\0" + file.read()

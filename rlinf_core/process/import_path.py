@@ -65,7 +65,12 @@ def manage(folder: str | None) -> None:
     _managed = True
     # `python -m` puts the working folder before the standard library.
     sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
-    if folder is not None and not holds_data(folder):
+    if folder is None:
+        return
+    if holds_data(folder):
+        # Nor do processes that libraries start look there, such as those of `multiprocessing` and of Ray.
+        os.environ["PYTHONSAFEPATH"] = "1"
+    else:
         add_user_folders([folder])
 
 
@@ -77,6 +82,19 @@ def holds_data(folder: str) -> bool:
             return True
         path = os.path.dirname(path)
     return False
+
+
+def module_command(program: str) -> list[str]:
+    """Return the command that runs a module in a new process of this interpreter, with the imports of this one.
+
+    `python -m` would search the working folder before the standard library.
+    """
+    start = (
+        f"import sys; sys.path.append({OWN_ROOT!r}); import runpy; "
+        "from rlinf_core.process.import_path import add_user_folders; "
+        f"add_user_folders({user_folders()!r}); runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", start]
 
 
 def is_managed() -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
+from rlinf_core.foreign.files import make_folder
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -54,6 +55,7 @@ class TensorBoard(MetricsBackend):
 
     def __init__(self, settings: BackendSettings) -> None:
         self._folder = settings.folder / "tensorboard"
+        make_folder(self._folder)
         self._module: Any = import_module("torch.utils.tensorboard")
         self._purge_step: int | None = None
         self._writer: Any = None

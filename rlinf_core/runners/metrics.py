@@ -15,12 +15,17 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Final, NamedTuple, Self
+
+from pydantic import ValidationError
 
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
+from rlinf_core.foreign.files import open_below, open_regular
 from rlinf_core.runners.metric_backends import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
+_LONGEST_LINE: Final = 16 << 20
 
 
 class Metrics(NamedTuple):
@@ -29,6 +34,12 @@ class Metrics(NamedTuple):
     step: int
     time: float
     metrics: Mapping[str, float]
+
+
+class _Line(FileModel):
+    step: Step
+    time: Moment
+    metrics: dict[str, float | None]
 
 
 class MetricsWriter:
@@ -51,8 +62,8 @@ class MetricsWriter:
         self._last: Metrics | None = None
         self._last_start = 0
         with self._guarded():
-            path.touch()
-            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
+            descriptor = open_below(path.parent, path.name, os.O_RDWR | os.O_CREAT)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
             self._keep_until(None)
 
     def __enter__(self) -> Self:
@@ -164,22 +175,25 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     return (line for _, _, line in _lines(path))
 
 
-def copy_metrics(old: Path, new: Path, step: int) -> None:
-    """Write the metrics of `old` up to `step` to the new file `new`.
+def metrics_up_to(path: Path, step: int) -> bytes:
+    """Return the content of a file that has the metrics of `path` up to `step`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file is there and cannot be read.
     """
-    new.write_bytes(b"".join(_encode(line) for line in read_metrics(old) if line.step <= step))
+    return b"".join(_encode(line) for line in read_metrics(path) if line.step <= step)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
     """Return every whole line with the offsets of its first byte and behind its last one."""
-    if not path.exists():
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
     stop = 0
-    with path.open("rb") as file:
-        for raw in file:
+    with file:
+        # A line that is longer is none of ours; it comes in pieces, of which none is JSON.
+        while raw := file.readline(_LONGEST_LINE):
             start, stop = stop, stop + len(raw)
             line = decode(raw)
             if line is not None:
@@ -193,12 +207,42 @@ def _encode(line: Metrics) -> bytes:
 
 def decode(raw: bytes) -> Metrics | None:
     """Return the metrics of a line; None for one that is torn or none of ours."""
-    if not raw.endswith(b"\n"):
-        return None
     try:
-        data: Any = json.loads(raw)
-        metrics = cast("dict[str, float | None]", data["metrics"])
-        values = {name: math.nan if value is None else float(value) for name, value in metrics.items()}
-        return Metrics(int(data["step"]), float(data["time"]), values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return _decoded(raw) if raw.endswith(b"\n") else None
+    except ValueError:
         return None
+
+
+def faults(path: Path, most: int = 3) -> list[str]:
+    """Return what is wrong with lines of a file of metrics, in words: line, field and value; at most `most`."""
+    words: list[str] = []
+    try:
+        with open_regular(path) as file:
+            number = 0
+            while (raw := file.readline(_LONGEST_LINE)) and len(words) < most:
+                number += 1
+                try:
+                    # The last one may be in the making.
+                    if raw.endswith(b"\n") or len(raw) == _LONGEST_LINE:
+                        _decoded(raw)
+                except ValueError as error:
+                    words.append(f"line {number} of {path.name} is left out: {error}")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [f"{path.name} cannot be read: it {error.strerror}"]
+    return words
+
+
+def _decoded(raw: bytes) -> Metrics:
+    """Return the metrics of a whole line.
+
+    Raises:
+        ValueError: it has none; the message names the field and its value.
+    """
+    try:
+        line = _Line.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+    values = {name: math.nan if value is None else value for name, value in line.metrics.items()}
+    return Metrics(line.step, line.time, values)

@@ -46,11 +46,12 @@ class StandaloneRecord(RunRecord):
         """
         save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
         recipe = _recipe(config)
-        folder = RunFolder.create(config.runner, config.recipe, save_path, facts_of(recipe, config))
+        plain = _masked(plain_data(config))
+        text = yaml_of(default_origins(plain))
+        folder = RunFolder.create(config.runner, config.recipe, save_path, facts_of(recipe, config), text)
         reporter = _Reporter(folder)
         try:
-            plain = _masked(plain_data(config))
-            digest = folder.write_config_text(yaml_of(default_origins(plain)))
+            digest = folder.write_config_text(text)
             record = cls._opened(folder, reporter.tell, config, recipe, digest, plain)
         except BaseException as error:
             _end(folder, error)

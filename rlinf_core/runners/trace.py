@@ -7,6 +7,7 @@ on one machine agree; between machines they differ as clocks do.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -65,7 +66,8 @@ class TraceWriter:
         self._phase: tuple[str, float] | None = None
         try:
             durable.keep_old(path)
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._file = os.fdopen(descriptor, "w", encoding="utf-8")
             # The format does without the closing bracket, so that a run that is killed leaves a trace, too.
             self._file.write("[\n")
         except OSError as error:

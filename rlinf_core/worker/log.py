@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 from rlinf_core import env_vars
 from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.context import WorkerContext
+from rlinf_core.foreign.files import open_log
 from rlinf_core.process.known_secrets import HidingFormatter, hidden, remember
 
 LOGGER = logging.getLogger("rlinf")
@@ -51,10 +52,12 @@ def set_up_logging(context: WorkerContext) -> None:
 
 def _open(folder: Path, context: WorkerContext) -> TextIO:
     group = context.address.root_group_name
-    folder = folder / context.session.log_names.get(group, group)
-    folder.mkdir(parents=True, exist_ok=True)
     name = "_".join(map(str, context.address.ranks))
-    return open(folder / f"rank_{name}.log", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    # On another node the run's folder may not be there yet.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    component = context.session.log_names.get(group, group)
+    descriptor = open_log(folder.parent, f"{folder.name}/{component}/rank_{name}.log")
+    return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
 
 
 def _moment() -> str:

@@ -27,6 +27,7 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import State, observation_digest
+from recipes.embodied.envs.first_step import check_observations, check_transition
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.running import RunningEpisodes
@@ -82,6 +83,8 @@ class VectorEnv(ABC):
         self._reset = -1
         # Whether `_observe` follows the action that `_advance` is given.
         self._observed_next = False
+        # Whether the first observations and the first step were held against `spec`.
+        self._observation_checked = self._step_checked = False
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
         self.watcher: Watcher | None = None
@@ -250,6 +253,7 @@ class VectorEnv(ABC):
             The first observations.
 
         Raises:
+            EnvContractError: the first observations are not as `spec` says.
             NonFiniteError: an observation holds a NaN or an infinity.
         """
         self._reset = self._reset + 1 if number is None else number
@@ -265,6 +269,9 @@ class VectorEnv(ABC):
             NonFiniteError: one of them holds a NaN or an infinity.
         """
         observations = self._observe()
+        if not self._observation_checked:
+            check_observations(self.spec, self.num_envs, observations)
+            self._observation_checked = True
         self._guard.check_observations(observations)
         return observations
 
@@ -298,6 +305,9 @@ class VectorEnv(ABC):
                 valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1 or self.judge is not None
             moved = self._advance(actions[:, index], rows) if executed is None else self._obey(executed, index, rows)
+            if not self._step_checked:
+                check_transition(self.num_envs, moved)
+                self._step_checked = True
             if self.judge is not None:
                 verdicts = self.judge.judge(self._observe())
                 moved = judged(unrewarded(moved), verdicts | ({} if executed is None else executed.verdicts))

@@ -12,27 +12,23 @@ alike, observations that change under the policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
+from recipes.embodied.envs.first_step import EnvContractError as EnvContractError
+from recipes.embodied.envs.first_step import broken, check_observations, check_transition
 from recipes.training.finite import NonFiniteError
-from rlinf_core import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
 _STEPS = 6
 # Environments of the job that the batches are parts of.
 _TOTAL = 4
-_AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.CAMERA` and `instructions`"
 # Beside the observations of a history.
 _REWARDS = "rewards"
-
-
-class EnvContractError(RLinfError):
-    """An environment breaks a promise that `VectorEnv` makes for it."""
 
 
 def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -56,21 +52,21 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         try:
             return _run(env, first_env)
         except NonFiniteError as error:
-            raise _broken(error.message, error.help or "") from error
+            raise broken(error.message, error.help or "") from error
         finally:
             env.close()
 
     whole = history(seed=1)
     if not _same(whole, history(seed=1)):
-        raise _broken("one seed gives two histories", "draw every random number from `starts`, in `_start`")
+        raise broken("one seed gives two histories", "draw every random number from `starts`, in `_start`")
     parts = [history(2, first, seed=1) for first in (0, 2)]
     if not _same(whole, [_joined(*pair) for pair in zip(*parts, strict=True)]):
-        raise _broken(
+        raise broken(
             "an environment depends on its neighbours", "rows must not mix: no means over the batch, no shared numbers"
         )
     grouped = history(seed=1, group_size=2)[0]
     if not all(np.array_equal(array[::2], array[1::2]) for array in grouped.values()):
-        raise _broken(
+        raise broken(
             "members of a group start differently", "a start may depend on `starts` alone, not on the row or a counter"
         )
     env = made(2, max_episode_steps=1000, auto_reset=False)
@@ -101,7 +97,7 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
 
     def checked(actions: NDArray[Any], rows: IntArray | None) -> Transition:
         found = advance(actions, rows)
-        _check_transition(env, found)
+        check_transition(env.num_envs, found)
         return found
 
     env._advance = checked
@@ -110,46 +106,10 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
         kept = {name: array.copy() for name, array in found[-1].items()}
         result = env.step(random_actions(env.spec, 4, seed=step)[rows])
         if not _same([found[-1]], [kept]):
-            raise _broken("an observation changed after it was given", "return new arrays from `_observe`, or copies")
-        _check_shapes(env, result.observations)
+            raise broken("an observation changed after it was given", "return new arrays from `_observe`, or copies")
+        check_observations(env.spec, env.num_envs, result.observations)
         found.append({**result.observations, _REWARDS: result.rewards})
     return found
-
-
-def _check_transition(env: VectorEnv, moved: Transition) -> None:
-    """Rewards and flags are arrays with one value for each environment."""
-    flags = {name: getattr(moved, name) for name in ("terminations", "truncations", "successes")}
-    arrays = {"rewards": (moved.rewards, "float32")}
-    arrays |= {name: (flag, "bool") for name, flag in flags.items() if flag is not None or name == "terminations"}
-    wanted = [env.num_envs]
-    for name, (value, dtype) in arrays.items():
-        # An environment of a user's own may return anything; a number would count for the whole batch.
-        array = cast("NDArray[Any]", value)
-        if not isinstance(cast("object", value), np.ndarray):
-            found = type(array).__name__
-        elif list(array.shape) != wanted or array.dtype != dtype:
-            found = f"{array.dtype}{list(array.shape)}"
-        else:
-            continue
-        raise _broken(
-            f"`{name}` of a step is {found}, expected {dtype}{wanted}",
-            "`_advance` returns a `Transition` of arrays with one value for each environment of the batch",
-        )
-
-
-def _check_shapes(env: VectorEnv, found: Observation) -> None:
-    """Check that observations have the names, shapes and types that `spec` says, and no others."""
-    wanted = env.spec.observations
-    for name, (row, kind) in wanted.items():
-        if name not in found:
-            raise _broken(f"`spec` speaks of `{name}`, and there are none", _AGREE)
-        array, shape = found[name], (env.num_envs, *row)
-        if array.shape != shape or kind not in (array.dtype.name, array.dtype.kind):
-            said = f"{'text' if kind == 'U' else kind}{list(shape)}"
-            raise _broken(f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {said}", _AGREE)
-    extra = next((name for name in found if name not in wanted), None)
-    if extra is not None:
-        raise _broken(f"there is an observation `{extra}` that `spec` does not speak of", _AGREE)
 
 
 def _check_rest(env: VectorEnv) -> None:
@@ -159,7 +119,7 @@ def _check_rest(env: VectorEnv) -> None:
     before = env._observe()
     after = [env.step(random_actions(env.spec, 2, seed=step)).observations for step in range(_STEPS)][-1]
     if not all(np.array_equal(array[0], after[name][0]) for name, array in before.items()):
-        raise _broken("an environment moved while it rested", "in `_advance`, leave alone what is not in `rows`")
+        raise broken("an environment moved while it rested", "in `_advance`, leave alone what is not in `rows`")
 
 
 def _check_state(env: VectorEnv, again: VectorEnv) -> None:
@@ -171,12 +131,12 @@ def _check_state(env: VectorEnv, again: VectorEnv) -> None:
     if state is None:
         return
     if not again.load(state):
-        raise _broken("`_load` does not lead back to the observations of `_save`", "save all that observations show")
+        raise broken("`_load` does not lead back to the observations of `_save`", "save all that observations show")
     for step in range(_STEPS, 2 * _STEPS):
         actions = random_actions(env.spec, 2, seed=step)
         one, other = env.step(actions), again.step(actions)
         if not _same([one.observations], [other.observations]) or not np.array_equal(one.rewards, other.rewards):
-            raise _broken("an episode that was saved and loaded goes on differently", "save all that a step depends on")
+            raise broken("an episode that was saved and loaded goes on differently", "save all that a step depends on")
 
 
 def _same(one: list[Observation], other: list[Observation]) -> bool:
@@ -189,7 +149,3 @@ def _same(one: list[Observation], other: list[Observation]) -> bool:
 
 def _joined(one: Observation, other: Observation) -> Observation:
     return {name: np.concatenate((one[name], other[name])) for name in one}
-
-
-def _broken(message: str, help: str) -> EnvContractError:
-    return EnvContractError(message, help=help)

@@ -36,6 +36,10 @@ class EnvSpec:
         num_choices: an action is one of so many integers, from 0; None: it is A numbers, each from -1 to 1.
         cameras: (H, W, 3) of the observation `images.CAMERA` uint8 [B, H, W, 3], by camera; images are upright, RGB.
         has_instructions: whether there is an observation `instructions`, text [B]: the task in words.
+        low, high: [A], bounds of the numbers that the simulator itself takes, which -1 and 1 stand for, or its first
+            and last choice; an entry None: that dimension has no bound, and numbers are taken as they are. None: the
+            environment takes -1 to 1 itself, or choices from 0.
+        whole: the simulator takes whole numbers from `low` to `high`, each for an equal part of -1 to 1.
     """
 
     state_size: int
@@ -43,6 +47,22 @@ class EnvSpec:
     num_choices: int | None = None
     cameras: Mapping[str, ImageShape] = field(default_factory=dict[str, ImageShape])
     has_instructions: bool = False
+    low: tuple[float | None, ...] | None = None
+    high: tuple[float | None, ...] | None = None
+    whole: bool = False
+
+    @property
+    def bounded(self) -> BoolArray:
+        """bool [A], dimensions of an action in which numbers beyond -1 and 1 count as those."""
+        if self.low is None or self.high is None:
+            return np.ones(self.action_size, np.bool_)
+        return np.array([None not in pair for pair in zip(self.low, self.high, strict=True)], np.bool_)
+
+    def carried_out(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return actions [..., A] as the environment counts them: numbers beyond -1 and 1 as these, where bounded."""
+        if self.num_choices is not None:
+            return actions
+        return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
 
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:

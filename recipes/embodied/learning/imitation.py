@@ -12,10 +12,10 @@ from torch import Tensor
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.load_set import load_demonstrations
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
+from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_interventions
 from recipes.embodied.models.normalization import Normalization, Statistics
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ class ImitationData:
     def __init__(
         self, config: DemonstrationsConfig, spec: EnvSpec | None, chunk: int, *, successes: bool = False
     ) -> None:
-        data = load_demonstrations(config.train_data_paths, config.state_keys)
+        data = read_data(config)
         data = labelled_by_success(data) if successes else data
         spec = spec_of_pictures(data) if successes else spec
-        self.demonstrations = data.chosen(config.episodes) if config.episodes else data
         self.spec = spec or spec_of(data)
         self._chunk = chunk
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
         named = check_fits(data.shape, self.spec, config.cameras)
+        acts = spec is not None and not successes
+        self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
+        tell_notes(self.demonstrations)
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
         self._shifts = successes
         self._imitated = (
@@ -62,6 +64,9 @@ class ImitationData:
             if successes
             else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
         )
+        # Sums of the chances of rows to be drawn, where they are not equal.
+        draws = self.demonstrations.draws
+        self._drawn = None if draws is None else torch.from_numpy(np.cumsum(draws[self._imitated]))
         # The last row of each row's episode.
         bounds = self.demonstrations.bounds
         self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
@@ -97,8 +102,7 @@ class ImitationData:
 
     def loss(self, policy: BasePolicy, count: int) -> Tensor:
         """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
-        drawn = torch.randint(len(self._imitated), (count,)).numpy()
-        rows = self._imitated[drawn]
+        rows = self._imitated[self._places(count)]
         observations, actions, valid = self.rows(rows)
         if self._shifts:
             observations = {name: shifted(pictures) for name, pictures in observations.items()}
@@ -106,6 +110,13 @@ class ImitationData:
         counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
         counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
         return (losses * counted).sum() / counted.sum()
+
+    def _places(self, count: int) -> NDArray[np.int64]:
+        """Return which of the imitated rows are drawn."""
+        if self._drawn is None:
+            return torch.randint(len(self._imitated), (count,)).numpy()
+        chances = torch.rand(count, dtype=torch.float64) * self._drawn[-1]
+        return torch.searchsorted(self._drawn, chances, right=True).clamp(max=len(self._drawn) - 1).numpy()
 
 
 def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -127,10 +138,12 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
     """Return the rows whose actions are imitated: all, or those in which somebody intervened.
 
     Raises:
-        DatasetError: nobody did.
+        DatasetError: nobody did, or no data set says.
     """
-    if not only_interventions or data.interventions is None:
+    if not only_interventions:
         return np.arange(len(data))
+    if data.interventions is None:
+        raise without_interventions(data)
     found = np.flatnonzero(data.interventions)
     if not len(found):
         raise DatasetError(

@@ -19,6 +19,7 @@ from recipes.embodied.loop.protocols import (
     Layout,
     RolloutGroup,
 )
+from recipes.training.first_contact import Comparison, note_comparisons
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig
@@ -64,7 +65,7 @@ class EmbodiedRunner(RolloutRunner):
         self.rollout = cast("RolloutGroup", rollout)
         self.env = cast("EnvGroup", env)
         self._trajectories = trajectories
-        self._told_of_episodes = False
+        self._told_of_episodes = self._noted_contact = False
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
@@ -88,6 +89,7 @@ class EmbodiedRunner(RolloutRunner):
         if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
             self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
+        self._note_first_contact()
         with self.phase(step, events.ADVANTAGES):
             metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
         with self.phase(step, events.ACTOR_TRAINING):
@@ -97,6 +99,16 @@ class EmbodiedRunner(RolloutRunner):
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
         return metrics | self._idle_shares(seconds)
+
+    def _note_first_contact(self) -> None:
+        """Note that the environments' first observations and step agreed with their spec; else none would be here."""
+        if self._noted_contact:
+            return
+        self._noted_contact = True
+        note_comparisons(
+            self.record.folder.path,
+            [Comparison("first observations and step of env.train", "the spec of its environments")],
+        )
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:
         """Return the shares of a step in which actors did not train, and environments were not asked for a rollout.

@@ -158,7 +158,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, 
         "replay": sum(_in_memory(columns, each) for each in sizes.values()),
     }
     shown = 0
-    for path in config.data.train_data_paths:
+    for path in config.data.paths:
         with suppress(DatasetError):
             info = read_info(Path(path))
             shown += info.total_frames + info.total_episodes

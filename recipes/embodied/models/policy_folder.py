@@ -138,6 +138,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
         about: dict[str, Any] = load_json_object(file.read_bytes())
         spec = dict(about["observations_and_actions"])
         spec["cameras"] = {name: tuple(shape) for name, shape in spec["cameras"].items()}
+        spec |= {bound: tuple(spec[bound]) for bound in ("low", "high") if spec.get(bound) is not None}
         return about["model"], EnvSpec(**spec)
     except FileNotFoundError:
         raise ConfigError(

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.load_set import load_demonstrations
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
+from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_rewards
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
@@ -133,15 +132,13 @@ def demonstrations_buffer(
     Raises:
         DatasetError: the data cannot be read, are of another environment, or have no rewards.
     """
-    whole = load_demonstrations(config.train_data_paths, config.state_keys)
-    data = whole.chosen(config.episodes) if config.episodes else whole
-    named = check_fits(whole.shape, spec, config.cameras)
-    if data.rewards is None or data.successes is None:
-        raise DatasetError(
-            "the demonstrations have no rewards: `next.reward` and `next.success` are missing",
-            where=data.where,
-            help="`rlinf record` writes them; data sets without rewards can be learned from by recipe `sft`",
-        )
+    data = read_data(config)
+    named = check_fits(data.shape, spec, config.cameras)
+    rewards, successes = data.rewards, data.successes
+    if rewards is None or successes is None:
+        raise without_rewards(data)
+    data = fitted_actions(data, spec, clips=config.clip_actions)
+    tell_notes(data)
     columns, rows = transition_spec(spec), len(data) + data.episodes + 4
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
@@ -152,7 +149,7 @@ def demonstrations_buffer(
         observed: Observation = {name: camera.read(rows) for name, camera in cameras.items()}
         if spec.state_size and data.states is not None:
             observed[STATES] = data.states[rows]
-        _add_episode(buffer, data, rows, observed, data.rewards, data.successes)
+        _add_episode(buffer, data, rows, observed, rewards, successes)
     return buffer
 
 
@@ -171,7 +168,7 @@ def _add_episode(
         buffer.add(
             Transitions(
                 {name: each[step : step + 1] for name, each in observed.items()},
-                np.clip(data.actions[rows[step : step + 1]], -1, 1),
+                data.actions[rows[step : step + 1]],
                 rewards[rows[step : step + 1]],
                 np.array([last]),
                 np.array([not solved and step == count - 2]),

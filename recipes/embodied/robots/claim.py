@@ -6,15 +6,19 @@ controller gives no lease; the Franka arm's controller does.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import pwd
+import stat
 import tempfile
 from pathlib import Path
 from typing import Self
 
 from recipes.embodied.robots.controller_client import holder_name
 from recipes.embodied.robots.robot_errors import RobotLeaseError
+from rlinf_core.config.render import visible
 
 
 class RobotClaim:
@@ -30,11 +34,25 @@ class RobotClaim:
     def __init__(self, place: str) -> None:
         # The folder is everybody's: a link that another user left there must not lead the write below elsewhere.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(claim_file(place), flags, 0o666)
+        file = claim_file(place)
+        try:
+            self._descriptor = os.open(file, flags, 0o666)
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.close(self._descriptor)
+                raise OSError(errno.EINVAL, "it is not a regular file")
+        except OSError as error:
+            holder = _owner(file)
+            raise RobotLeaseError(
+                "the robot cannot be claimed",
+                holder=holder,
+                where=place,
+                why=f"`{file}`, which {holder or 'somebody else'} made, cannot be used: {error.strerror}",
+                help=f"ask {holder or 'its owner'} to end what moves the robot, and to remove the file",
+            ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 1000, 0).decode("utf-8", "replace").strip() or None
+            holder = visible(os.pread(self._descriptor, 1000, 0).decode("utf-8", "replace").strip()) or None
             os.close(self._descriptor)
             raise RobotLeaseError(
                 "the robot is taken",
@@ -57,6 +75,14 @@ class RobotClaim:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _owner(file: Path) -> str | None:
+    """Return the user whose file it is, in words; None where that cannot be told."""
+    try:
+        return f"user {pwd.getpwuid(file.lstat().st_uid).pw_name}"
+    except (OSError, KeyError):
+        return None
 
 
 def claim_file(place: str) -> Path:

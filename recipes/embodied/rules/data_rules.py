@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path as FilePath
+from typing import Final
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.set_files import check_files, check_hdf5, videos
 from recipes.demonstrations.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.demonstrations.video_faults import check_videos
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
+from recipes.embodied.learning.data_reading import (
+    check_sources,
+    fitted_actions,
+    read_source,
+    without_interventions,
+    without_rewards,
+)
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from rlinf_core.config.diagnostics import Severity
@@ -20,6 +32,10 @@ from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import install_command, missing_modules
 
 _PATHS: Path = ("data", "train_data_paths")
+# Rows of larger data sets are looked at when the run starts.
+_LOOKED_INTO_NUMBERS: Final = 50_000_000
+# 29.97 and 30 are not told apart by those who write rates down.
+_RATE_ROUNDING: Final = 0.002
 
 
 def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, report: Report) -> None:
@@ -30,33 +46,82 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
         environments: those that a policy of the data acts in; None: none.
         report: where findings go.
     """
-    paths = config.data.train_data_paths
+    paths = config.data.paths
     shapes: list[tuple[Path, DatasetShape]] = []
-    for index, path in enumerate(paths):
+    whole: dict[Path, Demonstrations] = {}
+    for index, source in enumerate(config.data.sources):
         at = (*_PATHS, index) if len(paths) > 1 else _PATHS
         try:
-            if path.endswith(HDF5_ENDINGS):
-                _check_hdf5(path, at, report)
-            else:
-                info = _lerobot(path, config, at, report)
-                shapes.append((at, info.shape(path, config.data.state_keys)))
+            shape = _hdf5(source, config, at, report) if source.path.endswith(HDF5_ENDINGS) else None
+            if not source.path.endswith(HDF5_ENDINGS):
+                info = _lerobot(source.path, config, at, report)
+                shape = info.shape(source.path, config.data.state_keys, config.data.columns)
+            if shape is None:
+                continue
+            shapes.append((at, shape))
+            data = _rows(source, config, shape, report, at)
+            if data is not None:
+                whole[at] = data
         except DatasetError as error:
             report(at, "unusable-path", _told(error), error.help or "")
+    try:
+        check_sources(config.data)
+    except DatasetError as error:
+        report(_PATHS, "conflicting-settings", error.message, error.help or "")
     for at, shape in shapes[1:]:
         try:
             check_alike(shapes[0][1], shape)
         except DatasetError as error:
             report(at, "dataset-mismatch", _told(error), error.help or "")
     if shapes and environments is not None:
-        _check_environment(config, environments, *shapes[0], report)
+        _check_environment(config, environments, *shapes[0], whole, report)
+    if whole:
+        _check_content(config, next(iter(whole)), list(whole.values()), report)
 
 
-def _check_hdf5(path: str, at: Path, report: Report) -> None:
-    if not os.path.isfile(path):
-        report(at, "unusable-path", f"there is no file `{path}`", "name an HDF5 file of demonstrations")
+def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) -> DatasetShape | None:
+    """Return the sizes of an HDF5 file; None where it is not there, or cannot be read by this Python."""
+    if not os.path.isfile(source.path):
+        report(at, "unusable-path", f"there is no file `{source.path}`", "name an HDF5 file of demonstrations")
+        return None
+    check_hdf5(FilePath(source.path))
+    if not _check_packages(source.path, ["h5py"], at, report):
+        return None
+    return read_source(config.data, source, pictures=False).shape
+
+
+def _rows(
+    source: DataSource, config: EmbodiedConfig, shape: DatasetShape, report: Report, at: Path
+) -> Demonstrations | None:
+    """Return the numbers of all rows, after they were held against their description; None where that is too much."""
+    if not source.path.endswith(HDF5_ENDINGS):
+        info = read_info(FilePath(source.path))
+        numbers = info.total_frames * (shape.action_size + shape.state_size)
+        if missing_modules(["pyarrow"]):
+            return None
+        if numbers > _LOOKED_INTO_NUMBERS:
+            message = f"`{source.path}` has {info.total_frames} rows: they are checked when the run starts"
+            report(at, "unusable-path", message, severity=Severity.NOTE)
+            return None
+    data = read_source(config.data, source, pictures=False)
+    for note in data.notes:
+        report(at, "dataset-mismatch", f"{note}: `{source.path}`", severity=Severity.NOTE)
+    return data
+
+
+def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations], report: Report) -> None:
+    """Report columns that what is learned needs, and that no data set has."""
+    if config.data.only_interventions and all(part.interventions is None for part in parts):
+        error = without_interventions(parts[0])
+        about = [("data", "only_interventions")]
+        report(at, "dataset-mismatch", _told(error), error.help or "", about=about)
+    if not is_off_policy(config.algorithm.loss_type) or config.recipe != "embodied":
         return
-    check_hdf5(FilePath(path))
-    _check_packages(path, ["h5py"], at, report)
+    for part in parts:
+        if part.rewards is None or part.successes is None:
+            error = without_rewards(part)
+            report(at, "dataset-mismatch", _told(error), error.help or "", about=[("algorithm", "loss_type")])
+            return
 
 
 def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> DatasetInfo:
@@ -64,7 +129,7 @@ def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> Dat
     folder = FilePath(path)
     info = read_info(folder)
     check_files(folder, info)
-    if not os.path.isfile(folder / STATISTICS):
+    if not os.path.isfile(folder / STATISTICS) and not info.is_listed:
         message = f"the data set has no `{STATISTICS}`: statistics are computed from its rows"
         report(at, "unusable-path", message, severity=Severity.NOTE)
     dtypes = {each.dtype for each in info.features.values()}
@@ -90,7 +155,12 @@ def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> 
 
 
 def _check_environment(
-    config: EmbodiedConfig, environments: EnvironmentConfig, at: Path, shape: DatasetShape, report: Report
+    config: EmbodiedConfig,
+    environments: EnvironmentConfig,
+    at: Path,
+    shape: DatasetShape,
+    whole: Mapping[Path, Demonstrations],
+    report: Report,
 ) -> None:
     """Report rows that are not what the environments show and take, and another rate than that of their actions."""
     facts = sizes_of(config, environments)
@@ -98,14 +168,20 @@ def _check_environment(
     if facts.spec is not None:
         try:
             check_fits(shape, facts.spec, config.data.cameras)
+            for data in whole.values():
+                if data.actions.shape[1] != facts.spec.action_size:
+                    continue  # told as a difference between the data sets
+                fitted = fitted_actions(data, facts.spec, clips=config.data.clip_actions)
+                for note in fitted.notes[len(data.notes) :]:
+                    report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)
         except DatasetError as error:
             kind = f"`env_type: {environments.env_type}`"
             report(at, "dataset-mismatch", f"{_told(error)}; {kind}", error.help or "", about=about)
-    if facts.control_hz and shape.fps and round(facts.control_hz) != shape.fps:
+    if facts.control_hz and shape.fps and abs(facts.control_hz - shape.fps) > _RATE_ROUNDING * shape.fps:
         report(
             at,
             "dataset-mismatch",
-            f"the data set has {shape.fps} rows in a second (fps), and `env_type: {environments.env_type}` takes"
+            f"the data set has {shape.fps:g} rows in a second (fps), and `env_type: {environments.env_type}` takes"
             f" {facts.control_hz:g} actions in a second: `{shape.where}`",
             "an action then lasts longer or shorter than when it was recorded; use data of that rate, or correct `fps`"
             " in `meta/info.json` where it is wrong",

@@ -67,7 +67,7 @@ def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) ->
         save_policy(policy, config.actor.model, spec, folder)
         difference = _difference(trained, lambda given: load(folder, None).act(given), list(spec.observations))
     else:
-        graph = _Graph(policy, names).requires_grad_(False)
+        graph = _Graph(policy, names, spec).requires_grad_(False)
         example = tuple(torch.from_numpy(each) for each in _observations(spec, names).values())
         graph(*example)  # refuses a policy that is none of tensors alone, before anything is written
         difference = _write_graph(trained, graph, names, example, folder, kind)
@@ -94,13 +94,18 @@ def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) ->
 class _Graph(nn.Module):
     """A policy as a function from its observations, in order, to actions."""
 
-    def __init__(self, policy: BasePolicy, names: Sequence[str]) -> None:
+    def __init__(self, policy: BasePolicy, names: Sequence[str], spec: EnvSpec) -> None:
         super().__init__()
         self.policy, self.names = policy, list(names)
+        # Bounds of each dimension; None: choices, which have none.
+        self.bound: Tensor | None = None
+        if spec.num_choices is None:
+            self.bound = torch.from_numpy(np.where(spec.bounded, 1.0, np.finfo(np.float32).max).astype(np.float32))
 
     def forward(self, *observations: Tensor) -> Tensor:
-        """Return the likeliest actions, [n, C, A]."""
-        return self.policy.greedy(dict(zip(self.names, observations, strict=True)))
+        """Return the likeliest actions, [n, C, A], clipped as the environment clips them."""
+        actions = self.policy.greedy(dict(zip(self.names, observations, strict=True)))
+        return actions if self.bound is None else torch.minimum(torch.maximum(actions, -self.bound), self.bound)
 
 
 def _write_graph(

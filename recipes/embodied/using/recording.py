@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from recipes.demonstrations.set_info import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS, Feature
+from recipes.demonstrations.names import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
+from recipes.demonstrations.set_info import Feature
 from recipes.demonstrations.writer import DatasetWriter, check_new
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
@@ -19,6 +20,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.episodes.collector import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
+from recipes.embodied.learning.data_reading import action_bounds
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import versions
@@ -78,7 +80,7 @@ def record(
     intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         features = features_of(collection.spec, video=video, interventions=device is not None)
-        rate = fps or round(collection.facts["control_hz"] or environments.video_cfg.fps)
+        rate = fps or collection.facts["control_hz"] or environments.video_cfg.fps
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:
@@ -87,7 +89,7 @@ def record(
                     solved = bool(episode.success_at_end)
                     if kept == episodes or (successes_only and not solved) or not episode.length:
                         continue
-                    writer.add(columns_of(episode), episode.task)
+                    writer.add(columns_of(episode, collection.spec), episode.task)
                     starts.append({"env": episode.env, "reset": episode.reset})
                     kept, frames, successes = kept + 1, frames + episode.length, successes + solved
                 tell(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
@@ -164,14 +166,19 @@ def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = Fal
     }
 
 
-def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
-    """Return the columns of an episode by the names of its features."""
+def columns_of(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray[Any]]:
+    """Return the columns of an episode by the names of its features.
+
+    Actions are those that the environment carried out: numbers beyond its bounds count as these.
+    """
     columns = dict(episode.columns)
     renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
-    found = {renamed.get(name, name): array for name, array in columns.items()}
+    named = {renamed.get(name, name): array for name, array in columns.items()}
     prefix = image_key("")
-    found = {
+    named = {
         f"{IMAGES}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
-        for name, array in found.items()
+        for name, array in named.items()
     }
-    return {**found, _DONE: np.arange(episode.length) == episode.length - 1}
+    if ACTION in named and spec.num_choices is None:
+        named[ACTION] = np.clip(named[ACTION], *action_bounds(spec)).astype(np.float32)
+    return {**named, _DONE: np.arange(episode.length) == episode.length - 1}

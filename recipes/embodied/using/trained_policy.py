@@ -39,7 +39,9 @@ class TrainedPolicy:
     def act(
         self, observations: Mapping[str, Any], *, greedy: bool = True, generator: torch.Generator | None = None
     ) -> NDArray[Any]:
-        """Return chunks of actions for n observations, [n, C, A], as the environment takes them.
+        """Return chunks of actions for n observations, [n, C, A], as the environment carries them out: from -1 to 1.
+
+        Dimensions without bounds (`spec.bounded`) are as the policy has them.
 
         Args:
             observations: `states` [n, S], `images.CAMERA` uint8 [n, H, W, 3], `instructions` n texts: those that
@@ -53,7 +55,7 @@ class TrainedPolicy:
         inputs = self.module.prepare(self._checked(observations))
         with torch.inference_mode():
             output = self.module.act(inputs, greedy=greedy, generator=generator)
-        return self.module.to_env(output.actions)
+        return self.spec.carried_out(self.module.to_env(output.actions))
 
     def _checked(self, observations: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}

@@ -6,13 +6,13 @@ import importlib
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from recipes.language.data.json_rows import json_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
-from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 
 class Sums:
@@ -102,6 +102,7 @@ class FileProblems:
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
             )
+            prompt = _prompt(prompt)
             if not isinstance(prompt, str) and not _is_messages(prompt):
                 raise ConfigError(
                     f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
@@ -121,6 +122,7 @@ class FileProblems:
     def __getitem__(self, index: int) -> Problem:
         row = self._rows[index]
         prompt, answer = (_value(row, key, "", "") for key in self._keys)
+        prompt = _prompt(prompt)
         messages = () if isinstance(prompt, str) else tuple(prompt)
         return Problem(
             prompt="\n".join(each["content"] for each in messages) if messages else prompt,
@@ -149,6 +151,17 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
     return value
 
 
+def _prompt(value: Any) -> Any:
+    """Return a prompt; messages that are written as a JSON text are read."""
+    if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
+        try:
+            messages = json.loads(value)
+        except ValueError:
+            return value
+        return messages if _is_messages(messages) else value
+    return value
+
+
 def _is_messages(prompt: Any) -> bool:
     messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
     return bool(messages) and all(
@@ -174,8 +187,8 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
         if file.suffix == ".parquet":
             rows, where = _parquet(file), None
         else:
-            pairs = list(_json_lines(file))
-            rows, where = [row for _, row in pairs], [f"{path}:{line}" for line, _ in pairs]
+            pairs = list(json_rows(file))
+            rows, where = [row for _, row in pairs], [place for place, _ in pairs]
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not rows:
@@ -195,35 +208,14 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
     try:
         if file.suffix == ".parquet":
             first = _parquet(file, rows)
-            pairs, where = list(enumerate(first)), [f"{path}, row {number}" for number in range(len(first))]
+            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(first)]
         else:
-            pairs = list(itertools.islice(_json_lines(file), rows))
-            where = [f"{path}:{line}" for line, _ in pairs]
+            pairs = list(itertools.islice(json_rows(file), rows))
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, where)
-
-
-def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    number = 0
-    with file.open(encoding="utf-8") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                row = load_json(line.strip())
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{file}:{number}: the line is not a JSON object", help="write `{...}`")
-                yield number, cast("dict[str, Any]", row)
-        except BadJsonError as error:
-            raise ConfigError(
-                f"{file}:{number}: the line {error}",
-                help="write one JSON object a line; numbers as `1.5`, and what JSON has not, such as NaN, as text",
-            ) from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"the data file `{file}` is not UTF-8 text") from None
+    return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [place for place, _ in pairs])
 
 
 def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:

@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ConfigDict, Field, ValidationError
+
 from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.file_models import FileModel, Rank, first_fault
+from rlinf_core.foreign.files import make_folder, read_text
 from rlinf_core.process.known_secrets import hidden, remember
+from rlinf_core.runners.storage import durable
 
 FOLDER: Final = "samples"
 _TEXTS: Final = frozenset({"prompt", "text", "answer", "reason"})
 _TOKENS: Final = frozenset({"tokens", "pieces", "logprobs", "versions"})
 _FILE = re.compile(r"step_(\d+)\.jsonl")
+
+
+class _Turn(FileModel):
+    """A turn of a conversation, as a line of `samples/step_N.jsonl` has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+    who: str = ""
+    segment: Rank = 0
+    tool: str | None = None
+    seconds: float | None = None
+    failure: str | None = None
+
+
+class _Sample(FileModel):
+    """A line of `samples/step_N.jsonl`: an answer, as `SampleRecord` is written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    reward: float
+    slot: int = 0
+    sample: int = 0
+    prompt: str = ""
+    text: str = ""
+    answer: str = ""
+    reason: str = ""
+    finish_reason: str = ""
+    parts: dict[str, float] = Field(default_factory=dict[str, float])
+    pieces: list[str] = Field(default_factory=list[str])
+    logprobs: list[float] = Field(default_factory=list[float])
+    turns: list[_Turn] = Field(default_factory=list[_Turn])
 
 
 def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
@@ -34,12 +69,10 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
     """
     remember(environment_secrets())
     folder = run_folder / FOLDER
-    aside = folder / f".step_{step}.{os.getpid()}"
+    lines = [json.dumps(_masked(each), ensure_ascii=False) + "\n" for each in samples]
     try:
-        folder.mkdir(exist_ok=True)
-        with aside.open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(_masked(each), ensure_ascii=False) + "\n" for each in samples)
-        aside.rename(folder / f"step_{step}.jsonl")
+        make_folder(folder)
+        durable.write_whole(folder / f"step_{step}.jsonl", "".join(lines))
     except OSError as error:
         raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
 
@@ -80,8 +113,16 @@ def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[d
         raise RunError(f"step {wanted} has no samples", where=str(run_folder), help=f"steps with samples: {listed}")
     file = run_folder / FOLDER / f"step_{wanted}.jsonl"
     try:
-        return wanted, [
-            load_json_object(line, non_finite=True) for line in file.read_text(encoding="utf-8").splitlines() if line
-        ]
-    except (OSError, ValueError) as error:
-        raise RunError("the samples cannot be read", where=str(file), why=str(error)) from None
+        lines = read_text(file).split("\n")
+    except OSError as error:
+        raise RunError("the samples cannot be read", where=str(file), why=error.strerror) from None
+    return wanted, [_read(line, number, file) for number, line in enumerate(lines, start=1) if line]
+
+
+def _read(line: str, number: int, file: Path) -> dict[str, Any]:
+    try:
+        sample = _Sample.model_validate_json(line)
+    except ValidationError as error:
+        raise RunError("the samples cannot be read", where=f"{file}:{number}", why=first_fault(error)) from None
+    left_out = {"parts", "turns", *(() if sample.pieces else ("pieces", "logprobs"))} - sample.model_fields_set
+    return sample.model_dump(exclude=left_out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -136,8 +136,9 @@ def longest_exact(config: Any) -> int | None:
     Args:
         config: of a text model of transformers.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(cast("dict[str, Any]", part) for part in rope.values() if isinstance(part, dict))]
+    kinds = {part.get("rope_type") for part in parts}
     limits: list[int] = []
     if "longrope" in kinds:
         original = rope.get("original_max_position_embeddings")

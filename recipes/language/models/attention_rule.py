@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class AttentionRule(NamedTuple):
-    """What transformers hands to an attention function besides tensors.
+    """The arguments of an attention function of transformers besides its tensors.
 
     Attributes:
         scale: factor of the products of queries and keys.

@@ -21,7 +21,7 @@ _CHUNK_NUMBERS = 1 << 25
 
 
 class LogitRule(NamedTuple):
-    """What a model makes of the product of hidden states with its output matrix.
+    """The way from the product of hidden states and output matrix to the logits of a model.
 
     Attributes:
         factor: multiplies it (Cohere), or divides, as its inverse (Granite).

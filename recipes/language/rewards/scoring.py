@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import IO, Any, Final, Self, cast
 
 from recipes.language.rewards.rules import RULES, Verdict
 from rlinf_core import ConfigError
+from rlinf_core.process.import_path import module_command
 
 # Loading math-verify or a user's module takes seconds on a busy machine.
 _START_SECONDS: Final = 120.0
@@ -236,14 +236,12 @@ class Scorer:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
-        command = [sys.executable, "-m", "recipes.language.rewards.child", self._kind, json.dumps(self._settings)]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        command = [*module_command("recipes.language.rewards.child"), self._kind, json.dumps(self._settings)]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
         )
         try:
             reply = self._reply(self._child, time.monotonic() + _START_SECONDS)

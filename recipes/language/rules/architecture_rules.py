@@ -119,15 +119,13 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict):
         return None
-    parts = [
-        cast("Mapping[str, Any]", rope),
-        *(each for each in cast("dict[str, Any]", rope).values() if isinstance(each, dict)),
-    ]
+    whole = cast("dict[str, Any]", rope)
+    parts = [whole, *(cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict))]
     kinds = {str(part.get("rope_type", part.get("type"))) for part in parts}
     limits: list[object] = []
     # `su` and `yarn` of the first Phi-3 folders are names of `longrope`.
     if kinds & {"longrope", "su"}:
-        limits.append(parts[0].get("original_max_position_embeddings") or text.get("original_max_position_embeddings"))
+        limits.append(whole.get("original_max_position_embeddings") or text.get("original_max_position_embeddings"))
     if "dynamic" in kinds:
         limits.append(text.get("max_position_embeddings"))
     known = [each for each in limits if isinstance(each, int) and each > 0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Final
 
 from rlinf_core import ConfigError
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.process.import_path import module_command
 from rlinf_core.process.process_memory import PeakMeter
 
 # Bytes that a worker holds besides what such a program measures: its connections to Ray and to its peers. Measured.
@@ -29,7 +29,7 @@ def measure_empty_process(program: str, *arguments: str, given: bytes = b"") -> 
     Raises:
         ConfigError: the program failed.
     """
-    command = [sys.executable, "-m", program, *arguments]
+    command = [*module_command(program), *arguments]
     done = subprocess.run(command, input=given, capture_output=True, timeout=_PATIENCE_SECONDS, check=False)
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]

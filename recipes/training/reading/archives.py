@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recipes.training.reading.pickles import Name, PickleReader, check_plain
-from rlinf_core.runners.storage.durable import open_regular
+from rlinf_core.foreign.files import open_regular
 
 # Of a part in a zip: a mark, and at its end the lengths of name and extra field.
 _HEADER: Final = struct.Struct("<4s22xHH")

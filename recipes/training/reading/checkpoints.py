@@ -36,7 +36,7 @@ from torch.futures import Future
 
 from recipes.training.reading.archives import FileSlice, dtype_of, natural_numbers, read_archive
 from recipes.training.reading.pickles import LIMIT, Name, PickleReader, check_plain
-from rlinf_core.runners.storage.durable import open_regular
+from rlinf_core.foreign.files import open_regular
 
 INDEX: Final = ".metadata"
 _SHARD: Final = re.compile(r"__\d+_\d+\.distcp")

@@ -51,8 +51,11 @@ class Holdings(NamedTuple):
     folders: list[str]
 
 
-def holdings(pids: list[int]) -> Holdings:
-    """Return what processes hold now; asked before they are ended, to see afterwards that it is gone."""
+def holdings(pids: list[int], since: float) -> Holdings:
+    """Return what processes hold now; asked before they are ended, to see afterwards that it is gone.
+
+    A file of shared memory that was there before `since`, or is another user's, is not theirs, though they use it.
+    """
     prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
     owners = listeners()
     ports = sorted(port for port, pid in owners.items() if pid in set(pids))
@@ -67,7 +70,15 @@ def holdings(pids: list[int]) -> Holdings:
                 shared.add(target)
             elif target.startswith(prefix) and os.path.isdir(target):
                 folders.add(target)
-    return Holdings(ports, sorted(shared), sorted(folders))
+    return Holdings(ports, sorted(path for path in shared if _is_own(path, since)), sorted(folders))
+
+
+def _is_own(path: str, since: float) -> bool:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return False
+    return info.st_uid == os.getuid() and info.st_ctime >= since
 
 
 def _mapped(pid: int) -> list[str]:
@@ -140,13 +151,15 @@ def reap_sockets() -> None:
     for base in {tempfile.gettempdir(), "/tmp"}:
         for name in os.listdir(base):
             path = os.path.join(base, name)
-            if not name.startswith(prefix) or os.path.islink(path):
+            if not name.startswith(prefix):
                 continue
             try:
-                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             except OSError:
                 continue
             try:
+                if os.fstat(lock).st_uid != os.getuid():
+                    continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             except OSError:

@@ -69,7 +69,7 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
     env["RAY_AUTH_TOKEN_PATH"] = token
     wanted = [str(rank) for rank in request.get("wanted", ())]
     seconds = float(request["deadline"])
-    command = [sys.executable, "-c", _MEMBERS, record["gcs"], json.dumps(wanted), str(seconds)]
+    command = [sys.executable, "-P", "-c", _MEMBERS, record["gcs"], json.dumps(wanted), str(seconds)]
     try:
         done = subprocess.run(
             command,

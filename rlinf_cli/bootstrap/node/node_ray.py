@@ -123,7 +123,7 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
 
 def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
     ports = request["ports"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
     if request["head"]:
         command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
         command.append(f"--dashboard-port={ports['dashboard']}")
@@ -306,10 +306,11 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
     record = facts.read_record(folder)
     process = record.get("process") if record else None
     pids = processes.processes_of(cluster, folder)
-    held = holdings.holdings(pids)
-    if pids and processes.alive(process):
+    held = holdings.holdings(pids, float(record.get("since") or time.time()) if record else time.time())
+    first = [pid for pid in pids if processes.identity(pid) == process]
+    if first:
         # Ray's own way: it tells its head and its workers, and takes seconds.
-        processes.send([int(str(process).split(":")[0])], signal.SIGTERM)
+        processes.send(first, signal.SIGTERM)
         holdings.wait_gone(cluster, folder, grace)
     left = processes.kill_all(cluster, folder)
     others = holdings.listeners() if held.ports else {}

@@ -34,9 +34,12 @@ def report(
     forecast: Annotated[
         bool,
         typer.Option(
-            help="Forecast its memory first, where that was not done before, by an empty process of each kind."
+            "--forecast",
+            help="Forecast its memory first, where that was not done before, by an empty process of each kind: minutes"
+            " on a busy machine.",
+            show_default=False,
         ),
-    ] = True,
+    ] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -56,19 +59,19 @@ def report(
     folder = find_run(run, log_path)
     path = (out or folder.path / NAME).absolute()
     # A run that goes on needs its machine for itself.
-    if forecast and not folder.state.alive:
+    if forecast and not folder.state.going_on:
         _forecast(folder)
-    _write(folder, path, live=live and folder.state.alive)
+    _write(folder, path, live=live and folder.state.going_on)
     if output is Output.JSON:
         console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
     else:
         console.result(shown(path))
-    while live and folder.state.alive:
+    while live and folder.state.going_on:
         console.message(
             f"step {folder.state.step}; written anew every {_RENEW_SECONDS:.0f} s until the run ends, or Ctrl-C"
         )
         _wait(folder)
-        _write(folder, path, live=folder.state.alive)
+        _write(folder, path, live=folder.state.going_on)
 
 
 app = command(report)
@@ -88,7 +91,7 @@ def _forecast(folder: RunFolder) -> None:
 def _wait(folder: RunFolder) -> None:
     """Wait until the page is to be written anew: the run has ended, or it is time."""
     deadline = time.monotonic() + _RENEW_SECONDS
-    while folder.refresh().alive and time.monotonic() < deadline:
+    while folder.refresh().going_on and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
 
 

@@ -58,7 +58,7 @@ def logs(
     if follow:
         _follow(folder, component, rank, {file.path: each for file, each in zip(found, followers, strict=True)})
         return
-    console.message(_ending(folder, how="`--follow` goes on" if folder.state.alive else ""))
+    console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
 
 
 app = command(logs)
@@ -71,7 +71,7 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
 
     files = log_files(folder.logs)
     found = chosen(files, component, rank)
-    if found or (follow and folder.state.alive):
+    if found or (follow and folder.state.going_on):
         return found
     if not files:
         raise RunError("this run has logged nothing", where=str(folder.path))
@@ -108,7 +108,7 @@ def _follow(folder: RunFolder, component: str | None, rank: int | None, follower
 
     while True:
         # Before reading: what was written before the end is printed.
-        going_on = folder.refresh().alive
+        going_on = folder.refresh().going_on
         for file in chosen(log_files(folder.logs), component, rank):
             followers.setdefault(file.path, Follower(file.path, 0))
         console.results(merged(entries(follower.read()) for follower in followers.values()))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import select
 import signal
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_folder import RunFolder
 
-_LOOK_EVERY = 0.1
 _FIRST_WORD = 2.0
 # How long a process that was killed may take to be gone.
 _DEATH_SECONDS = 10.0
@@ -53,14 +51,14 @@ def stop(
     from rlinf_core.errors import RunError
 
     folder = find_run(run, log_path)
-    if not folder.state.alive:
-        status, _ = outcome(folder.state)
+    state = folder.state
+    if not state.going_on:
+        status, _ = outcome(state)
         if run is None:
             raise RunError("no run is going on", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
         console.result(f"{shown(folder.path)} is {status} already")
         return
-    pid = folder.state.pid
-    if not folder.state.here:
+    if not state.alive:
         # Whoever gives a run up says which: it may be going on.
         _give_up(folder, force=force and run is not None)
         return
@@ -68,30 +66,31 @@ def stop(
         _kill(folder)
     else:
         _ask(folder, timeout)
-    console.result(f"{shown(folder.path)} is ended: process {pid}, after step {folder.refresh().step}")
+    console.result(f"{shown(folder.path)} is ended: process {state.pid}, after step {folder.refresh().step}")
 
 
 app = command(stop)
 
 
 def _give_up(folder: RunFolder, *, force: bool) -> None:
-    """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
+    """Give up by force a run whose process cannot be seen from here: it is told to nobody, and nothing is killed."""
     from rlinf_cli.live.run_summary import shown
     from rlinf_core.errors import RunError
 
-    state = folder.state
+    process = folder.state.process
     if not force:
         raise RunError(
-            "the run is driven from another machine",
+            "it cannot be told from here whether the run is going on",
             where=str(folder.path),
-            why=f"process {state.pid} on {state.host}",
-            help=f"run the same command on {state.host}\nwhere that machine or container is gone for good,"
-            f" `rlinf stop {shown(folder.path)} --force` gives the run up, so that it can be resumed",
+            why=f"it was driven by {process}, which is another machine or container, or is not known well enough",
+            help=f"run the same command there, on {process.host or 'the machine that drives it'}\nwhere that machine or"
+            f" container is gone for good, `rlinf stop {shown(folder.path)} --force` gives the run up, so that it can"
+            " be resumed",
         )
-    folder.end(RunStatus.INTERRUPTED, f"given up by `rlinf stop --force`; process {state.pid} was on {state.host}")
+    folder.end(RunStatus.INTERRUPTED, f"given up by `rlinf stop --force`; it was driven by {process}")
     console.result(
-        f"{shown(folder.path)} is given up after step {state.step}; nothing was killed: process {state.pid} was on"
-        f" {state.host}"
+        f"{shown(folder.path)} is given up after step {folder.state.step}; nothing was killed: it was driven by"
+        f" {process}"
     )
 
 
@@ -99,8 +98,7 @@ def _ask(folder: RunFolder, timeout: float) -> None:
     """SIGTERM, and a wait for the end."""
     from rlinf_core.errors import RunError
 
-    _signal(folder, signal.SIGTERM)
-    if not _gone(folder, timeout):
+    if not _ended_by(folder, signal.SIGTERM, timeout):
         raise RunError(
             f"the run did not end within {timeout:g} s",
             where=str(folder.path),
@@ -113,8 +111,7 @@ def _kill(folder: RunFolder) -> None:
     """SIGKILL, and what the process cannot write any more is written for it."""
     from rlinf_core.errors import RunError
 
-    _signal(folder, signal.SIGKILL)
-    if not _gone(folder, _DEATH_SECONDS):
+    if not _ended_by(folder, signal.SIGKILL, _DEATH_SECONDS):
         raise RunError(
             f"process {folder.state.pid} was killed and is still there",
             where=str(folder.path),
@@ -124,13 +121,34 @@ def _kill(folder: RunFolder) -> None:
         folder.end(RunStatus.INTERRUPTED, "killed by `rlinf stop --force`")
 
 
-def _signal(folder: RunFolder, number: signal.Signals) -> None:
+def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool:
+    """Send a signal to the process that drives a run, and to no other; return whether it ends within `seconds`."""
+    from rlinf_core.errors import RunError
+    from rlinf_core.node.process_identity import UnprovenProcessError, held, send
+
+    process = folder.state.process
     try:
-        os.kill(folder.state.pid, number)
+        with held(process, folder.path) as handle:
+            send(handle, number)
+            return _gone(handle, process.pid, seconds)
     except ProcessLookupError:
-        return
+        return True
+    except UnprovenProcessError as error:
+        raise RunError(
+            "nothing was ended: it is not certain that the process is the one that drives this run",
+            where=str(folder.path),
+            why=str(error),
+            help=f"look at it with `ps {process.pid}`; `kill {process.pid}` ends it",
+        ) from None
     except PermissionError:
         raise _not_ours(folder) from None
+    except OSError as error:
+        raise RunError(
+            "the process of the run cannot be signalled",
+            where=str(folder.path),
+            why=error.strerror or str(error),
+            help=f"look at it with `ps {process.pid}`; `kill {process.pid}` ends it",
+        ) from None
 
 
 def _not_ours(folder: RunFolder) -> RunError:
@@ -144,19 +162,13 @@ def _not_ours(folder: RunFolder) -> RunError:
     )
 
 
-def _gone(folder: RunFolder, seconds: float) -> bool:
-    """Return whether the driver's process has ended within `seconds`; says that it waits."""
-    from rlinf_core.node.node_processes import identity
-
-    pid, start = folder.state.pid, folder.state.start
-    began = time.monotonic()
-    told = False
-    while identity(pid) == start:
-        waited = time.monotonic() - began
-        if waited >= seconds:
-            return False
-        if not told and waited >= _FIRST_WORD:
-            told = True
-            console.message(f"waiting for process {pid} to end, at most {seconds:g} s")
-        time.sleep(_LOOK_EVERY)
-    return True
+def _gone(handle: int, pid: int, seconds: float) -> bool:
+    """Return whether the process of a handle has ended within `seconds`; says that it waits."""
+    first = min(_FIRST_WORD, seconds)
+    # The handle of a process can be read when the process has ended.
+    if select.select([handle], [], [], first)[0]:
+        return True
+    if seconds > first:
+        console.message(f"waiting for process {pid} to end, at most {seconds:g} s")
+        return bool(select.select([handle], [], [], seconds - first)[0])
+    return False

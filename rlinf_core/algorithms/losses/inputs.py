@@ -71,7 +71,7 @@ class LossSettings:
     kl_penalty: KlEstimator = "k3"
     tis_cap: float | None = None
     value_clip: float | None = 0.2
-    huber_delta: float = 10.0
+    huber_delta: float | None = 10.0
     options: Any = field(default_factory=dict[str, Any])
 
     @classmethod

@@ -9,14 +9,16 @@ from rlinf_core.algorithms.aggregation import aggregate
 from rlinf_core.algorithms.losses.inputs import Loss, LossSettings
 
 
-def huber(errors: Tensor, delta: float) -> Tensor:
-    """e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond. The shape of `errors`."""
+def huber(errors: Tensor, delta: float | None) -> Tensor:
+    """e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond; None: e^2 / 2 always. The shape of `errors`."""
+    if delta is None:
+        return errors.square() / 2
     size = errors.abs()
     return torch.where(size <= delta, errors.square() / 2, delta * (size - delta / 2))
 
 
 def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, huber_delta: float
+    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, huber_delta: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the larger of the loss of the value, and of the value moved at most `value_clip` from where it was.
 
@@ -28,7 +30,7 @@ def clipped_value_loss(
         old_values: float [...], when the samples were made.
         returns: float [...], what values learn.
         value_clip: largest change of a value; None: any.
-        huber_delta: error from which the loss grows linearly.
+        huber_delta: error from which the loss grows linearly; None: it never does.
 
     Returns:
         The losses, and whether the clipped one was the larger; each [...].

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlinf_core import env_vars
 from rlinf_core.collective.memory import memory_budget
+from rlinf_core.waiting import contact_seconds
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -63,7 +64,7 @@ class Settings:
         return cls(
             timeout=env_vars.TIMEOUT.get(),
             device_transport=env_vars.DEVICE_TRANSPORT.get(),
-            connect_timeout=env_vars.CONNECT_TIMEOUT.get(),
+            connect_timeout=contact_seconds(),
             arena_bytes=arena if arena is not None else memory_budget.default_arena_bytes(),
             ports=env_vars.PORTS.get(),
         )

@@ -23,6 +23,7 @@ from rlinf_core.collective.messages.payload import DeviceExport, Part, PartKind
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.errors import PayloadError
+from rlinf_core.waiting import stretched
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +63,9 @@ class Rendezvous:
             TimeoutError: neither end stored it in time.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, _PROBE_SECONDS):
-                raise TimeoutError(f"the peer did not publish `{key}` in {_PROBE_SECONDS:g} s")
+            seconds = stretched(_PROBE_SECONDS)
+            if not self._changed.wait_for(lambda: key in self._values, seconds):
+                raise TimeoutError(f"the peer did not publish `{key}` in {seconds:g} s")
             return self._values[key]
 
 
@@ -204,7 +206,7 @@ class DevicePaths:
             probe = torch.randint(0, 256, (_PROBE_BYTES,), dtype=torch.uint8, device=like.device)
             words = json.dumps({"path": path.name, "op": "probe", "crc": _checksum(probe)}).encode()
             self._send(path.stream, Message(b"", [path.transport.export(probe, path.name)], tag=TAG, key=words))
-            path.answered.wait(_PROBE_SECONDS)
+            path.answered.wait(stretched(_PROBE_SECONDS))
             if path.why:
                 raise PayloadError(path.why)
         except Exception as error:  # noqa: BLE001 - whatever fails, tensors take the host path
@@ -311,7 +313,7 @@ class DevicePaths:
             path.answered.set()
 
     def _check_probe(self, path: _Path, message: ServiceMessage, words: dict[str, Any]) -> None:
-        path.answered.wait(_PROBE_SECONDS)
+        path.answered.wait(stretched(_PROBE_SECONDS))
         if path.state is PathState.FAILED:
             message.received.release()
             return

@@ -16,6 +16,7 @@ from rlinf_core.collective.devices.device_paths import DeviceTransport, Rendezvo
 from rlinf_core.collective.messages.payload import HostPart, Part, PartKind
 from rlinf_core.collective.messages.pinned import flat_bytes
 from rlinf_core.errors import PayloadError
+from rlinf_core.waiting import stretched
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +149,7 @@ class _Inbound:
             self._announced[number] = size
 
     def take(self, number: int) -> torch.Tensor:
-        self._connected.wait(self._CONNECT_SECONDS)
+        self._connected.wait(stretched(self._CONNECT_SECONDS))
         communicator = self._communicator
         if communicator is None:
             raise PayloadError("the NCCL communicator could not be made", why=str(self._error or "in time"))

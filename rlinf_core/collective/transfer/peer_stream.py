@@ -339,7 +339,8 @@ class PeerStreams:
                 stream.peer,
                 f"`{stream.peer}` could not be reached in {self._connect_timeout:g} s",
                 why=why,
-                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks",
+                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks; allow"
+                " more seconds by RLINF_CONNECT_TIMEOUT where they are very busy",
             ) from error
         self.bind(stream, connection)
         return connection

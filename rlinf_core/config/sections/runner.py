@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
+from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
 from rlinf_core.scalars import Bool, Text
 
 # The modules that a logger backend imports.
@@ -38,7 +38,7 @@ class LoggerConfig(ConfigModel):
         ),
     )
 
-    log_path: FilePath = Field(
+    log_path: WrittenPath = Field(
         default="runs", description="Folder that holds one folder for each run; relative to where `rlinf train` starts."
     )
     project_name: Text = Field(default="rlinf", description="Project under which the logger backends file the run.")
@@ -107,10 +107,10 @@ class RunnerConfig(ConfigModel):
         " `rlinf stop`).",
     )
     keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
-    resume_dir: OptionalPath = Field(
+    resume_dir: OptionalWrittenPath = Field(
         default=None,
-        description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of this"
-        " experiment. Default: start anew.",
+        description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of"
+        " the run of this configuration. Default: start anew.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
     weight_sync_interval: Count = Field(

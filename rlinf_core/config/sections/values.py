@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -38,7 +39,15 @@ def _path(text: str) -> str:
     return text
 
 
-FilePath = Annotated[Text, AfterValidator(_path)]
+def _absolute(text: str) -> str:
+    return text if "://" in text else os.path.abspath(text)
+
+
+# As it is written; for what only this process reads.
+WrittenPath = Annotated[Text, AfterValidator(_path)]
+# A relative path means the working folder of the command, in a file as in an override. Workers may run in another one,
+# and on other machines: they get the absolute path.
+FilePath = Annotated[WrittenPath, AfterValidator(_absolute)]
 
 
 def _none_if_empty(value: Any) -> Any:
@@ -47,3 +56,4 @@ def _none_if_empty(value: Any) -> Any:
 
 # An empty text names nothing, as `null` does.
 OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
+OptionalWrittenPath = Annotated[WrittenPath | None, BeforeValidator(_none_if_empty)]

@@ -20,10 +20,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_core.errors import CheckpointError
+from rlinf_core.foreign.file_models import read_model
+from rlinf_core.foreign.files import BadFileError
 from rlinf_core.runners.storage import durable, written_files
+from rlinf_core.runners.storage.manifest_file import ManifestFile
 from rlinf_core.version import __version__
 
 SCHEMA: Final = "rlinf.checkpoint/1"
@@ -104,6 +107,8 @@ class Checkpoint(NamedTuple):
         Raises:
             CheckpointError: with the first such file.
         """
+        if not self.manifest.digests:
+            _LOGGER.warning("%s has no digests: an earlier rlinf wrote it, and damage shows by size alone", self.path)
         verify_files(self.path, self.manifest)
 
 
@@ -279,28 +284,15 @@ def load_manifest(path: Path) -> Manifest:
     """Return what the checkpoint in the folder `path` says about itself, complete or not.
 
     Raises:
-        CheckpointError: there is none, or it is of a version that this rlinf does not know.
+        CheckpointError: there is none, it is of a version that this rlinf does not know, or one of its fields has a
+            value that it cannot have.
     """
     try:
-        data: Any = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} cannot be read: {_reason(error)}"
+        content = read_model(path / MANIFEST, ManifestFile)
+    except OSError as error:
+        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {_reason(error)}"
         raise CheckpointError("this is not a complete checkpoint", where=str(path), why=why, help=_ANOTHER) from None
-    if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"this rlinf {__version__} cannot read the checkpoint",
-            where=str(path),
-            why=f"its {MANIFEST} is not of the kind `{SCHEMA}`",
-            help="continue with the rlinf that wrote it",
-        )
-    fields = cast("dict[str, Any]", data)
-    # One without a step is refused below, with the other fields of another type.
-    known: dict[str, Any] = {"step": None} | {name: fields[name] for name in Manifest._fields if name in fields}
-    manifest = Manifest(**known)
-    fault = _fault_of_types(manifest)
-    if fault is not None:
-        raise CheckpointError("this is not a complete checkpoint", where=str(path / MANIFEST), why=fault, help=_ANOTHER)
-    return manifest
+    return Manifest(**{name: getattr(content, name) for name in Manifest._fields})
 
 
 def config_hash(text: str) -> str:
@@ -346,31 +338,6 @@ def _damage(path: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def _fault_of_types(manifest: Manifest) -> str | None:
-    """Return which field is of another type than it is written with, in words."""
-    # A truth value is a number to Python.
-    numbers = {"step": (int,), "weight_version": (int,), "time": (int, float)}
-    for name, types in numbers.items():
-        if type(getattr(manifest, name)) not in types:
-            return f"its `{name}` is no number"
-    of_values: dict[str, tuple[type, ...]] = {
-        "facts": (str, int, float, bool, type(None)),
-        "metrics": (int, float, type(None)),
-        "world_sizes": (int,),
-        "versions": (str,),
-        "files": (int,),
-        "digests": (str,),
-    }
-    for name, types in of_values.items():
-        mapping: Any = getattr(manifest, name)
-        if type(mapping) is not dict or any(
-            type(each) not in types for each in cast("dict[str, Any]", mapping).values()
-        ):
-            return f"its `{name}` is no mapping of the values that it is written with"
-    outside = [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]
-    return f"its `files` has `{outside[0]}`, which is outside of the checkpoint" if outside else None
-
-
 def _encode(manifest: Manifest) -> str:
     # JSON has no NaN: a metric without a number is null.
     metrics = {
@@ -383,8 +350,9 @@ def _shown(value: object) -> str:
     return "not set" if value is None else f"`{value}`"
 
 
-def _reason(error: Exception) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "it is no JSON"
+def _reason(error: OSError) -> str:
+    reason = error.strerror or type(error).__name__
+    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"
 
 
 def _unwritable(folder: Path, error: OSError) -> CheckpointError:

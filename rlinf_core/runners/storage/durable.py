@@ -9,42 +9,66 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
+
+from rlinf_core.foreign.files import create_aside, open_below
 
 # What file systems say that know no locks.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write `text` so that readers find the old file or the new one, and never a part.
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that readers find the old one or the new one, and never a part.
 
-    `mode` is that of a new file, before the process's umask.
+    A link of this name is replaced, and what it leads to stays as it is. Whatever writes a whole file into the folder
+    of a run uses this.
+
+    Args:
+        path: of the file.
+        content: its bytes, or its text, which becomes UTF-8.
+        mode: of the file, before the process's umask.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of the attempt.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    descriptor, part = create_aside(path, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
     sync_folder(path.parent)
 
 
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file to read its bytes, where it is a regular one: a pipe or a device could make the reader wait for ever.
+def write_short(path: Path, text: str) -> None:
+    """Write a short file as `write_whole`, and where the disk is full over the old one, whose room it has.
+
+    A machine that goes down at that very moment may leave a part; a file that tells nothing of the end would be worse.
 
     Raises:
-        OSError: it cannot be opened, or is none.
+        OSError: it cannot be written.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        if error.errno not in _FULL or not os.path.exists(path):
+            raise
+        content = text.encode("utf-8", "backslashreplace")
+        descriptor = open_below(path.parent, path.name, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -53,7 +77,7 @@ def claimed(path: Path) -> Generator[bool, None, None]:
 
     `write_whole` replaces the file: read it within the block. Where the file system has no locks everybody gets it.
     """
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = open_below(path.parent, path.name, os.O_RDWR)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,9 +118,9 @@ def rename(old: Path, new: Path) -> None:
 
 def keep_old(path: Path) -> None:
     """Give an earlier file of this name, if there is one, the first number that is free: `config.1.yaml`."""
-    if path.exists():
+    if os.path.lexists(path):
         number = 1
-        while (older := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        while os.path.lexists(older := path.with_name(f"{path.stem}.{number}{path.suffix}")):
             number += 1
         rename(path, older)
 

@@ -17,32 +17,33 @@ Imports nothing heavy: commands look into run folders too.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
 
 from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
-from rlinf_core.node.node_processes import identity
+from rlinf_core.foreign.files import read_text
+from rlinf_core.node.process_identity import Presence, own_identity
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
-from rlinf_core.runners.storage.run_state import SCHEMA, STATE, RunState, find_source, read_state, run_of, runs_in
+from rlinf_core.runners.storage.ownership import mark, why_not_own
+from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
+from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, read_state, runs_in
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
 
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
-# Fields of the state that belong to one attempt to run, and that a failed attempt to resume gives back.
-_OF_AN_ATTEMPT: Final = ("status", "step", "reason", "pid", "host", "start", "address", "ended", "resumed_from")
 
 
 class RunFolder:
@@ -60,6 +61,8 @@ class RunFolder:
         self._keep = keep
         # The resolved configuration of a resumed run, which is written when the run has its workers.
         self._pending_config: str | None = None
+        # Gives back what the process that drives the run holds open of it.
+        self._let_go: Callable[[], object] = lambda: None
 
     @classmethod
     def create(
@@ -68,27 +71,30 @@ class RunFolder:
         recipe: str,
         checkpoint_save_path: str | None = None,
         facts: Mapping[str, Fact] | None = None,
+        config_text: str | None = None,
     ) -> Self:
         """Return the folder of a run that starts now, in this process.
 
         Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
-        is the folder of that checkpoint; where that has newer ones they stay, and the new run begins in a new folder
-        with the metrics up to the checkpoint.
+        is the folder of that checkpoint. Where that has newer ones, or is a copy whose checkpoints belong to another
+        folder, they stay, and the new run begins in a new folder with the metrics up to the checkpoint.
 
         Args:
             runner: the run's own section.
             recipe: what is trained.
             checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
             facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
+            config_text: the resolved configuration, secrets masked: `auto` goes on with a run of the same one only
+                (`resuming`); None: with any.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `resume_dir` says, or it does not fit; no folder was
-                changed.
+            CheckpointError: there is no complete checkpoint where `resume_dir` says, it does not fit, or `auto` finds
+                only runs of other configurations; no folder was changed.
             RunError: the folder cannot be written, or the run to continue is still going on.
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
-        source = find_source(runner.resume_dir, log_path, experiment)
+        source = find_source(runner.resume_dir, log_path, experiment, config_text)
         if source is not None and facts is not None:
             source.check(facts)
         path = None if source is None else run_of(source.path, log_path)
@@ -100,10 +106,11 @@ class RunFolder:
                 return folder
             # Of two commands that come at the same moment one goes on with the run.
             with durable.claimed(home.path / STATE) as ours:
-                if not ours or home.refresh().alive:
+                if not ours or home.refresh().going_on:
                     raise _going_on(home)
                 newest = home.checkpoints.latest()
-                if newest is not None and newest.step == source.step:
+                own = why_not_own(home.path, home.state) is None
+                if own and newest is not None and newest.step == source.step:
                     folder = cls(home.path, home.state)
                 else:
                     folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
@@ -139,15 +146,18 @@ class RunFolder:
         number = 1
         while True:
             path = log_path / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
+            elsewhere = None if checkpoint_save_path is None else Path(checkpoint_save_path).absolute() / path.name
+            if _made(path, elsewhere):
                 break
-            except FileExistsError:
-                number += 1
-        checkpoints = "checkpoints"
-        if checkpoint_save_path is not None:
-            checkpoints = str(Path(checkpoint_save_path).absolute() / path.name)
-        folder = cls(path, RunState(recipe, experiment, created=time.time(), checkpoints=checkpoints))
+            number += 1
+        run_id = uuid4().hex
+        if elsewhere is not None:
+            mark(elsewhere, path, run_id)
+        checkpoints = "checkpoints" if elsewhere is None else str(elsewhere)
+        state = RunState(
+            recipe=recipe, experiment=experiment, run_id=run_id, created=time.time(), checkpoints=checkpoints
+        )
+        folder = cls(path, state)
         folder.logs.mkdir()
         return folder
 
@@ -155,20 +165,18 @@ class RunFolder:
         """Write that this process drives the run from now on; a resumed run's earlier end is kept until `started`."""
         self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
-        before = self._state
-        earlier = before.earlier or {name: getattr(before, name) for name in _OF_AN_ATTEMPT}
-        self.update(
-            earlier=earlier if before.pid else None,
-            status=RunStatus.RUNNING,
-            step=source.step if source else 0,
-            reason="",
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            start=identity(os.getpid()) or "",
-            address="",
-            ended=None,
-            resumed_from=str(source.path) if source else None,
+        # Whoever is about to signal the process that `run.json` names looks whether it has the folder open.
+        opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._let_go = weakref.finalize(self, os.close, opened)
+        earlier = self._state.before_attempt()
+        fields = Attempt.model_validate(
+            {
+                **own_identity()._asdict(),
+                "step": source.step if source else 0,
+                "resumed_from": str(source.path) if source else None,
+            }
         )
+        self.update(**dict(fields), earlier=earlier)
 
     @property
     def config_file(self) -> Path:
@@ -224,10 +232,11 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        state = self._state._replace(**changes, updated=time.time())
-        text = json.dumps({"schema": SCHEMA, **state._asdict()}, indent=2) + "\n"
+        self._write(self._state.changed(**changes, updated=time.time()))
+
+    def _write(self, state: RunState) -> None:
         try:
-            durable.write_whole(self.path / STATE, text)
+            durable.write_short(self.path / STATE, state.encoded())
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._state = state
@@ -252,12 +261,14 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        earlier = self._state.earlier
-        if earlier is not None and status != RunStatus.FINISHED:
-            self.update(**earlier, earlier=None)
-        else:
-            first = (hidden(reason).strip().splitlines() or [""])[0]
-            self.update(status=status, reason=first, ended=time.time(), earlier=None)
+        try:
+            if self._state.earlier is not None and status != RunStatus.FINISHED:
+                self._write(self._state.as_before().changed(updated=time.time()))
+                return
+            line = (hidden(reason).strip().splitlines() or [""])[0]
+            self.update(status=status, reason=line, ended=time.time(), earlier=None)
+        finally:
+            self._let_go()
 
     def write_config(self, job: Job) -> str:
         """Keep the resolved configuration, defaults included and secrets masked; return its `config_hash`.
@@ -265,9 +276,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        if job.tree is None:
-            raise ValueError("a job that could not be read has no configuration to keep")
-        return self.write_config_text(resolved_text(mask(job.tree, job.secret), job.config))
+        return self.write_config_text(config_text_of(job))
 
     def write_config_text(self, text: str) -> str:
         """Keep YAML as the run's configuration, and return its `config_hash`.
@@ -285,27 +294,66 @@ class RunFolder:
 
     def _keep_config(self, text: str) -> None:
         try:
-            if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
+            if os.path.lexists(self.config_file) and _other_text(self.config_file, text):
                 durable.keep_old(self.config_file)
             durable.write_whole(self.config_file, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error
+        values = values_of(text)
+        self.update(config_id=config_id(values) if values is not None else "")
+
+
+def config_text_of(job: Job) -> str:
+    """Return the resolved configuration of a job as YAML, defaults included and secrets masked."""
+    if job.tree is None:
+        raise ValueError("a job that could not be read has no configuration to keep")
+    return resolved_text(mask(job.tree, job.secret), job.config)
+
+
+def _made(run: Path, checkpoints: Path | None) -> bool:
+    """Make the folders of a new run; return False where one of that name is there, of whichever run it is."""
+    try:
+        run.mkdir()
+    except FileExistsError:
+        return False
+    if checkpoints is None:
+        return True
+    try:
+        checkpoints.parent.mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir()
+    except OSError as error:
+        run.rmdir()
+        if isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
+
+
+def _other_text(path: Path, text: str) -> bool:
+    try:
+        return read_text(path) != text
+    except OSError:
+        return True
 
 
 def _going_on(run: RunFolder) -> RunError:
     state = run.state
-    return RunError(
-        "the run to continue from is still going on",
-        where=str(run.path),
-        why=f"process {state.pid} on {state.host} drives it" if state.alive else "another command goes on with it",
-        help="wait for its end, or end it with `rlinf stop`",
-    )
+    why, help = "another command goes on with it", "wait for its end, or end it with `rlinf stop`"
+    match state.presence:
+        case Presence.ALIVE:
+            why = f"process {state.pid} on {state.host} drives it"
+        case Presence.UNKNOWN:
+            why = f"{state.process} drives it, or did: that cannot be told from here"
+            help = f"end it there; where it has ended for certain, `rlinf stop {run.path} --force` gives it up"
+        case Presence.GONE:
+            pass
+    return RunError("the run to continue from is still going on", where=str(run.path), why=why, help=help)
 
 
 def _copy_metrics(old: Path, new: Path, step: int) -> None:
-    from rlinf_core.runners.metrics import copy_metrics
+    from rlinf_core.runners.metrics import metrics_up_to
 
-    copy_metrics(old, new, step)
+    durable.write_whole(new, metrics_up_to(old, step))
 
 
 def _unwritable(folder: Path, error: OSError) -> RunError:

@@ -6,9 +6,14 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """The status of a run: going on, or how it ended."""
+    """The status of a run: going on, or how it ended.
+
+    `unknown` is written by no run. It is told of one that says it is running where its process cannot be looked for: it
+    belongs to another container or machine.
+    """
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
-from rlinf_core.runners.storage import durable
+from rlinf_core.foreign.files import open_regular
+
+_AT_ONCE: Final = min(8, os.cpu_count() or 1)
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -20,10 +23,14 @@ def sizes(folder: Path) -> dict[str, int]:
 def digests(folder: Path) -> dict[str, str]:
     """Return the digest of every file, by its path within the folder.
 
+    Several files are read at once: hashing, 0.7 s a GiB, releases Python's lock.
+
     Raises:
         OSError: one cannot be read.
     """
-    return dict(sorted((path.relative_to(folder).as_posix(), digest(path)) for path in _files(folder)))
+    names = sorted(path.relative_to(folder).as_posix() for path in _files(folder))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(names, pool.map(digest, (folder / name for name in names)), strict=True))
 
 
 def digest(path: Path) -> str:
@@ -32,7 +39,7 @@ def digest(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    with durable.open_regular(path) as file:
+    with open_regular(path) as file:
         return file_digest(cast("BufferedReader", file), "sha256").hexdigest()
 
 

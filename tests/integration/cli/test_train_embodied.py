@@ -79,7 +79,7 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
     out, err = running.communicate(timeout=100)
     assert (running.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert "goes on from the last checkpoint" in err
+    assert "` goes on from the last checkpoint" in err
     run = last_run()
     assert (run.state.status, run.state.reason) == ("interrupted", "interrupted")
     kept = run.checkpoints.latest()
@@ -136,7 +136,9 @@ def test_a_run_that_diverges_fails_and_keeps_its_good_checkpoints(folder: Path) 
     refused = rlinf("train", *SMALL, *quiet, "runner.resume_dir=auto", "actor.model.hidden_dim=8")
     assert (refused.returncode, good.refresh().status, good.state.step) == (1, "finished", 2)
     assert "`actor.model.hidden_dim` is `16` there and `8` now" in refused.stderr
-    ended = rlinf("train", *SMALL, *quiet, "runner.resume_dir=auto", "runner.max_steps=9", "actor.optim.lr=1e30")
+    ended = rlinf(
+        "train", *SMALL, *quiet, f"runner.resume_dir={good.path}", "runner.max_steps=9", "actor.optim.lr=1e30"
+    )
     assert ended.returncode == 1, ended.stderr
     state = good.refresh()
     assert (state.status, state.step) == ("failed", 2)

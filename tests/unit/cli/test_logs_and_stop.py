@@ -240,26 +240,28 @@ class TestStop:
 
     def test_one_that_is_driven_elsewhere(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
-        run.update(host="farm-7")
+        run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
         ended = cli("stop")
         assert ended.code == 1
         assert f"process {run.state.pid} on farm-7" in ended.err
         assert socket.gethostname() != "farm-7"
-        assert run.refresh().alive
+        assert (run.refresh().status, run.state.going_on) == ("running", True)
 
     def test_one_whose_machine_is_gone_is_given_up_by_force(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
-        run.update(host="farm-7")
+        run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
         unnamed = cli("stop", "--force")
         assert unnamed.code == 1
         assert f"`rlinf stop runs/{run.path.name} --force` gives the run up" in unnamed.err
-        assert run.refresh().alive
+        assert run.refresh().going_on
         ended = cli("stop", run.path.name, "--force")
         assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert ended.out.startswith(f"runs/{run.path.name} is given up after step 0; nothing was killed: process ")
-        assert (run.refresh().status, run.state.alive) == ("interrupted", False)
-        assert run.state.reason == f"given up by `rlinf stop --force`; process {run.state.pid} was on farm-7"
+        assert ended.out.startswith(f"runs/{run.path.name} is given up after step 0; nothing was killed: it was ")
+        assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
+        assert run.state.reason == (
+            f"given up by `rlinf stop --force`; it was driven by process {run.state.pid} on farm-7"
+        )
 
     def test_one_whose_process_is_gone(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")

@@ -23,8 +23,8 @@ from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.origins import resolved_text
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
+from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import find_source
 from tests.payloads import PAYLOADS, plant
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.report_runs import full_run

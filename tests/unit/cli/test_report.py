@@ -92,17 +92,17 @@ def test_memory_stands_beside_its_forecast(cli: Cli, monkeypatch: pytest.MonkeyP
     assert "<td>290 MiB</td><td>300 MiB</td>" in written(run.path / "report.html")
     assert not made
     (run.path / memory_forecast.NAME).unlink()
-    assert cli("report", str(run.path)).err.count("no forecast today") == 1
-    assert cli("report", str(run.path), "--no-forecast").err == ""
+    assert cli("report", str(run.path), "--forecast").err.count("no forecast today") == 1
+    assert cli("report", str(run.path)).err == ""
     assert made == [run.path]
     going_on = full_run("runs", status=RunStatus.RUNNING)
     (going_on.path / memory_forecast.NAME).unlink()
-    assert cli("report", str(going_on.path)).code == 0
+    assert cli("report", str(going_on.path), "--forecast").code == 0
     assert made == [run.path], "a run that goes on needs its machine for itself"
     page = written(run.path / "report.html")
     assert "<td>300 MiB</td>" in page
     assert "290 MiB" not in page
-    assert f"<code>rlinf report {run.path.name}</code> adds the forecast" in page
+    assert f"<code>rlinf report {run.path.name} --forecast</code> adds the forecast" in page
 
 
 def test_a_video_shows_one_of_its_frames_until_it_is_played(cli: Cli) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.storage.ownership import mark
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -150,7 +151,8 @@ class TestPrune:
         elsewhere = tmp_path / "weights" / run.path.name
         elsewhere.mkdir(parents=True)
         run.update(checkpoints=str(elsewhere))
-        # Of a checkpoint folder with another name nobody knows whose it is.
+        mark(elsewhere, run.path, run.state.run_id)
+        # Nobody knows whose a folder without a mark is.
         runs["good"].update(checkpoints=str(precious))
 
         assert cli("runs", "prune", "--status", "finished", "--delete").code == 0

@@ -56,13 +56,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     raise AssertionError("it ended before its first step")
 
 
-def disk_full_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever holds these words finds the disk full."""
+def broken_disk_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever holds these words finds a disk that takes nothing. On a full one the end finds room: `write_short`."""
     kept = durable.write_whole
 
     def write_whole(path: Path, text: str, **options: Any) -> None:
         if words in text:
-            raise OSError(28, "No space left on device")
+            raise OSError(5, "Input/output error")
         kept(path, text, **options)
 
     monkeypatch.setattr(durable, "write_whole", write_whole)
@@ -309,15 +309,15 @@ class TestAFailure:
         assert (data["status"], data["step"]) == ("failed", 2)
         assert data["reason"] == "the driver failed: KeyError: 'surprise'"
 
-    def test_that_a_full_disk_keeps_from_being_written_is_told_all_the_same(
+    def test_that_a_broken_disk_keeps_from_being_written_is_told_too(
         self, cli: Cli, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        disk_full_for('"failed"', monkeypatch)
+        broken_disk_for('"failed"', monkeypatch)
         ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
         assert "how the run ended could not be written to " in ended.err
-        assert "No space left on device" in ended.err
+        assert "Input/output error" in ended.err
         assert contract("train", ended.out)["status"] == "failed"
 
     def test_of_the_log_is_told_once(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ class TestAFailure:
         assert "Traceback" not in ended.err
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        disk_full_for('"finished"', monkeypatch)
+        broken_disk_for('"finished"', monkeypatch)
         ended = cli("train", "recipe=fake", "-q")
         assert (ended.code, ended.out) == (1, "")
         assert "error: the run folder cannot be written" in ended.err
@@ -359,14 +359,14 @@ class TestAnEndBeforeItsTime:
         assert (state.status, state.reason) == ("interrupted", word)
 
     def test_by_a_signal_that_comes_with_the_run_folder(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = RunFolder.write_config
+        kept = RunFolder.write_config_text
 
-        def write_config(run: RunFolder, job: Any) -> str:
+        def write_config_text(run: RunFolder, text: str) -> str:
             # `rlinf stop` has found the folder, and its process has no handlers yet.
             os.kill(os.getpid(), signal.SIGTERM)
-            return kept(run, job)
+            return kept(run, text)
 
-        monkeypatch.setattr(RunFolder, "write_config", write_config)
+        monkeypatch.setattr(RunFolder, "write_config_text", write_config_text)
         ended = cli("train", "recipe=fake")
         assert ended.code == 143
         assert "a worker prints" not in ended.err

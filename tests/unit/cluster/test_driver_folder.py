@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from rlinf_core.cluster import driver_folder as folders
 from rlinf_core.errors import ClusterError
 from rlinf_core.node import node_processes
+from rlinf_core.node.process_identity import ProcessIdentity, own_identity
 from tests.waiting import until
 
 
@@ -31,6 +33,10 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 def ray_processes(folder: Path) -> list[int]:
     """Return the processes of the embedded Ray of a driver's folder."""
     return node_processes.processes_of(str(folder), str(folder), engine_only=True)
+
+
+def own_by(folder: Path, owner: ProcessIdentity) -> None:
+    (folder / "owner").write_text(json.dumps(owner._asdict()))
 
 
 def test_a_folder_is_its_makers_while_it_lives() -> None:
@@ -59,8 +65,41 @@ def test_a_folder_of_a_process_that_is_gone_is_removed_at_the_next_start() -> No
 
 def test_a_later_process_of_the_same_number_is_not_the_owner() -> None:
     folder = folders.new_folder()
-    (folder / "owner").write_text(f"{os.getpid()}:1")
+    own_by(folder, own_identity()._replace(start=f"{os.getpid()}:1"))
     assert not folders.is_owned(folder)
+    # Whoever holds the lock lives, whatever the file says.
+    assert not folders.is_left_behind(folder)
+
+
+@pytest.mark.parametrize("owner", ["", "5", "\xff", "1:1", "[" * 100_000, '{"pid": "x"}'])
+def test_a_folder_whose_owner_cannot_be_read_stays(owner: str) -> None:
+    folder = folders.new_folder()
+    (folder / "owner").write_text(owner, encoding="latin-1")
+    assert (folders.is_owned(folder), folders.is_left_behind(folder)) == (False, False)
+    assert folders.running_jobs() == []
+
+
+def test_a_driver_of_another_container_keeps_its_folder() -> None:
+    other = own_identity()._replace(pid=2**22, start=f"{2**22}:1", pid_namespace=7)
+    held = folders.new_folder()
+    own_by(held, other)
+    # It was made here, so this process holds its lock, as the other driver would.
+    assert not folders.is_left_behind(held)
+    left = held.parent / "left"
+    left.mkdir(mode=0o700)
+    own_by(left, other)
+    assert folders.is_left_behind(left)
+    # Of another machine nothing is known, and locks may not reach it.
+    own_by(left, other._replace(boot="0", host="elsewhere"))
+    assert not folders.is_left_behind(left)
+
+
+def test_a_link_in_the_place_of_the_base_is_refused(temporary: Path) -> None:
+    home = temporary / "home"
+    home.mkdir(mode=0o700)
+    (temporary / f"rlinf-{os.getuid()}").symlink_to(home)
+    with pytest.raises(ClusterError, match="not a private folder"):
+        folders.new_folder()
 
 
 def test_a_process_that_waits_to_be_taken_note_of_is_gone() -> None:
@@ -71,7 +110,7 @@ def test_a_process_that_waits_to_be_taken_note_of_is_gone() -> None:
     while state != "Z" and time.monotonic() < deadline:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         state = fields[0]
-    (folder / "owner").write_text(f"{process.pid}:{fields[19]}")
+    own_by(folder, own_identity()._replace(pid=process.pid, start=f"{process.pid}:{fields[19]}"))
     assert not folders.is_owned(folder)
     process.wait()
 

@@ -95,3 +95,26 @@ def test_modules_in_received_folders_are_not_found(tmp_path: Path, inside: str, 
     assert import_path.holds_data(str(place))
     code = f"import_path.manage({str(place)!r}); import numpy; print(numpy.__name__)"
     assert run(code, place) == ["numpy"]
+
+
+def test_processes_of_libraries_import_nothing_received(folder: Path) -> None:
+    code = (
+        "from multiprocessing import get_context\n"
+        "if __name__ == '__main__':\n"
+        "    pool = get_context('forkserver').Pool(1)\n"
+        "    print(pool.apply(abs, (-3,)))\n"
+    )
+    (folder / "run.json").touch()
+    (folder / "weakref.py").write_text("raise RuntimeError('the received weakref')")
+    assert run(code, folder) == ["3"]
+
+
+def test_a_module_in_a_process_of_its_own_has_the_imports_of_this_one(folder: Path) -> None:
+    (folder / "shown.py").write_text("import random, sys, yaml_of_mine; print(random.__file__, sys.argv[1:], __name__)")
+    code = (
+        "import subprocess; command = import_path.module_command('shown'); "
+        "print(subprocess.run([*command, 'x'], capture_output=True, text=True, check=True).stdout, end='')"
+    )
+    [shown] = run(code, folder)
+    assert shown.endswith("random.py ['x'] __main__")
+    assert str(folder) not in shown

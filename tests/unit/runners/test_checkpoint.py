@@ -174,7 +174,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
         (lambda path: (path / "rank_0").unlink(), "`rank_0` is missing"),
         (lambda path: (path / "rank_0").write_text("ran"), "`rank_0` has 3 bytes, 12 were written"),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text("{"), "it is no JSON"),
+        (lambda path: (path / "manifest.json").write_text("{"), "is not JSON"),
         (lambda path: (path / "manifest.json").write_text('{"schema": "rlinf.checkpoint/9"}'), "rlinf.checkpoint/1"),
         (lambda path: shutil.rmtree(path), "there is no such folder"),
     ],
@@ -278,13 +278,15 @@ def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, caplog: pyt
     assert name in caplog.text
 
 
-def test_a_manifest_without_digests_has_its_sizes_compared(tmp_path: Path) -> None:
+def test_a_manifest_without_digests_has_its_sizes_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(CheckpointStore(tmp_path), 4, "weights")
     file = path / "manifest.json"
     fields = json.loads(file.read_text())
     del fields["digests"]
     file.write_text(json.dumps(fields))
     open_checkpoint(path).verify()
+    (message,) = caplog.messages
+    assert message.startswith(f"{path} has no digests")
     name = next(iter(fields["files"]))
     (path / name).write_bytes((path / name).read_bytes() + b"x")
     with pytest.raises(CheckpointError, match="not complete"):

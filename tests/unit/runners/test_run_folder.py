@@ -22,8 +22,8 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage import durable, run_folder
 from rlinf_core.runners.storage.checkpoint import Manifest, config_hash
+from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import find_source
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:
@@ -83,13 +83,14 @@ def test_how_it_ended(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_is_known_by_its_process(tmp_path: Path) -> None:
     folder = RunFolder.create(settings(tmp_path), "embodied")
-    folder.update(start="1:1")
+    folder.update(start=f"{os.getpid()}:1")
     status, reason = outcome(RunFolder.open(folder.path).state)
     assert status == "failed"
     assert "killed" in reason
     # Of another machine's process nothing can be known here.
-    folder.update(host="elsewhere")
-    assert outcome(RunFolder.open(folder.path).state) == ("running", "")
+    folder.update(host="elsewhere", boot="00000000-0000-0000-0000-000000000000")
+    status, reason = outcome(RunFolder.open(folder.path).state)
+    assert (status, "cannot be seen from here" in reason) == ("unknown", True)
 
 
 def test_the_latest(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_run_that_goes_on_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="still going on") as raised:
         RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
     assert str(os.getpid()) in str(raised.value)
-    first.update(start="1:1")
+    first.update(start=f"{os.getpid()}:1")
     assert RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied").path == first.path
 
 
@@ -293,10 +294,10 @@ class TestARefusedResume:
         # The learning curve is drawn anew from the same metrics; the state says when it was written.
         unlike = {name for name in before if after[name] != before[name]} - {"run.json"}
         assert unlike == set()
-        assert good.refresh()._replace(updated=0) == state._replace(updated=0)
+        assert good.refresh().changed(updated=0) == state.changed(updated=0)
 
     def test_one_whose_process_dies_leaves_the_end_that_there_was(self, tmp_path: Path, good: RunFolder) -> None:
-        self.resumed(tmp_path).update(start="1:1")
+        self.resumed(tmp_path).update(start=f"{os.getpid()}:1")
         assert outcome(good.refresh()) == ("finished", "")
         self.resumed(tmp_path).end("failed", "the machines cannot be had")
         assert outcome(good.refresh()) == ("finished", "")
@@ -362,7 +363,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not the folder of a run"):
         RunFolder.open(tmp_path)
     (tmp_path / "run.json").write_text('{"schema": "rlinf.run/1"}')
-    with pytest.raises(RunError, match="lacks fields"):
+    with pytest.raises(RunError, match="`recipe` is missing"):
         RunFolder.open(tmp_path)
 
 

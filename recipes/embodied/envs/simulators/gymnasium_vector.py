@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
-from recipes.embodied.envs.simulators.gymnasium_env import Reader, Writer, registered
+from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, registered
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
 from rlinf_core import ConfigError
 
 _SUCCESS = ("is_success", "success")
@@ -44,7 +45,7 @@ class GymnasiumVectorEnv(BatchedEnv):
                 options = {"max_episode_steps": -1, "disable_env_checker": True, **options}
             self._env = gymnasium.make_vec(settings.task, settings.num_envs, vector_kwargs=kwargs, **options)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-            raise ConfigError(f"`{settings.task}` cannot be made: {error}", where="env.task") from error
+            raise cannot_be_made(settings.task, error) from error
         self.default_max_episode_steps = limit
         mode = self._env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.DISABLED:
@@ -61,7 +62,16 @@ class GymnasiumVectorEnv(BatchedEnv):
     def spec(self) -> EnvSpec:
         """From the spaces of the environment."""
         reads, writes = self._reads, self._writes
-        return EnvSpec(reads.state_size, writes.size, writes.num_choices, reads.cameras, reads.instruction is not None)
+        return EnvSpec(
+            reads.state_size,
+            writes.size,
+            writes.num_choices,
+            reads.cameras,
+            reads.instruction is not None,
+            writes.low,
+            writes.high,
+            writes.whole,
+        )
 
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         # Without a mask an environment that has never begun would be read.

@@ -9,6 +9,7 @@ import torch
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.plain_check import PlainCheck, plain_attention
+from recipes.training.typed_tensors import integers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def check_engine(model: PreTrainedModel) -> PlainCheck:
     """
     kind, reference = type(model).__name__, "transformers' eager attention, one sequence at a time"
     vocabulary: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
-    tokens = torch.randint(vocabulary, (max(_LENGTHS),), generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = integers(torch.randint(vocabulary, (max(_LENGTHS),), generator=torch.Generator().manual_seed(0)))
     params = SamplingParams(temperature=0.0, max_new_tokens=_TOKENS)
     largest = 0.0
     try:

@@ -65,6 +65,7 @@ def runs(
     if ctx.invoked_subcommand is not None:
         return
     from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.runs.run_lookup import unreadable, warn_of_unreadable
     from rlinf_cli.runs.run_table import rows_of, runs_text, selected
 
     rows = _sorted(rows_of(selected(log_path, statuses=status, recipe=recipe)), sort)
@@ -72,9 +73,15 @@ def runs(
         rows.reverse()
     if output is Output.JSON:
         console.result_json(
-            {"schema": SCHEMA, "folder": str(log_path.absolute()), "runs": [row.record() for row in rows]}
+            {
+                "schema": SCHEMA,
+                "folder": str(log_path.absolute()),
+                "runs": [row.record() for row in rows],
+                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in unreadable(log_path)],
+            }
         )
         return
+    warn_of_unreadable(log_path)
     if not rows:
         console.message(f"there is no such run in {log_path}" if status or recipe else f"there is no run in {log_path}")
         return

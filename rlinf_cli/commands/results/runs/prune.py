@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
+    from rlinf_cli.runs.run_table import RunRow
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.runs-prune/1"
@@ -55,11 +57,12 @@ def prune(
     """Show which runs would be deleted, and with --delete delete them: folder, logs and checkpoints.
 
     RUN... are run folders or their names in the folder of runs; by default all that the options choose. A run that is
-    going on is never deleted, nor what is no run.
+    going on, or may be on another machine, is never deleted, nor what is no run. Checkpoints outside of the run folder
+    are deleted where they bear the mark of this very run.
 
     rlinf runs prune --status failed --older-than 7d
     """
-    from rlinf_cli.runs.run_lookup import find_run
+    from rlinf_cli.runs.run_lookup import find_run, unreadable, warn_of_unreadable
     from rlinf_cli.runs.run_table import rows_of, runs_text, selected, size_text
 
     seconds = _seconds(older_than)
@@ -70,10 +73,11 @@ def prune(
     chosen.sort(key=lambda run: (run.state.created, run.path.name), reverse=True)
     if seconds is not None:
         chosen = [run for run in chosen if time.time() - run.state.created > seconds]
-    going_on = [run for run in chosen if run.state.alive]
-    ended = [run for run in chosen if not run.state.alive][keep:]
+    going_on = [run for run in chosen if run.state.going_on]
+    ended = [run for run in chosen if run not in going_on][keep:]
     rows = rows_of(ended)
     total = sum(row.size for row in rows)
+    broken = [] if runs else unreadable(log_path)
     deleted = [run for run in ended if _delete(run)] if delete else []
     if output is Output.JSON:
         console.result_json(
@@ -84,12 +88,17 @@ def prune(
                 "bytes": total,
                 "runs": [row.record() for row in rows],
                 "going_on": [run.path.name for run in going_on],
+                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in broken],
             }
         )
     elif rows:
         console.result(runs_text(rows))
+        for line in _elsewhere(rows):
+            console.result(line)
     for run in going_on:
-        console.message(f"{run.path.name} is going on and stays")
+        console.message(_why_kept(run))
+    if not runs:
+        warn_of_unreadable(log_path)
     count = f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {size_text(total)}"
     if not rows:
         console.message("no run is chosen")
@@ -101,9 +110,30 @@ def prune(
         raise typer.Exit(1)
 
 
+def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:
+    """Return a line for each run with checkpoints outside of its folder: where, how large, and whether they go."""
+    from rlinf_cli.runs.run_table import size_text
+
+    for row in rows:
+        if row.elsewhere is not None:
+            what = f"{row.name}: checkpoints in {row.elsewhere}"
+            own = f"{what}, {size_text(row.elsewhere_size)}, go with it"
+            yield own if row.foreign is None else f"{what} stay: {row.foreign}"
+
+
+def _why_kept(run: RunFolder) -> str:
+    if run.state.alive:
+        return f"{run.path.name} is going on and stays"
+    return (
+        f"{run.path.name} may be going on and stays: {run.state.process} cannot be seen from here;"
+        f" where it has ended for certain, `rlinf stop {run.path} --force` gives it up"
+    )
+
+
 def _delete(run: RunFolder) -> bool:
     """Delete a run; return whether nothing of it is left. What cannot be deleted is told."""
-    from rlinf_cli.runs.run_table import delete_run
+    from rlinf_cli.runs.run_deletion import delete_run
+    from rlinf_core.errors import RunError
 
     try:
         delete_run(run)
@@ -113,6 +143,11 @@ def _delete(run: RunFolder) -> bool:
             where=error.filename or str(run.path),
             why=error.strerror or str(error),
             do="correct the permissions there, and delete again",
+        )
+        return False
+    except RunError as error:
+        console.error_block(
+            f"{run.path.name} cannot be deleted", where=error.where, why=error.why or error.message, do=error.help
         )
         return False
     return True

@@ -187,10 +187,14 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (remove("videos/*/*/*.mp4"), "the video of episode 0, camera `main`, is missing", "file-000.mp4"),
         (damage("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
         (blot("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
-        (describe(fps=30), "30 rows in a second would put it at", "set"),
-        (describe(codebase_version="v2.1"), "version v2.1", "info.json"),
+        (describe(fps=30), "30 rows in a second would put it at", "file-000.parquet, row 1"),
+        (describe(codebase_version="v1.6"), "version v1.6", "info.json"),
         (describe(total_frames=99), "says that it has 99 rows", "set"),
-        (describe(action=[3]), "`action` has 2 numbers a row, and its description says 3", "set"),
+        (
+            describe(action=[3]),
+            "`action` has 2 numbers in a row, and its description says 3",
+            "file-000.parquet, row 0",
+        ),
         (damage("meta/stats.json"), "the statistics of the data set cannot be understood", "stats.json"),
     ],
 )

@@ -58,7 +58,7 @@ def test_chunks_end_with_their_episode(write: Callable[..., DemonstrationsConfig
 
 
 def test_the_only_camera_is_the_only_camera(write: Callable[..., DemonstrationsConfig]) -> None:
-    spec = EnvSpec(2, 1, cameras={"main": (8, 8, 3)})
+    spec = EnvSpec(2, 1, cameras={"main": (8, 8, 3)}, low=(None,), high=(None,))
     observations, _, _ = ImitationData(write(), spec, 1).rows(np.array([5]))
     assert set(observations) == {"states", "images.main"}
 
@@ -82,7 +82,7 @@ def test_data_of_another_environment_are_refused(
 
 def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfig], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    spec = EnvSpec(2, 1)
+    spec = EnvSpec(2, 1, low=(None,), high=(None,))
     data = ImitationData(write(), spec, 1)
     policy = make_model(EmbodiedModelConfig(hidden_dim=32), spec)
     policy.normalization = data.normalization()
@@ -120,3 +120,14 @@ def test_equal_seeds_move_pictures_equally() -> None:
     moved = [shifted(pictures) for _ in map(torch.manual_seed, (0, 0, 1))]
     assert np.array_equal(moved[0], moved[1])
     assert not np.array_equal(moved[0], moved[2])
+
+
+def test_actions_beyond_the_range_are_refused_or_clipped(write: Callable[..., DemonstrationsConfig]) -> None:
+    spec, config = EnvSpec(2, 1), write()
+    with pytest.raises(DatasetError, match=r"row 2 .*number 0 of an action is 2, and the environment takes -1 to 1"):
+        ImitationData(config, spec, 1)
+    clipped = ImitationData(config.model_copy(update={"clip_actions": True}), spec, 1).demonstrations
+    assert clipped.actions.max() == 1
+    assert "5 numbers in 5 of 7 actions are clipped" in clipped.notes[-1]
+    scaled = ImitationData(config.model_copy(update={"action_scale": 1 / 12}), spec, 1).demonstrations
+    assert scaled.actions.max() == pytest.approx(1)

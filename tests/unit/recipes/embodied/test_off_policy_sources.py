@@ -88,7 +88,7 @@ def shown(solved: bool, rewards: bool = True) -> Demonstrations:
         "set",
         20,
         np.array([0, 3, 5]),
-        2 * states,
+        states / 12,
         states,
         {},
         ("do it",),
@@ -102,10 +102,10 @@ def shown(solved: bool, rewards: bool = True) -> Demonstrations:
 def test_demonstrations_end_where_the_task_is_solved_and_else_are_cut_off(
     solved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(paths: object, keys: object) -> Demonstrations:
+    def load(config: object) -> Demonstrations:
         return shown(solved)
 
-    monkeypatch.setattr(sources, "load_demonstrations", load)
+    monkeypatch.setattr(sources, "read_data", load)
     found = everything(demonstrations_buffer(SET, SPEC))
     rows = {
         float(state[0]): (float(reward), float(discount), float(following[0]))
@@ -115,14 +115,14 @@ def test_demonstrations_end_where_the_task_is_solved_and_else_are_cut_off(
     }
     wanted = {1.0: (1.0, 0.5, 2.0), 2.0: (2.0, 0.5, 3.0), 11.0: (11.0, 0.5, 12.0)}
     assert rows == ({**wanted, 3.0: (3.0, 0.0, 3.0)} if solved else wanted)
-    assert (found.actions == 1).all()  # within the bounds of actions
+    np.testing.assert_allclose(found.actions, found.observations["states"] / 12)
 
 
 def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(paths: object, keys: object) -> Demonstrations:
+    def load(config: object) -> Demonstrations:
         return shown(True, rewards=False)
 
-    monkeypatch.setattr(sources, "load_demonstrations", load)
+    monkeypatch.setattr(sources, "read_data", load)
     with pytest.raises(DatasetError, match=r"`next\.reward`"):
         demonstrations_buffer(SET, SPEC)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -190,6 +191,15 @@ def test_a_claim_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.Monk
     precious = tmp_path / "precious"
     precious.write_text("kept")
     claim_file("10.0.0.9").symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(RobotLeaseError, match="symbolic links"):
         RobotClaim("10.0.0.9")
     assert precious.read_text() == "kept"
+
+
+def test_what_is_in_the_place_of_a_claim_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    os.mkfifo(claim_file("a"))
+    assert claimed_by("a") is not None
+    with RobotClaim("b"):
+        claim_file("b").write_text("\x1b]0;x\x07me")
+        assert "\x1b" not in str(claimed_by("b"))

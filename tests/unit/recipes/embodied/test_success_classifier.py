@@ -68,7 +68,7 @@ def shown(env: VectorEnv) -> list[CollectedEpisode]:
 def written(folder: Path, episodes: list[CollectedEpisode], spec: EnvSpec) -> DemonstrationsConfig:
     with DatasetWriter(folder, 20, features_of(spec)) as writer:
         for episode in episodes:
-            writer.add(columns_of(episode), episode.task)
+            writer.add(columns_of(episode, spec), episode.task)
     return DemonstrationsConfig.model_validate({"train_data_paths": str(folder)})
 
 

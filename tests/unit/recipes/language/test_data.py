@@ -83,7 +83,7 @@ def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
         ('{"q": 1, "a": 1e999}\n', r"some.jsonl:1: the line holds a number that is too large"),
         ('{"q": 1, "a": 2, "a": 3}\n', r"some.jsonl:1: the line names the key 'a' twice"),
         ('{"q": "\\ud800", "a": 2}\n', r"some.jsonl:1: the line holds half of a character"),
-        ("[1]\n", r"some.jsonl:1: the line is not a JSON object"),
+        ("[1]\n", r"some.jsonl, item 0: the row is not a JSON object"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:

@@ -168,7 +168,7 @@ def test_a_demonstration_tells_which_actions_were_whose() -> None:
         flags = episode.columns["interventions"]
         assert flags.tolist() == [bool(rows[row]) for rows in witness.rows[: episode.length]]
         assert (np.abs(episode.columns["actions"]).sum(axis=1) > 0).tolist() == flags.tolist()
-        assert set(columns_of(episode)) == set(features_of(env.spec, interventions=True))
+        assert set(columns_of(episode, env.spec)) == set(features_of(env.spec, interventions=True))
 
 
 def test_only_what_people_did_is_imitated_where_that_is_asked_for() -> None:

@@ -149,5 +149,5 @@ def test_damage_is_found_or_without_effect(data: st.DataObject) -> None:
 
 def test_a_pipe_is_no_archive_and_stops_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "state.pt")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         load_archive(tmp_path / "state.pt")

@@ -1,0 +1,36 @@
+"""Columns that are true or false, in the types in which data sets keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.names import MODES
+
+
+def truths(values: NDArray[Any], name: str, place: Callable[[int], str]) -> NDArray[np.bool_]:
+    """Return a column as bool [N].
+
+    Args:
+        values: booleans, or the numbers 0 and 1.
+        name: of the column.
+        place: tells where a row is, for errors.
+
+    Raises:
+        DatasetError: a value is another number.
+    """
+    if name.rpartition("/")[2] in MODES:
+        return values == 1
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        row = int(wrong[0])
+        raise DatasetError(
+            f"`{name}` is {values[row]:g}, and true is 1 and false 0",
+            where=place(row),
+            help="correct the column, or name another one in `data.columns`",
+        )
+    return values.astype(np.bool_)

@@ -1,0 +1,114 @@
+"""Cameras of LeRobotDataset folders: pictures within Parquet files or beside them, and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import Camera, Rows
+from recipes.demonstrations.pictures import decoded, read_video
+from recipes.demonstrations.set_files import WHOLE
+
+
+class EncodedCamera(Camera):
+    """Pictures within the Parquet files, kept as they are encoded, or in files that those name.
+
+    Args:
+        shape: (H, W, 3).
+        folder: of the data set.
+        name: of the feature.
+        column: of Arrow, a structure of `bytes` and `path` for each row.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], folder: Path, name: str, column: Any) -> None:
+        super().__init__(shape)
+        self._folder, self._name, self._column = folder, name, column
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`."""
+        pictures = np.empty((len(rows), *self.shape), np.uint8)
+        for place, row in enumerate(rows):
+            cell: Mapping[str, Any] = self._column[int(row)].as_py()
+            try:
+                picture = decoded(cell["bytes"] or self._beside(cell["path"]))
+            except (DatasetError, TypeError, KeyError, OSError) as error:
+                why = error.why or error.message if isinstance(error, DatasetError) else str(error)
+                raise DatasetError(
+                    f"the picture in row {row}, `{self._name}`, cannot be decoded",
+                    where=str(self._folder),
+                    why=why,
+                    help=(error.help if isinstance(error, DatasetError) else None) or WHOLE,
+                ) from error
+            pictures[place] = _of_shape(picture, self.shape, str(self._folder), self._name)
+        return pictures
+
+    def _beside(self, path: str) -> bytes:
+        """Return the bytes of a picture's file, which lies in the folder of the data set."""
+        file = (self._folder / path).resolve()
+        if not file.is_relative_to(self._folder.resolve()):
+            raise DatasetError(f"`{path}` lies outside the data set")
+        return file.read_bytes()
+
+
+class VideoCamera(Camera):
+    """Pictures in videos: of each row the frame at its time.
+
+    Args:
+        shape: (H, W, 3).
+        name: of the feature.
+        files: of each episode its video, and the time in it at which the episode begins, in seconds.
+        bounds: int64 [E + 1], the first row of every episode, and N.
+        fps: rows in a second.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], name: str, files: list[tuple[Path, float]], bounds: Rows, fps: float
+    ) -> None:
+        super().__init__(shape)
+        self._name, self._files, self._bounds, self._fps = name, files, bounds, fps
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`. Rows that follow each other in an episode are decoded together."""
+        pictures = np.empty((len(rows), *self.shape), np.uint8)
+        order = np.argsort(rows, kind="stable")
+        episodes = np.searchsorted(self._bounds, rows[order], side="right") - 1
+        breaks = np.flatnonzero((np.diff(rows[order]) > 1) | (np.diff(episodes) > 0)) + 1
+        for places, (episode, *_) in zip(np.split(order, breaks), np.split(episodes, breaks), strict=True):
+            self._read_run(pictures, places, rows[places] - self._bounds[episode], int(episode))
+        return pictures
+
+    def _read_run(self, pictures: NDArray[np.uint8], places: Rows, frames: Rows, episode: int) -> None:
+        """Read frames of an episode, from the first to the last of `frames`, into `pictures[places]`."""
+        file, begin = self._files[episode]
+        first, last = int(frames[0]), int(frames[-1])
+        run: list[NDArray[np.uint8]] = []
+        for time, picture in read_video(file, begin + first / self._fps, last - first + 1):
+            wanted = begin + (first + len(run)) / self._fps
+            if abs(time - wanted) > 0.5 / self._fps:
+                raise DatasetError(
+                    f"frame {first + len(run)} of episode {episode} should be at {wanted:.3f} s of its video, and"
+                    f" the next one there is at {time:.3f} s",
+                    where=str(file),
+                    why=f"the data set says {self._fps:g} frames a second",
+                    help="correct `fps` in `meta/info.json`, or convert the data set again",
+                )
+            run.append(_of_shape(picture, self.shape, str(file), self._name))
+        if len(run) < last - first + 1:
+            raise DatasetError(f"the video ends before frame {last} of episode {episode}", where=str(file), help=WHOLE)
+        pictures[places] = np.stack(run)[frames - first]
+
+
+def _of_shape(picture: NDArray[np.uint8], shape: tuple[int, ...], where: str, name: str) -> NDArray[np.uint8]:
+    if picture.shape != shape:
+        raise DatasetError(
+            f"a picture of `{name}` is {picture.shape[0]} x {picture.shape[1]}, and its description says"
+            f" {shape[0]} x {shape[1]}",
+            where=where,
+            help="correct `meta/info.json`, or convert the data set again",
+        )
+    return picture

@@ -1,0 +1,436 @@
+"""Tables of LeRobotDataset folders, versions 2 and 3: rows, episodes and instructions, held against each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.demonstrations import Rows
+from recipes.demonstrations.set_files import WHOLE
+from recipes.demonstrations.set_info import (
+    DATA_FILES,
+    EPISODE_LINES,
+    EPISODES,
+    EPISODES_FILES,
+    TASK_LINES,
+    TASKS,
+    DatasetInfo,
+)
+
+_AGREE = "correct the file that is wrong, or convert the data set again"
+# Columns that say where a row was read.
+_FILE, _ROW = "__file", "__row"
+
+
+class Episode(NamedTuple):
+    """An episode as the list of episodes describes it.
+
+    Attributes:
+        number: `episode_index`.
+        length: rows.
+        tasks: its instructions; None: the list does not say.
+        videos: by feature, the video and the second in it at which the episode begins.
+    """
+
+    number: int
+    length: int
+    tasks: tuple[str, ...] | None
+    videos: Mapping[str, tuple[Path, float]]
+
+
+class RowTable:
+    """The rows of a data set, by `index`.
+
+    Args:
+        table: of Arrow.
+        files: that it was read from.
+        folder: of the data set.
+        info: of the data set.
+    """
+
+    def __init__(self, table: Any, files: Sequence[Path], folder: Path, info: DatasetInfo) -> None:
+        self.table, self._files, self._folder, self._info = table, files, folder, info
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.table.column_names
+
+    def place(self, row: int) -> str:
+        """Return the file that holds a row, and which of its rows it is."""
+        return f"{self._files[self.table.column(_FILE)[row].as_py()]}, row {self.table.column(_ROW)[row].as_py()}"
+
+    def index(self, name: str) -> NDArray[np.int64]:
+        """Return one of the columns that number rows, [N].
+
+        Raises:
+            DatasetError: a row lacks its number.
+        """
+        column = self.table.column(name)
+        if column.null_count:
+            raise DatasetError(f"`{name}` is missing in {column.null_count} rows", where=str(self._folder), help=WHOLE)
+        values = np.asarray(column).reshape(-1)
+        if values.dtype == object:  # lists of one number
+            values = np.array([each[0] for each in values])
+        return values.astype(np.int64) if name != "timestamp" else values
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """Return a column of numbers as [N, size].
+
+        Raises:
+            DatasetError: a row holds another number of them, nothing, or no numbers.
+        """
+        column, size = self.table.column(name).combine_chunks(), self._info.features[name].size
+        if not len(column):
+            raise DatasetError("the data set has no rows", where=str(self._folder))
+        lengths = np.ones(len(column), np.int64)
+        while hasattr(column.type, "value_type"):
+            lengths = _inner_lengths(column, lengths)
+            column = column.flatten()
+        wrong = np.flatnonzero(lengths != size)
+        if len(wrong):
+            row = int(wrong[0])
+            raise DatasetError(
+                f"`{name}` has {lengths[row]} numbers in a row, and its description says {size}",
+                where=self.place(row),
+                help="correct `meta/info.json`, or convert the data set again",
+            )
+        if column.null_count:
+            row = int(np.flatnonzero(np.asarray(column.is_null()))[0]) // size
+            raise DatasetError(f"`{name}` has no number", where=self.place(row), help="leave its episode out")
+        values = np.asarray(column)
+        if values.dtype.kind not in "fiub":
+            message = f"`{name}` holds no numbers but `{column.type}`"
+            raise DatasetError(message, where=str(self._folder), help="convert the data set again")
+        return values.reshape(len(self.table), size)
+
+
+def _inner_lengths(column: Any, outer: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many innermost values each row has, one level of lists deeper; `outer` of the level above."""
+    compute = needed("pyarrow.compute", "a LeRobotDataset")
+    sizes = np.asarray(compute.fill_null(compute.list_value_length(column), 0)).astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    last = np.cumsum(outer)
+    return ends[last] - ends[last - outer]
+
+
+def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, pictures: bool) -> RowTable:
+    """Return the rows of a data set, after a comparison with the list of its episodes.
+
+    Args:
+        folder: of the data set.
+        info: of the data set.
+        episodes: by number.
+        pictures: also read the pictures that are within the files.
+
+    Raises:
+        DatasetError: files are missing or damaged, or contradict each other.
+    """
+    arrow = needed("pyarrow", "a LeRobotDataset")
+    files = sorted(folder.glob(DATA_FILES))
+    hidden = {"video"} if pictures else {"video", "image"}
+    names = [name for name, each in info.features.items() if each.dtype not in hidden]
+    tables: list[Any] = []
+    for number, file in enumerate(files):
+        schema = _schema(file)
+        missing = next((name for name in (*names, "index") if name not in schema.names), None)
+        if missing is not None:
+            raise DatasetError(f"the rows have no column `{missing}`", where=str(file), help=WHOLE)
+        table = read_parquet(file, [*names, *(name for name in _NUMBERED if name in schema.names)])
+        table = table.append_column(_FILE, arrow.array(np.full(len(table), number)))
+        tables.append(table.append_column(_ROW, arrow.array(np.arange(len(table)))))
+    if not tables:
+        raise DatasetError("the data set has no rows", where=str(folder / DATA_FILES), help=WHOLE)
+    try:
+        joined = arrow.concat_tables(tables, promote_options="permissive").sort_by("index")
+    except arrow.ArrowException as error:
+        raise DatasetError("the files of rows do not agree", where=str(folder), why=str(error), help=_AGREE) from error
+    rows = RowTable(joined, files, folder, info)
+    _check_counts(folder, info, rows, episodes)
+    _check_borders(rows, episodes)
+    _check_times(info, rows, episodes)
+    return rows
+
+
+_NUMBERED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+
+
+def _check_counts(folder: Path, info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]) -> None:
+    listed = sum(each.length for each in episodes)
+    if len(rows) != listed or len(rows) != info.total_frames or len(episodes) != info.total_episodes:
+        raise DatasetError(
+            f"the data set says that it has {info.total_frames} rows of {info.total_episodes} episodes, and"
+            f" {len(rows)} rows of {len(episodes)} are there",
+            where=str(folder),
+            why=None if listed == len(rows) else f"the list of episodes speaks of {listed} rows",
+            help=WHOLE,
+        )
+
+
+def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
+    """Check that each row belongs to the episode, and is the frame, that the list of episodes says."""
+    index = rows.index("index")
+    wrong = np.flatnonzero(index != np.arange(len(rows)))
+    if len(wrong):
+        row = int(wrong[0])
+        message = f"the `index` of a row is {index[row]}, and {row} rows are before it"
+        raise DatasetError(message, where=rows.place(row), help=_AGREE)
+    lengths = [each.length for each in episodes]
+    for name, listed in (
+        ("episode_index", np.repeat([each.number for each in episodes], lengths)),
+        ("frame_index", np.concatenate([np.arange(length) for length in lengths])),
+    ):
+        if name not in rows:
+            continue
+        written = rows.index(name)
+        wrong = np.flatnonzero(written != listed)
+        if len(wrong):
+            row = int(wrong[0])
+            raise DatasetError(
+                f"the `{name}` of a row is {written[row]}, and the list of episodes says {listed[row]}",
+                where=rows.place(row),
+                help=_AGREE,
+            )
+
+
+def _check_times(info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]) -> None:
+    """Check that rows are 1 / fps apart."""
+    if "timestamp" not in rows:
+        return
+    times = rows.index("timestamp")
+    frames = np.concatenate([np.arange(each.length) for each in episodes])
+    # A float32 of many seconds is not exact.
+    away = np.abs(times - frames / info.fps) - np.abs(times) * 1e-6
+    wrong = np.flatnonzero(~(away <= 0.25 / info.fps))
+    if len(wrong):
+        row = int(wrong[0])
+        raise DatasetError(
+            f"row {row} is at {times[row]:.3f} s, and {info.fps:g} rows in a second would put it at"
+            f" {frames[row] / info.fps:.3f} s",
+            where=rows.place(row),
+            help="correct `fps` in `meta/info.json`, or convert the data set again",
+        )
+
+
+def read_instructions(
+    folder: Path, info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]
+) -> tuple[tuple[str, ...], Rows]:
+    """Return the different instructions, and which of them each row has, int64 [N].
+
+    Raises:
+        DatasetError: a row's number is not among the instructions, or its episode lists others.
+    """
+    known = _tasks(folder, info)
+    texts = tuple(dict.fromkeys(known.values()))
+    if "task_index" not in rows:
+        if len(known) != 1:
+            message = f"the rows have no `task_index`, and the data set has {len(known)} instructions"
+            raise DatasetError(message, where=str(folder), help=WHOLE)
+        return texts, np.zeros(len(rows), np.int64)
+    numbers, task_of = np.unique(rows.index("task_index"), return_inverse=True)
+    unknown = next((place for place, number in enumerate(numbers.tolist()) if number not in known), None)
+    if unknown is not None:
+        row = int(np.flatnonzero(task_of == unknown)[0])
+        listed = ", ".join(str(number) for number in sorted(known))
+        raise DatasetError(
+            f"the `task_index` of a row is {numbers[unknown]}, and there is no such instruction",
+            where=rows.place(row),
+            why=f"`{_tasks_file(info)}` has the numbers {listed}",
+            help=_AGREE,
+        )
+    position = np.array([texts.index(known[number]) for number in numbers.tolist()])
+    instruction_of = position[task_of.reshape(-1)]
+    first = 0
+    for episode in episodes:
+        numbers_shown: list[int] = np.unique(instruction_of[first : first + episode.length]).tolist()
+        shown = {texts[each] for each in numbers_shown}
+        if episode.tasks is not None and shown != set(episode.tasks):
+            raise DatasetError(
+                f"episode {episode.number} is listed with the instructions {_quoted(episode.tasks)}, and its rows have"
+                f" {_quoted(sorted(shown))}",
+                where=rows.place(first),
+                help=_AGREE,
+            )
+        first += episode.length
+    return texts, instruction_of
+
+
+def _quoted(texts: Sequence[str]) -> str:
+    return ", ".join(f"`{text}`" for text in texts) or "none"
+
+
+def _tasks_file(info: DatasetInfo) -> str:
+    return TASK_LINES if info.is_listed else TASKS
+
+
+def _tasks(folder: Path, info: DatasetInfo) -> dict[int, str]:
+    """Return the instructions by `task_index`."""
+    file = folder / _tasks_file(info)
+    if info.is_listed:
+        pairs = [(_field(row, "task_index", file), _field(row, "task", file)) for row in _json_lines(file)]
+    else:
+        table = read_parquet(file)
+        texts = "task" if "task" in table.column_names else "__index_level_0__"
+        if texts not in table.column_names or "task_index" not in table.column_names:
+            raise DatasetError("the instructions of the data set cannot be understood", where=str(file))
+        pairs = list(zip(table.column("task_index").to_pylist(), table.column(texts).to_pylist(), strict=True))
+    known: dict[int, str] = {}
+    for number, text in pairs:
+        if known.setdefault(int(number), str(text)) != str(text):
+            message = f"`task_index` {number} is both `{known[int(number)]}` and `{text}`"
+            raise DatasetError(message, where=str(file), help=_AGREE)
+    return known
+
+
+def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes by number.
+
+    Raises:
+        DatasetError: the list is missing or damaged, a file of an episode is missing, or episodes are not in a row.
+    """
+    episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
+    numbers = [each.number for each in episodes]
+    twice = next((number for number, after in pairwise(numbers) if number == after), None)
+    if twice is not None:
+        raise DatasetError(f"episode {twice} is listed twice", where=str(folder / "meta"), help=_AGREE)
+    empty = next((each for each in episodes if each.length < 1), None)
+    if empty is not None:
+        message = f"episode {empty.number} is listed with {empty.length} rows"
+        raise DatasetError(message, where=str(folder / "meta"), help=_AGREE)
+    cameras = info.colours(str(folder))
+    for each in episodes:
+        for name, (video, _) in each.videos.items():
+            if not video.is_file():
+                message = f"the video of episode {each.number}, camera `{cameras[name]}`, is missing"
+                raise DatasetError(message, where=str(video), help=WHOLE)
+    return episodes
+
+
+def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes of a data set before version 3, each of which has files of its own."""
+    file, episodes = folder / EPISODE_LINES, list[Episode]()
+    videos = _shown_videos(info)
+    for row in _json_lines(file):
+        number = int(_field(row, "episode_index", file))
+        place = {"episode_chunk": number // info.chunk_size, "episode_index": number}
+        rows = folder / _path(info.data_path, place)
+        if not rows.is_file():
+            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
+        files = {name: (folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
+        tasks = row.get("tasks")
+        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
+        episodes.append(Episode(number, int(_field(row, "length", file)), texts, files))
+    return sorted(episodes, key=lambda each: each.number)
+
+
+def _shown_videos(info: DatasetInfo) -> list[str]:
+    return [name for name, each in info.features.items() if each.dtype == "video" and name not in info.unseen]
+
+
+def _path(pattern: str, place: Mapping[str, Any]) -> str:
+    try:
+        return pattern.format(**place)
+    except (KeyError, ValueError, IndexError) as error:
+        message = f"the pattern of paths `{pattern}` cannot be understood"
+        raise DatasetError(message, where="meta/info.json", why=f"{type(error).__name__}: {error}") from error
+
+
+def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes of version 3, several of which share a file."""
+    files = sorted(folder.glob(EPISODES_FILES))
+    if not files:
+        raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
+    listed: list[tuple[Path, dict[str, Any]]] = []
+    for file in files:
+        names = [name for name in _schema(file).names if not name.startswith("stats/")]
+        listed += [(file, row) for row in read_parquet(file, names).to_pylist()]
+    listed.sort(key=lambda pair: _field(pair[1], "episode_index", pair[0]))
+    videos = _shown_videos(info)
+    episodes: list[Episode] = []
+    at = 0
+    for file, row in listed:
+        number, begin, end = (int(_field(row, name, file)) for name in _BORDERS)
+        place = {key: _field(row, f"data/{key}", file) for key in ("chunk_index", "file_index")}
+        rows = folder / _path(info.data_path, place)
+        if not rows.is_file():
+            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
+        length = int(row.get("length", end - begin))
+        if begin != at or end - begin != length:
+            raise DatasetError(
+                f"episode {number} is listed with rows {begin} to {end}, and it has {length} rows, {at} before it",
+                where=str(file),
+                help=_AGREE,
+            )
+        at = end
+        sources = {name: _video(folder, info, name, row, file) for name in videos}
+        tasks = row.get("tasks")
+        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
+        episodes.append(Episode(number, length, texts, sources))
+    return episodes
+
+
+_BORDERS = ("episode_index", "dataset_from_index", "dataset_to_index")
+
+
+def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> tuple[Path, float]:
+    place = {key: _field(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
+    begin = float(_field(row, f"videos/{name}/from_timestamp", file))
+    return folder / _path(info.video_path, {**place, "video_key": name}), begin
+
+
+def _field(row: Mapping[str, Any], name: str, file: Path) -> Any:
+    if row.get(name) is None:
+        raise DatasetError(f"an entry has no `{name}`", where=str(file), help=WHOLE)
+    return row[name]
+
+
+def _json_lines(file: Path) -> list[Mapping[str, Any]]:
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
+            row: object = json.loads(line) if line.strip() else {}
+            if not isinstance(row, dict):
+                raise DatasetError("a line is no JSON object", where=f"{file}:{number}", help=WHOLE)
+            if row:
+                rows.append(cast("Mapping[str, Any]", row))
+    except OSError as error:
+        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE) from error
+    except ValueError as error:
+        raise DatasetError("a file cannot be read as JSON lines", where=str(file), why=str(error)) from error
+    return rows
+
+
+def _schema(file: Path) -> Any:
+    return _arrow(file, lambda parquet: parquet.read_schema(str(file)))
+
+
+def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
+    """Return a Parquet file, or some columns of it, as a table of Arrow.
+
+    Raises:
+        DatasetError: it is missing or damaged.
+    """
+    return _arrow(file, lambda parquet: parquet.read_table(str(file), columns=columns, partitioning=None))
+
+
+def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
+    parquet = needed("pyarrow.parquet", "a LeRobotDataset")
+    if not file.is_file():
+        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE)
+    try:
+        return read(parquet)
+    except Exception as error:  # pyarrow has no common base of its errors
+        raise DatasetError(
+            "a file of the data set cannot be read",
+            where=str(file),
+            why=f"{type(error).__name__}: {error}".splitlines()[0],
+            help=WHOLE,
+        ) from error

@@ -1,0 +1,115 @@
+"""Names that LeRobot, HIL-SERL, robomimic, Isaac Lab and openpi give to the same columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, TypeAlias
+
+from recipes.demonstrations.data_errors import DatasetError
+
+Role: TypeAlias = Literal["action", "reward", "success", "intervention"]
+
+ACTION: Final = "action"
+STATE: Final = "observation.state"
+REWARD: Final = "next.reward"
+SUCCESS: Final = "next.success"
+INTERVENTION: Final = "intervention"
+IMAGES: Final = "observation.images."
+
+# Columns that say the same, without what stands before the last dot or slash of a known group.
+_ALIASES: Final[Mapping[Role, frozenset[str]]] = {
+    "action": frozenset(("action", "actions")),
+    "reward": frozenset(("reward", "rewards")),
+    "success": frozenset(
+        ("success", "successes", "is_success", "is_successful", "succeeded", "solved", "task_success")
+    ),
+    "intervention": frozenset(
+        (
+            "intervention",
+            "interventions",
+            "is_intervention",
+            "is_intervened",
+            "intervened",
+            "intervene_flag",
+            "intervention_flag",
+            "human_intervention",
+            "is_human_intervention",
+            "action_modes",
+            "intv_labels",
+        )
+    ),
+}
+_GROUPS: Final = ("complementary_info", "complementary_data", "info", "infos", "observation", "obs", "next")
+# Of these, 1 is an intervention; 0, -1 and -10 are the policy, a demonstration, and the steps before an intervention.
+MODES: Final = ("action_modes", "intv_labels")
+_CAMERA_PREFIXES: Final = (IMAGES, "observation.image.", "observation.")
+_STATES: Final = (STATE, "observation.states", "state", "states")
+
+
+def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], where: str) -> str | None:
+    """Return the column that has a role, by the names that are known for it; None without one.
+
+    Args:
+        role: the meaning that is looked for.
+        names: of all columns.
+        chosen: the column of some roles, as `data.columns` names it.
+        where: file or folder, for errors.
+
+    Raises:
+        DatasetError: several columns could be meant, or the chosen one is not there.
+    """
+    known = list(names)
+    wanted = chosen.get(role)
+    if wanted is not None:
+        if wanted not in known:
+            listed = ", ".join(f"`{each}`" for each in known)
+            message = f"the data set has no column `{wanted}`, which `data.columns` names for `{role}`"
+            raise DatasetError(message, where=where, help=f"it has {listed}")
+        return wanted
+    # Groups hold what is observed besides: `observation.action` is an action of the past.
+    base = str if role == "action" else _base
+    candidates = [name for name in known if base(name) in _ALIASES[role]]
+    if len(candidates) > 1:
+        raise DatasetError(
+            f"`{candidates[0]}` and `{candidates[1]}` could both be the {role}",
+            where=where,
+            help=f"choose one: `data.columns: {{{role}: {candidates[0]}}}`",
+        )
+    return candidates[0] if candidates else None
+
+
+def _base(name: str) -> str:
+    parts = re.split(r"[./]", name)
+    while len(parts) > 1 and parts[0] in _GROUPS:
+        parts.pop(0)
+    return ".".join(parts)
+
+
+def state_of(names: Iterable[str]) -> str | None:
+    """Return the column of states by one of its usual names; None without one."""
+    known = set(names)
+    return next((name for name in _STATES if name in known), None)
+
+
+def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
+    """Return the camera's name for each column of pictures: `observation.images.top` is `top`.
+
+    Raises:
+        DatasetError: two columns would have one name.
+    """
+    cameras: dict[str, str] = {}
+    for column in columns:
+        prefix = next((each for each in _CAMERA_PREFIXES if column.startswith(each)), "")
+        camera = column.removeprefix(prefix)
+        other = next((each for each, name in cameras.items() if name == camera), None)
+        if other is not None:
+            message = f"the pictures `{other}` and `{column}` would both be the camera `{camera}`"
+            raise DatasetError(message, where=where, help="rename one of the columns")
+        cameras[column] = camera
+    return cameras
+
+
+def is_depth(column: str) -> bool:
+    """Return whether a column's name says that it holds distances."""
+    return "depth" in re.split(r"[^a-z]+", column.lower())

@@ -1,0 +1,66 @@
+"""Observations and steps of environments held against their own spec."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import EnvSpec, Observation, Transition
+from rlinf_core import RLinfError
+
+_AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.CAMERA` and `instructions`"
+
+
+class EnvContractError(RLinfError):
+    """An environment breaks a promise that `VectorEnv` makes for it."""
+
+
+def check_observations(spec: EnvSpec, num_envs: int, seen: Observation) -> None:
+    """Check that observations have the names, shapes and types that `spec` says, and no others.
+
+    Raises:
+        EnvContractError: they do not.
+    """
+    wanted = spec.observations
+    for name, (row, kind) in wanted.items():
+        if name not in seen:
+            raise broken(f"`spec` speaks of `{name}`, and there are none", _AGREE)
+        array, shape = np.asarray(seen[name]), (num_envs, *row)
+        if array.shape != shape or kind not in (array.dtype.name, array.dtype.kind):
+            said = f"{'text' if kind == 'U' else kind}{list(shape)}"
+            raise broken(f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {said}", _AGREE)
+    extra = next((name for name in seen if name not in wanted), None)
+    if extra is not None:
+        raise broken(f"there is an observation `{extra}` that `spec` does not speak of", _AGREE)
+
+
+def check_transition(num_envs: int, moved: Transition) -> None:
+    """Check that rewards and flags are arrays with one value for each environment.
+
+    Raises:
+        EnvContractError: they are not.
+    """
+    flags = {name: getattr(moved, name) for name in ("terminations", "truncations", "successes")}
+    arrays = {"rewards": (moved.rewards, "float32")}
+    arrays |= {name: (flag, "bool") for name, flag in flags.items() if flag is not None or name == "terminations"}
+    wanted = [num_envs]
+    for name, (value, dtype) in arrays.items():
+        # An environment of a user's own may return anything; a number would count for the whole batch.
+        array = cast("NDArray[Any]", value)
+        if not isinstance(cast("object", value), np.ndarray):
+            said = type(array).__name__
+        elif list(array.shape) != wanted or array.dtype != dtype:
+            said = f"{array.dtype}{list(array.shape)}"
+        else:
+            continue
+        raise broken(
+            f"`{name}` of a step is {said}, expected {dtype}{wanted}",
+            "`_advance` returns a `Transition` of arrays with one value for each environment of the batch",
+        )
+
+
+def broken(message: str, help: str) -> EnvContractError:
+    """Return the error for a promise that an environment breaks."""
+    return EnvContractError(message, help=help)

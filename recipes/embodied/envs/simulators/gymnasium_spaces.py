@@ -1,0 +1,327 @@
+"""Spaces of Gymnasium as observations and actions of ours, and the checks of what an environment gives for them."""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import FloatArray
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
+from recipes.embodied.envs.processes.simulator import Outcome, Row
+from rlinf_core import ConfigError
+
+_OWN: Final = "wrap it in an environment of your own, `env_type: package.module:Class`"
+# Bounds such as the largest float32 mean that there is no bound; halves and sums of them are infinite.
+_NO_BOUND: Final = 1e30
+# More choices than this are a type's own range, such as that of int64.
+_MOST_WHOLE: Final = 2**31
+_COLOURS: Final = 3
+# Sides of an array from which numbers 0 to 255, or floats in the layout of a picture, are taken for a picture.
+_SMALLEST_PICTURE: Final = 16
+_PICTURE_DIMENSIONS: Final = 3
+_OLD_STEP: Final = 4
+_STEP: Final = 5
+_RESET: Final = 2
+_BYTE: Final = 255
+
+
+class _Part(NamedTuple):
+    """A space within the dictionaries and tuples of an observation."""
+
+    path: tuple[str | int, ...]
+    space: spaces.Space[Any]
+
+    @property
+    def name(self) -> str:
+        return ".".join(str(key) for key in self.path)
+
+    def of(self, observation: Any) -> Any:
+        for key in self.path:
+            observation = observation[key]
+        return observation
+
+
+class Reader:
+    """Observations of a space as rows of ours.
+
+    Dictionaries and tuples may be nested; a part of one has the name of its path, `arm.wrist`.
+
+    Args:
+        task: for errors.
+        space: of the observations.
+
+    Attributes:
+        state_size: numbers in `states`.
+        cameras: (H, W, 3) of the images, by camera.
+        instruction: name of the part that holds the instruction; None: there is none.
+
+    Raises:
+        ConfigError: a part of the space is not understood.
+    """
+
+    def __init__(self, task: str, space: spaces.Space[Any]) -> None:
+        parts = list(_parts(space))
+        layouts = {part.name: _layout(task, part) for part in parts}
+        pictures = [part for part in parts if layouts[part.name] is not None]
+        texts = [part for part in parts if part.path and isinstance(part.space, spaces.Text)]
+        if len(texts) > 1:
+            named = " and ".join(f"`{part.name}`" for part in texts)
+            raise _not_understood(task, f"{named} are both texts, and there is one instruction")
+        self._task = task
+        self._pictures = {image_key(part.name or MAIN_CAMERA): (part, layouts[part.name] or "") for part in pictures}
+        self.cameras: dict[str, Any] = {
+            part.name or MAIN_CAMERA: _size(part.space.shape or (), layouts[part.name] or "") for part in pictures
+        }
+        self._text = texts[0] if texts else None
+        self.instruction = texts[0].name if texts else None
+        self._states = [part for part in parts if part not in pictures and part not in texts]
+        for part in self._states:
+            if not isinstance(part.space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+                raise _not_understood(task, f"{f'`{part.name}` is ' if part.name else ''}{part.space}")
+        if len(layouts) != len(parts):
+            raise _not_understood(task, f"two parts have one name: {space}")
+        self.state_size = sum(_length(part.space) for part in self._states)
+
+    def __call__(self, observation: Any) -> Row:
+        """Return an observation of the space as a row.
+
+        Raises:
+            ConfigError: it is not of the space.
+        """
+        row: Row = {}
+        for key, (part, layout) in self._pictures.items():
+            row[key] = _colours(self._held(part, observation), layout)
+        if self._text is not None:
+            row[INSTRUCTIONS] = self._text.of(observation)
+        if self._states:
+            vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
+            row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
+        return row
+
+    def _held(self, part: _Part, observation: Any) -> Any:
+        """Return a part of an observation, after it was held against its space."""
+        try:
+            value = part.of(observation)
+        except (KeyError, IndexError, TypeError) as error:
+            raise self._wrong(part, f"has no `{part.name}`", str(part.space)) from error
+        space = part.space
+        if isinstance(space, spaces.Discrete):
+            if not space.contains(np.asarray(value).reshape(()).astype(np.int64) if _is_whole(value) else value):
+                raise self._wrong(part, f"is {value!r}", f"{space}")
+            return value
+        array = np.asarray(value)
+        if array.shape != tuple(space.shape or ()):
+            raise self._wrong(part, f"has the shape {list(array.shape)}", f"{list(space.shape or ())}")
+        if space.dtype == np.uint8 and array.dtype != np.uint8:
+            raise self._wrong(part, f"has numbers of the type {array.dtype}", "uint8")
+        if array.dtype.kind not in "fiub":
+            raise self._wrong(part, f"has values of the type {array.dtype}", str(space.dtype))
+        return array
+
+    def _wrong(self, part: _Part, what: str, said: str) -> ConfigError:
+        name = f"`{part.name}` of an observation" if part.name else "an observation"
+        return ConfigError(
+            f"{name} of `{self._task}` {what}, and its space says {said}",
+            where="env.task",
+            help="correct the environment's `observation_space`, or what it returns",
+        )
+
+
+class Writer:
+    """Actions of a batch, as one environment each wants them.
+
+    Attributes:
+        size: numbers of an action.
+        num_choices: see `EnvSpec`.
+        low, high, whole: see `EnvSpec`.
+
+    Raises:
+        ConfigError: the space of actions is not understood.
+    """
+
+    def __init__(self, task: str, space: spaces.Space[Any]) -> None:
+        self.num_choices: int | None = None
+        self.whole = False
+        if isinstance(space, spaces.Discrete):
+            self.size, self.num_choices = 1, int(space.n)
+            self._first = int(space.start)
+            self.low: tuple[float | None, ...] = (self._first,)
+            self.high: tuple[float | None, ...] = (self._first + self.num_choices - 1,)
+            return
+        if not isinstance(space, spaces.Box):
+            raise ConfigError(f"actions of `{task}` are not understood: {space}", help=_OWN)
+        self.size, self._shape, self._type = _length(space), space.shape, space.dtype
+        low, high = (np.asarray(each, np.float64).reshape(-1) for each in (space.low, space.high))
+        self.whole = np.dtype(space.dtype).kind in "iub"
+        if self.whole and (high - low >= _MOST_WHOLE).any():
+            raise ConfigError(f"actions of `{task}` are whole numbers without bounds: {space}", help=_OWN)
+        below, above = np.abs(low) < _NO_BOUND, np.abs(high) < _NO_BOUND
+        self._bounded = below & above
+        self._low, self._high = np.where(below, low, -_NO_BOUND), np.where(above, high, _NO_BOUND)
+        pairs = list(zip(low.tolist(), high.tolist(), self._bounded.tolist(), strict=True))
+        self.low = tuple(least if bounded else None for least, _, bounded in pairs)
+        self.high = tuple(most if bounded else None for _, most, bounded in pairs)
+
+    def __call__(self, actions: NDArray[Any]) -> Any:
+        """Return actions [n, A] as `step` takes them: inside the space, and whole where it is of whole numbers."""
+        if self.num_choices is not None:
+            return (actions[:, 0] + self._first).tolist()
+        low, high = self._low, self._high
+        # From 0 to 1 within the bounds.
+        share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2
+        if self.whole:
+            native = np.minimum(np.floor(low + share * (high - low + 1)), high)
+        else:
+            native = np.where(self._bounded, low + share * np.where(self._bounded, high - low, 0), actions)
+            # One bound alone is kept, too.
+            native = np.clip(native, low, high)
+        return native.astype(self._type).reshape(-1, *self._shape)
+
+
+def checked_reset(task: str, result: Any) -> Any:
+    """Return the observation of what `reset` returned.
+
+    Raises:
+        ConfigError: it is no pair of observation and information.
+    """
+    if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], Mapping):
+        return result[0]
+    raise ConfigError(
+        f"`reset` of `{task}` does not return an observation and a dictionary of information",
+        where="env.task",
+        help="environments of the old Gym return the observation alone: wrap it in `shimmy.GymV21CompatibilityV0`",
+    )
+
+
+def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
+    """Return the observation and the outcome of what `step` returned.
+
+    Raises:
+        ConfigError: values are missing, or are not of the type that they should be.
+    """
+    if not isinstance(result, tuple) or len(result) != _STEP:
+        count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        is_old = isinstance(result, tuple) and len(result) == _OLD_STEP
+        raise ConfigError(
+            f"`step` of `{task}` returns {count}, and Gymnasium's returns 5: observation, reward, terminated,"
+            " truncated, info",
+            where="env.task",
+            help="4 values are the old Gym's: wrap it in `shimmy.GymV21CompatibilityV0`" if is_old else _OWN,
+        )
+    observation, reward, terminated, truncated, info = result
+    success = info.get("is_success", info.get("success")) if isinstance(info, Mapping) else None
+    return observation, Outcome(
+        _number(task, reward),
+        _truth(task, "terminated", terminated),
+        _truth(task, "truncated", truncated),
+        None if success is None else _truth(task, "success", success),
+    )
+
+
+def _number(task: str, reward: Any) -> float:
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        said = f"an array of the shape {list(array.shape)}" if array.size != 1 else repr(reward)
+        raise ConfigError(f"the reward of `{task}` is {said}", where="env.task", help="return one number")
+    return float(array.reshape(()))
+
+
+def _truth(task: str, name: str, value: Any) -> bool:
+    array = np.asarray(value)
+    if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
+        return bool(array.reshape(()))
+    raise ConfigError(f"`{name}` of `{task}` is {value!r}", where="env.task", help="return true or false")
+
+
+def _parts(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterator[_Part]:
+    inner = (
+        space.spaces.items()
+        if isinstance(space, spaces.Dict)
+        else enumerate(space.spaces)
+        if isinstance(space, spaces.Tuple)
+        else None
+    )
+    if inner is None:
+        yield _Part(path, space)
+        return
+    for key, each in inner:
+        yield from _parts(each, (*path, key))
+
+
+def _layout(task: str, part: _Part) -> str | None:
+    """Return the dimensions of a picture in order, such as `HWC`; None where a part is no picture.
+
+    Raises:
+        ConfigError: it is one that no policy is shown, such as a stack of frames.
+    """
+    space = part.space
+    if not isinstance(space, spaces.Box):
+        return None
+    shape = space.shape
+    is_byte = space.dtype == np.uint8
+    if len(shape) == _PICTURE_DIMENSIONS:
+        if is_byte and shape[-1] in (1, _COLOURS):
+            return "HWC"
+        if is_byte and shape[0] in (1, _COLOURS):
+            return "CHW"
+        has_channels = shape[-1] in (1, 3, 4) or shape[0] in (1, 3, 4)
+        if not is_byte and not (has_channels and _is_large(shape)):
+            return None
+    elif len(shape) == _PICTURE_DIMENSIONS - 1 and is_byte and _is_large(shape):
+        if (space.low == 0).all() and (space.high == _BYTE).all():
+            return "HW"
+        return None
+    elif len(shape) <= _PICTURE_DIMENSIONS or not is_byte:
+        return None
+    name = f"`{part.name}`" if part.name else "the observation"
+    raise ConfigError(
+        f"{name} of `{task}` looks like pictures, and is no single one: {space.dtype}{list(shape)}",
+        where="env.task",
+        help="a camera is uint8 [H, W, 3], [3, H, W], or grey [H, W]; " + _OWN + ", that stacks or turns it into these",
+    )
+
+
+def _is_large(shape: tuple[int, ...]) -> bool:
+    return sorted(shape)[-2] >= _SMALLEST_PICTURE
+
+
+def _size(shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    return shape[layout.index("H")], shape[layout.index("W")], _COLOURS
+
+
+def _colours(picture: NDArray[Any], layout: str) -> NDArray[np.uint8]:
+    """Return a picture as new uint8 [H, W, 3]; grey ones get three equal colours."""
+    if layout == "HW":
+        picture = picture[..., None]
+    if layout == "CHW":
+        picture = picture.transpose(1, 2, 0)
+    return np.array(np.broadcast_to(picture, (*picture.shape[:2], _COLOURS)), order="C")
+
+
+def _is_whole(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.size == 1 and array.dtype.kind in "iub"
+
+
+def _length(space: spaces.Space[Any]) -> int:
+    return int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or (1,))
+
+
+def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
+    if isinstance(space, spaces.Discrete):
+        vector = np.zeros(int(space.n), np.float32)
+        vector[int(np.asarray(value).reshape(())) - int(space.start)] = 1
+        return vector
+    return np.array(value, np.float32).reshape(-1)
+
+
+def _not_understood(task: str, what: str) -> ConfigError:
+    return ConfigError(f"observations of `{task}` are not understood: {what}", where="env.task", help=_OWN)

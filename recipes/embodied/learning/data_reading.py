@@ -1,0 +1,206 @@
+"""Demonstrations as section `data` describes them: chosen, scaled, turned, and checked row by row."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
+from recipes.demonstrations.load_set import read_demonstrations
+from recipes.demonstrations.names import REWARD, SUCCESS
+
+if TYPE_CHECKING:
+    from recipes.embodied.config.data_config import DataSource, DemonstrationsConfig
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+_LOGGER: Final = logging.getLogger("rlinf")
+# Rounding to float32 is no other value.
+_ROUNDING: Final = 1e-5
+
+
+def read_data(config: DemonstrationsConfig, *, pictures: bool = True) -> Demonstrations:
+    """Return the demonstrations that a section `data` names, as one.
+
+    Args:
+        config: the section.
+        pictures: whether pictures can be asked for.
+
+    Raises:
+        DatasetError: a data set cannot be read, contradicts itself or another one, or holds a NaN or an infinity.
+    """
+    sources = config.sources
+    check_sources(config)
+    parts = [read_source(config, source, pictures=pictures) for source in sources]
+    weights = [source.weight for source in sources if source.weight is not None]
+    if weights:
+        rows = [len(part) for part in parts]
+        parts = [
+            replace(part, draws=np.full(count, weight / count))
+            for part, count, weight in zip(parts, rows, weights, strict=True)
+        ]
+    return joined(parts)
+
+
+def check_sources(config: DemonstrationsConfig) -> None:
+    """Check that what is said of several data sets is said of each.
+
+    Raises:
+        DatasetError: it is not.
+    """
+    sources = config.sources
+    weighted = [source.weight is not None for source in sources]
+    if any(weighted) and not all(weighted):
+        raise DatasetError(
+            "some of the data sets have a `weight`, and others have none",
+            where=sources[weighted.index(False)].path,
+            help="write a `weight` for each of them, or for none",
+        )
+    if config.episodes and len(sources) > 1:
+        raise DatasetError(
+            f"`data.episodes` numbers episodes of one data set, and there are {len(sources)}",
+            where=sources[0].path,
+            help="write `train_data_paths: [{path: ..., episodes: [...]}, ...]`",
+        )
+
+
+def read_source(config: DemonstrationsConfig, source: DataSource, *, pictures: bool) -> Demonstrations:
+    """Return one of the data sets; see `read_data`."""
+    data = read_demonstrations(
+        source.path, config.state_keys, columns=config.columns, part=config.filter_key, pictures=pictures
+    )
+    chosen = source.episodes or config.episodes
+    data = data.chosen(chosen) if chosen else data
+    if not len(data):
+        raise DatasetError("no rows are left to learn from", where=source.path, help="choose other episodes")
+    data = _scaled(data, config)
+    check_finite(data)
+    return _turned(data, config)
+
+
+def _scaled(data: Demonstrations, config: DemonstrationsConfig) -> Demonstrations:
+    if config.action_scale is None:
+        return data
+    size = data.actions.shape[1]
+    scale = np.asarray(config.action_scale, np.float32)
+    if data.actions.dtype.kind in "iu" or scale.size not in (1, size):
+        is_choice = data.actions.dtype.kind in "iu"
+        message = "actions that are choices have no scale" if is_choice else f"an action has {size} numbers"
+        raise DatasetError(f"`data.action_scale` does not fit: {message}", where=data.where, help="correct it")
+    return replace(data, actions=data.actions * scale, statistics=None)
+
+
+def check_finite(data: Demonstrations) -> None:
+    """Check that no number of the rows is NaN or infinite.
+
+    Raises:
+        DatasetError: one is.
+    """
+    for name, column in (("action", data.actions), ("state", data.states), ("reward", data.rewards)):
+        if column is None:
+            continue
+        finite = np.isfinite(column.reshape(len(column), -1))
+        if finite.all():
+            continue
+        row, dimension = (int(each[0]) for each in np.nonzero(~finite))
+        value = column.reshape(len(column), -1)[row, dimension]
+        number = f", number {dimension}" if name != "reward" else ""
+        raise DatasetError(
+            f"the {name} of a row is {value}{number}",
+            where=data.place_of(row),
+            help="correct the data set, or leave the episode out by `data.episodes`",
+        )
+
+
+def _turned(data: Demonstrations, config: DemonstrationsConfig) -> Demonstrations:
+    flip = config.flip or data.flip
+    if flip in (None, "none"):
+        return data
+    notes = data.notes
+    if config.flip is None and data.cameras:
+        notes = (*notes, f"pictures are turned as the file says: `data.flip` is `{flip}`")
+    cameras = {name: FlippedCamera(camera, flip) for name, camera in data.cameras.items()}
+    return replace(data, cameras=cameras, notes=notes)
+
+
+def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demonstrations:
+    """Return demonstrations whose actions the environment takes as they are.
+
+    Args:
+        data: whose actions have the size of the environment's.
+        spec: of the environment.
+        clips: clip those beyond its range, and say how many that were.
+
+    Raises:
+        DatasetError: an action is beyond the environment's range.
+    """
+    low, high = action_bounds(spec)
+    beyond = (data.actions < low - _ROUNDING) | (data.actions > high + _ROUNDING)
+    if beyond.any() and (not clips or spec.num_choices is not None):
+        raise _beyond(data, beyond, low, high, choices=spec.num_choices is not None)
+    if not beyond.any():
+        return data
+    count, rows = int(beyond.sum()), int(beyond.any(axis=1).sum())
+    note = f"{count} numbers in {rows} of {len(data)} actions are clipped to the environment's range"
+    return replace(data, actions=np.clip(data.actions, low, high).astype(data.actions.dtype), notes=(*data.notes, note))
+
+
+def action_bounds(spec: EnvSpec) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the least and the greatest number of each dimension of an action, [A]; infinities where there is none."""
+    if spec.num_choices is not None:
+        return np.array([0]), np.array([spec.num_choices - 1])
+    bounded = spec.bounded
+    return np.where(bounded, -1.0, -np.inf), np.where(bounded, 1.0, np.inf)
+
+
+def _beyond(
+    data: Demonstrations, beyond: NDArray[np.bool_], low: NDArray[Any], high: NDArray[Any], *, choices: bool
+) -> DatasetError:
+    row, dimension = (int(each[0]) for each in np.nonzero(beyond))
+    least, most = low[dimension], high[dimension]
+    largest = float(np.abs(data.actions[:, dimension]).max())
+    remedy = (
+        "it is of another environment"
+        if choices
+        else "if the units are others, `data.action_scale` multiplies them (this dimension goes up to"
+        f" {largest:g}); if the environment clips, `data.clip_actions: true` does so, too"
+    )
+    return DatasetError(
+        f"number {dimension} of an action is {data.actions[row, dimension]:g}, and the environment takes {least:g} to"
+        f" {most:g}",
+        where=data.place_of(row),
+        why=f"{int(beyond.any(axis=1).sum())} of {len(data)} actions are beyond",
+        help=remedy,
+    )
+
+
+def tell_notes(data: Demonstrations) -> None:
+    """Log what was left out or converted of demonstrations."""
+    for note in data.notes:
+        _LOGGER.warning("demonstrations, %s: %s", data.where, note)
+
+
+def without_rewards(data: Demonstrations) -> DatasetError:
+    """Return the error for demonstrations without a reward, or that do not say which steps solve the task."""
+    missing = [f"`{name}`" for name, each in ((REWARD, data.rewards), (SUCCESS, data.successes)) if each is None]
+    what = "have no rewards" if data.rewards is None else "do not say which steps solve the task"
+    is_are = "are" if len(missing) > 1 else "is"
+    return DatasetError(
+        f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
+        where=data.where,
+        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names others; recipe `sft`"
+        " learns without",
+    )
+
+
+def without_interventions(data: Demonstrations) -> DatasetError:
+    """Return the error for demonstrations that do not say where somebody intervened."""
+    return DatasetError(
+        "the demonstrations do not say in which rows somebody intervened",
+        where=data.where,
+        help="`data.columns: {intervention: NAME}` names the column; or remove `data.only_interventions`",
+    )

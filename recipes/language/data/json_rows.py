@@ -1,0 +1,98 @@
+"""Rows of JSON files: one object a line, or a list of objects; compressed by gzip or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
+
+_GZIP = b"\x1f\x8b"
+# Signatures of files that are compressed otherwise.
+_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+
+
+class WrittenFloat(float):
+    """A number that shows as it is written in the file: `1.10` is no `1.1`, and `6.02e23` keeps its form."""
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        """Make the number of a text."""
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    text: str
+
+    def __str__(self) -> str:
+        """Return the number as it was written."""
+        return self.text
+
+    def __reduce__(self) -> tuple[type[WrittenFloat], tuple[str]]:
+        """Pickle the text."""
+        return WrittenFloat, (self.text,)
+
+
+def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each row is, and the row.
+
+    Args:
+        file: UTF-8, with or without a byte order mark, and compressed by gzip or not.
+
+    Raises:
+        ConfigError: the file is compressed otherwise or no UTF-8, or a row is no JSON object or holds a NaN.
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    other = next((name for signature, name in _COMPRESSIONS.items() if start.startswith(signature)), None)
+    if other is not None:
+        raise ConfigError(f"the data file `{file}` is compressed by {other}", help="unpack it, or compress it by gzip")
+    binary = gzip.open(file, "rb") if start.startswith(_GZIP) else file.open("rb")  # noqa: SIM115 - closed below
+    try:
+        # A byte order mark is skipped.
+        with binary, io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
+            yield from _rows(file, lines)
+    except UnicodeDecodeError:
+        raise ConfigError(f"the data file `{file}` is not UTF-8 text", help="convert it: `iconv -t UTF-8`") from None
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise ConfigError(f"the data file `{file}` is damaged", why=str(error), help="copy it again") from None
+
+
+def _rows(file: Path, lines: Iterator[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    first = True
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if first and line.lstrip().startswith("["):
+            yield from _listed(file, line + "".join(lines), number)
+            return
+        first = False
+        place = f"{file}:{number}"
+        yield place, _object(_parsed(place, line, "line", "one JSON object a line"), place, "line")
+
+
+def _listed(file: Path, text: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    parsed = _parsed(f"{file}:{number}", text, "list", "a list of JSON objects")
+    for index, item in enumerate(cast("list[object]", parsed)):
+        place = f"{file}, item {index}"
+        yield place, _object(item, place, "row")
+
+
+def _object(row: object, place: str, what: str) -> Mapping[str, Any]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place}: the {what} is not a JSON object", help="write `{...}`")
+    return cast("dict[str, Any]", row)
+
+
+def _parsed(place: str, text: str, what: str, remedy: str) -> object:
+    try:
+        return load_json(text.strip(), number=WrittenFloat)
+    except BadJsonError as error:
+        raise ConfigError(
+            f"{place}: the {what} {error}",
+            help=f"write {remedy}; numbers as `1.5`, and what JSON has not, such as NaN, as text",
+        ) from None

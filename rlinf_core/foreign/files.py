@@ -1,0 +1,170 @@
+"""Files that anybody may have left: read within bounds, and written without following links.
+
+A path may name a pipe that never ends, a device, a link into a home folder, or gigabytes. Readers here wait for
+nothing and take regular files only; writers replace or refuse a link instead of writing to where it leads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
+
+_MIB: Final = 1 << 20
+# Files that describe something; logs, metrics and traces are read piece by piece.
+MOST_BYTES: Final = 64 * _MIB
+_LINKED: Final = "is a link, which is not followed"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BadFileError(OSError):
+    """A file that cannot be read as what it should be; `strerror` is a sentence without its subject."""
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(errno.EINVAL, why, os.fspath(path))
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file to read, at once whatever the path names.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe, a socket or a device.
+    """
+    # A device may do something as it is opened: it is looked at first, and again once it is open.
+    _check_regular(path, os.stat(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _check_regular(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises:
+        OSError: see `open_regular`; or it is larger.
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        size = f"{most // _MIB} MiB" if most >= _MIB else f"{most} bytes"
+        raise BadFileError(path, f"is larger than {size}")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
+    """Return the text of a regular file; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        OSError: see `read_bounded`.
+    """
+    return read_bounded(path, most).decode("utf-8", "replace")
+
+
+def read_json_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the fields of the JSON object in a file.
+
+    Raises:
+        OSError: see `read_bounded`; or the file is no such JSON (see `strict_json`).
+    """
+    try:
+        return load_json_object(read_bounded(path, most))
+    except BadJsonError as error:
+        raise BadFileError(path, str(error)) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder in that of a run, unless it is there.
+
+    Raises:
+        OSError: it cannot be made, or a link is there.
+    """
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise BadFileError(folder, _LINKED)
+
+
+def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
+    """Create a file of a new name beside `path`, to be renamed to it; return its descriptor and name.
+
+    `mode` is before the process's umask. No file and no link that is there is opened.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
+        try:
+            return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), part
+        except FileExistsError:
+            continue
+
+
+def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 0o666) -> int:
+    """Open the regular file `name` below the folder `root`; return its descriptor.
+
+    Folders on the way are made. Nothing below `root` may be a link: who received a folder with links in it does not
+    write to where they lead.
+
+    Args:
+        root: an existing folder, which may be reached through links.
+        name: relative, its parts separated by `/`.
+        flags: as of `os.open`; with O_CREAT the file is made.
+        mode: of a new file, before the process's umask.
+
+    Raises:
+        OSError: it cannot be opened; a part of the name is a link, or the file is not a regular one.
+    """
+    *folders, last = name.split("/")
+    at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for number, part in enumerate(folders):
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=at)
+            below = _opened(root, folders[: number + 1], part, _FOLDER, 0, at)
+            os.close(at)
+            at = below
+        with suppress(FileNotFoundError):
+            _check_regular(os.path.join(root, name), os.stat(last, dir_fd=at, follow_symlinks=False))
+        wanted = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = _opened(root, [*folders, last], last, wanted, mode, at)
+    finally:
+        os.close(at)
+    try:
+        _check_regular(os.path.join(root, name), os.fstat(descriptor))
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_log(root: str | os.PathLike[str], name: str) -> int:
+    """Open the file `name` below `root` to append to, made where it is not there; see `open_below`."""
+    return open_below(root, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _opened(root: str | os.PathLike[str], names: list[str], part: str, flags: int, mode: int, folder: int) -> int:
+    path = os.path.join(root, *names)
+    try:
+        return os.open(part, flags, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(path):
+            raise BadFileError(path, _LINKED) from None
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def _check_regular(path: str | os.PathLike[str], info: os.stat_result) -> None:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    if stat.S_ISLNK(info.st_mode):
+        raise BadFileError(path, _LINKED)
+    if not stat.S_ISREG(info.st_mode):
+        raise BadFileError(path, f"is {kinds.get(stat.S_IFMT(info.st_mode), 'a device')}, not a regular file")

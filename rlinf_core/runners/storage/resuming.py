@@ -1,0 +1,205 @@
+"""The checkpoint that `runner.resume_dir` means, and whether a run is the one that a configuration describes.
+
+A run is what its configuration says: `auto` goes on with the newest run of the same configuration and seeds, whatever
+else lies beside it. Only what lengthens a run, or says what is kept of it, may differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from rlinf_core.config.sections.runner import RESUME_NEWEST
+from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.foreign.files import read_text
+from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, first_sound, open_checkpoint
+from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
+
+# Keys that may differ between a run and what goes on with it; a key stands for all below it.
+FREE_KEYS: Final = (
+    *("runner.max_steps", "runner.max_epochs", "runner.resume_dir", "runner.max_restarts", "runner.trace"),
+    "runner.only_eval",
+    *("runner.val_check_interval", "runner.val_before_train", "runner.sample_interval"),
+    *("runner.save_interval", "runner.save_on_interrupt", "runner.keep_checkpoints"),
+    *("runner.logger.log_path", "runner.logger.project_name", "runner.logger.logger_backends"),
+)
+_MOST_CANDIDATES: Final = 5
+_MOST_DIFFERENCES: Final = 4
+_LONGEST_VALUE: Final = 40
+
+Values = Mapping[str, object]
+"""The values of a configuration by the path of their key, as in `actor.optim.lr`."""
+
+
+class _Candidate(NamedTuple):
+    path: Path
+    state: RunState
+    store: CheckpointStore
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.store.latest()
+
+
+def values_of(config_text: str) -> Values | None:
+    """Return the values of a resolved configuration that make a run what it is; None where the text is no mapping.
+
+    Args:
+        config_text: as YAML.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        reader: Any = YAML(typ="safe", pure=True)
+        data: object = reader.load(config_text)
+    except (YAMLError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    return dict(_leaves(cast("dict[object, object]", data), ""))
+
+
+def config_id(values: Values) -> str:
+    """Return a digest of the values of a configuration."""
+    return sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def find_source(
+    resume_dir: str | None, log_path: Path, experiment: str, config_text: str | None = None
+) -> Checkpoint | None:
+    """Return the checkpoint that `runner.resume_dir` means; None where a run begins anew.
+
+    Args:
+        resume_dir: of the configuration.
+        log_path: where runs are.
+        experiment: whose runs `auto` looks through.
+        config_text: the resolved configuration, which must be that of the run `auto` goes on with; None: of any.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint where it says, or no run of the experiment is of this
+            configuration.
+    """
+    if resume_dir is None:
+        return None
+    if resume_dir == RESUME_NEWEST:
+        candidates = _candidates(log_path, experiment)
+        values = values_of(config_text) if config_text is not None else None
+        if values is not None:
+            candidates = _of_configuration(candidates, values)
+        complete = [each for run in candidates for each in run.store.complete()]
+        return first_sound(sorted(complete, key=lambda each: each.manifest.time, reverse=True))
+    path = Path(resume_dir).absolute()
+    if (path / STATE).is_file():
+        store = CheckpointStore(path / read_state(path).checkpoints)
+    elif (path / "latest").is_file():
+        store = CheckpointStore(path)
+    else:
+        checkpoint = open_checkpoint(path)
+        checkpoint.verify()
+        return checkpoint
+    latest = store.latest()
+    if latest is None:
+        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
+    latest.verify()
+    return latest
+
+
+def run_of(checkpoint: Path, log_path: Path) -> Path | None:
+    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
+    store = checkpoint.resolve().parent
+    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
+    for path in (store.parent, log_path / store.name):
+        try:
+            state = read_state(path)
+        except RunError:
+            continue
+        if (path / state.checkpoints).resolve() == store:
+            return path
+    return None
+
+
+def differences(old: Values, new: Values) -> list[str]:
+    """Return what differs between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
+    names = [name for name in (*old, *(name for name in new if name not in old)) if old.get(name) != new.get(name)]
+    return [f"`{name}` is {_shown(old, name)} there and {_shown(new, name)} now" for name in names]
+
+
+def _candidates(log_path: Path, experiment: str) -> list[_Candidate]:
+    """Return the runs of an experiment, the youngest first."""
+    runs = [(path, state) for path, state in runs_in(log_path) if state.experiment == experiment]
+    runs.sort(key=lambda each: (each[1].created, each[0].name), reverse=True)
+    return [_Candidate(path, state, CheckpointStore(path / state.checkpoints)) for path, state in runs]
+
+
+def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[_Candidate]:
+    """Return the candidates of a configuration.
+
+    Raises:
+        CheckpointError: there are some with checkpoints, and none is of it.
+    """
+    own = config_id(values)
+    same = [each for each in candidates if _id_of(each) == own]
+    others = [each for each in candidates if each.checkpoint is not None]
+    if same or not others:
+        return same
+    listed = [f"{each.path}: {_why_other(each, values)}" for each in others[:_MOST_CANDIDATES]]
+    if len(others) > _MOST_CANDIDATES:
+        listed.append(f"and {len(others) - _MOST_CANDIDATES} older runs")
+    raise CheckpointError(
+        "`runner.resume_dir=auto` finds no run of this configuration",
+        where=str(others[0].path.parent),
+        why="\n".join(listed),
+        help=f"name the run to continue from, as in `runner.resume_dir={others[0].path}`, or leave `runner.resume_dir`"
+        " out to start anew; only keys of length and logging may differ (docs/run-folder.md)",
+    )
+
+
+def _id_of(candidate: _Candidate) -> str | None:
+    """Return the digest of a candidate's configuration; an earlier rlinf kept none, but the configuration itself."""
+    if candidate.state.config_id:
+        return candidate.state.config_id
+    values = _values_in(candidate.path)
+    return config_id(values) if values is not None else None
+
+
+def _values_in(run: Path) -> Values | None:
+    try:
+        return values_of(read_text(run / "config.yaml"))
+    except OSError:
+        return None
+
+
+def _why_other(candidate: _Candidate, values: Values) -> str:
+    old = _values_in(candidate.path)
+    if old is None:
+        return "its configuration cannot be read"
+    words = differences(old, values)
+    more = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
+    return "; ".join(words[:_MOST_DIFFERENCES]) + more or "its configuration was another before it was changed"
+
+
+def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
+    """Return every value by its path, but those of free keys. An empty list or mapping is a value."""
+    if path in FREE_KEYS:
+        return
+    if isinstance(data, dict) and data:
+        for key, value in cast("dict[object, object]", data).items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list) and data:
+        for index, value in enumerate(cast("list[object]", data)):
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        # One number has one spelling: 1 and 1.0 are no difference.
+        yield path, int(data) if isinstance(data, float) and data.is_integer() else data
+
+
+def _shown(values: Values, name: str) -> str:
+    if name not in values:
+        return "not set"
+    value = values[name]
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return f"`{text}`" if len(text) <= _LONGEST_VALUE else f"`{text[:_LONGEST_VALUE]}...`"

@@ -1,0 +1,357 @@
+"""Run folders that somebody else made, copied or broke: no command signals, deletes or fails by what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.node import process_identity
+from rlinf_core.node.process_identity import own_identity
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.ownership import MARK
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE, RunState
+from tests.unit.cli.report_runs import full_run
+
+Cli = Callable[..., Any]
+COMMANDS = (["runs"], ["stop"], ["logs"], ["samples"], ["runs", "prune", "--keep", "0", "--status", "failed"])
+
+
+def created(experiment: str = "good", recipe: str = "embodied", save_path: Path | None = None) -> RunFolder:
+    config = RunnerConfig.model_validate({"logger": {"experiment_name": experiment}})
+    return RunFolder.create(config, recipe, str(save_path) if save_path else None)
+
+
+def forged(name: str, **fields: object) -> Path:
+    """A run folder that says what `fields` say, and else what a run of this process would."""
+    folder = Path("runs") / name
+    folder.mkdir(parents=True)
+    state = {"schema": "rlinf.run/1", "recipe": "a", "experiment": "b", "status": "running", **own_identity()._asdict()}
+    (folder / STATE).write_text(json.dumps(state | fields))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Every signal and deletion, which are noted instead of done."""
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: calls.append(("kill", *arguments)))
+    monkeypatch.setattr(os, "killpg", lambda *arguments: calls.append(("killpg", *arguments)))
+    monkeypatch.setattr(process_identity, "send", lambda *arguments: calls.append(("send", *arguments)))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: calls.append(("rmtree", str(path))))
+    return calls
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that drives no run."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+class TestStop:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"pid": -1, "start": None, "boot": None},
+            {"pid": -1, "start": ""},
+            {"pid": 0, "start": ""},
+            {"pid": 0, "start": "0:1"},
+            {"pid": 1, "start": "1:1"},
+            {"pid": 1, "start": process_identity.identity(1)},
+            {"start": ""},
+            {"start": "", "boot": "", "pid_namespace": 0},
+            {"boot": "", "pid_namespace": 0},
+            {"pid": os.getppid(), "start": process_identity.identity(os.getppid())},
+        ],
+    )
+    @pytest.mark.parametrize("force", [[], ["--force"]])
+    def test_signals_nothing_on_what_a_file_says(
+        self, cli: Cli, here: Path, done: list[Any], fields: dict[str, object], force: list[str]
+    ) -> None:
+        forged("x", **fields)
+        for run in ([], ["x"]):
+            assert "Traceback" not in cli("stop", *run, *force).err
+        assert done == []
+
+    def test_a_process_that_is_named_and_drives_no_run_lives(
+        self, cli: Cli, here: Path, stranger: subprocess.Popen[bytes]
+    ) -> None:
+        forged("x", pid=stranger.pid, start=process_identity.identity(stranger.pid))
+        ended = cli("stop", "x", "--force")
+        assert ended.code == 1
+        assert "nothing was ended: it is not certain that the process is the one" in ended.err
+        assert stranger.poll() is None
+
+    def test_a_copy_does_not_stop_the_run_that_it_is_of(self, cli: Cli, here: Path, done: list[Any]) -> None:
+        original = created()
+        shutil.copytree(original.path, here / "backup" / original.path.name)
+        ended = cli("stop", "--log-path", here / "backup")
+        assert (ended.code, done) == (1, [])
+        assert "does not have the folder open" in ended.err
+
+    def test_a_live_run_is_found_beside_broken_ones(self, cli: Cli, here: Path, done: list[Any]) -> None:
+        run = created()
+        forged("far", host="farm-7", boot="0")
+        forged("worse", pid=-1)
+        monkey = cli("stop", "--timeout", "0")
+        assert [call[0] for call in done] == ["send"]
+        assert done[0][2] == signal.SIGTERM
+        assert "runs/worse is left out: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
+        assert run.state.alive
+
+
+class TestOneBadFolder:
+    @pytest.mark.parametrize(
+        ("content", "why"),
+        [
+            ('{"schema": "rlinf.run/1", "recipe": 5, "experiment": "b"}', "`recipe` is `5`"),
+            ('{"schema": "rlinf.run/1", "recipe": "a", "experiment": "b", "status": "weird"}', '`status` is `"weird"`'),
+            ('{"schema": "rlinf.run/1", "recipe": "a", "experiment": "b", "created": null}', "`created` is `null`"),
+            ('{"schema": "rlinf.run/1", "recipe": "a", "experiment": "b", "checkpoints": null}', "`checkpoints` is"),
+            ('{"schema": "rlinf.run/1", "recipe": "a", "experiment": "b", "earlier": "x"}', '`earlier` is `"x"`'),
+            ('{"schema": "rlinf.run/2", "recipe": "a", "experiment": "b"}', '`schema` is `"rlinf.run/2"`'),
+            ("[" * 200_000, "is nested more than 100 levels deep"),
+            ("{", "is not JSON"),
+            ("", "is not JSON"),
+            ("[]", "is not a JSON object"),
+            ("\xff\xfe", "is not JSON"),
+            ("x" * (2 << 20), "is larger than 1 MiB"),
+            ("pipe", "is a pipe, not a regular file"),
+            ("device", "is a device, not a regular file"),
+            ("folder", "is a folder, not a regular file"),
+            ("nowhere", "cannot be read"),
+        ],
+    )
+    def test_hides_no_other(self, cli: Cli, here: Path, content: str, why: str) -> None:
+        good = created()
+        good.end("finished")
+        bad = here / "runs" / "bad"
+        bad.mkdir()
+        match content:
+            case "pipe":
+                os.mkfifo(bad / STATE)
+            case "device":
+                (bad / STATE).symlink_to("/dev/zero")
+            case "folder":
+                (bad / STATE).mkdir()
+            case "nowhere":
+                (bad / STATE).symlink_to("nowhere")
+            case _:
+                (bad / STATE).write_text(content)
+        ended = cli("runs")
+        assert (ended.code, len(ended.out.splitlines())) == (0, 2)
+        if content != "nowhere":
+            assert "runs/bad is left out: `run.json` " in ended.err
+            assert why in ended.err
+            (told,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
+            assert why in told["reason"]
+        for command in COMMANDS:
+            for run in ([], ["bad"]) if command != ["runs"] else ([],):
+                assert "this is a bug" not in cli(*command, *run).err
+        assert cli("runs", "prune", "bad", "--delete").code == 1
+        assert bad.exists()
+
+
+class TestPrune:
+    def test_a_run_of_another_container_is_not_failed(self, cli: Cli, here: Path) -> None:
+        run = created()
+        # As a container with this host's name sees it: the pid is nobody's, or somebody else's.
+        run.update(pid_namespace=run.state.pid_namespace + 1, start=f"{run.state.pid}:1")
+        assert cli("runs").out.splitlines()[1].split()[2] == "unknown"
+        assert cli("runs", "prune", "--status", "failed", "--delete").code == 0
+        for arguments in (["--keep", "0", "--older-than", "0m"], [run.path.name]):
+            ended = cli("runs", "prune", *arguments, "--delete")
+            assert "may be going on and stays" in ended.err
+        assert run.path.is_dir()
+
+    def test_a_copy_leaves_the_checkpoints_of_the_original(self, cli: Cli, here: Path) -> None:
+        original = created(save_path=here / "weights")
+        original.checkpoints.begin(4)
+        original.checkpoints.commit(4, Manifest(4))
+        original.end("finished")
+        shutil.copytree(here / "runs", here / "backup")
+        listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
+        kept = here / "weights" / original.path.name
+        assert f"checkpoints in {kept} stay: it is" in listed.out
+        assert "it is marked as that of the run in" in listed.out
+        assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
+        assert not list((here / "backup").iterdir())
+        assert original.checkpoints.latest() is not None
+        # The original's own go with it, and the listing says so before.
+        assert f"{kept}, " in cli("runs", "prune", "--status", "finished").out
+        assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
+        assert (original.path.exists(), kept.exists()) == (False, False)
+
+    def test_a_copy_that_took_the_place_of_the_original_leaves_them_too(self, cli: Cli, here: Path) -> None:
+        original = created(save_path=here / "weights")
+        original.end("finished")
+        shutil.copytree(here / "runs", here / "copy")
+        (here / "runs").rename(here / "moved")
+        (here / "copy").rename(here / "runs")
+        assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
+        assert (here / "weights" / original.path.name).is_dir()
+
+    @pytest.mark.parametrize("mark", [None, "{}", "[" * 200_000, "pipe", "link", "of another run"])
+    def test_a_folder_that_does_not_say_whose_it_is_stays(self, cli: Cli, here: Path, mark: str | None) -> None:
+        other = created("other", save_path=here / "weights")
+        run = created()
+        precious = here / "precious" / run.path.name
+        precious.mkdir(parents=True)
+        if mark == "pipe":
+            os.mkfifo(precious / MARK)
+        elif mark == "link":
+            (precious / MARK).symlink_to(here / "weights" / other.path.name / MARK)
+        elif mark == "of another run":
+            shutil.copy(here / "weights" / other.path.name / MARK, precious / MARK)
+        elif mark is not None:
+            (precious / MARK).write_text(mark)
+        run.update(checkpoints=str(precious))
+        run.end("finished")
+        ended = cli("runs", "prune", "--status", "finished", "--delete")
+        assert (ended.code, precious.is_dir(), run.path.exists()) == (0, True, False)
+
+    @pytest.mark.parametrize("checkpoints", ["..", ".", "../other", "/", "checkpoints/../../other"])
+    def test_paths_that_lead_out_of_the_folder_delete_nothing(self, cli: Cli, here: Path, checkpoints: str) -> None:
+        (here / "runs" / "other").mkdir(parents=True)
+        (here / "runs" / "other" / "data").write_text("mine")
+        run = created()
+        run.update(checkpoints=checkpoints)
+        run.end("finished")
+        assert cli("runs", "prune", run.path.name, "--delete").code == 0
+        assert (here / "runs" / "other" / "data").exists()
+
+    def test_a_run_that_is_reached_by_a_link_stays(self, cli: Cli, here: Path) -> None:
+        run = created()
+        run.end("finished")
+        (here / "shared").mkdir()
+        run.path.rename(here / "shared" / "run")
+        (here / "runs" / "link").symlink_to(here / "shared" / "run")
+        ended = cli("runs", "prune", "--status", "finished", "--delete")
+        assert ended.code == 1
+        assert "it is a link" in ended.err
+        assert (here / "shared" / "run" / STATE).is_file()
+
+    def test_two_runs_of_one_name_do_not_share_their_checkpoints(self, here: Path) -> None:
+        first = created(save_path=here / "weights")
+        config = RunnerConfig.model_validate({"logger": {"experiment_name": "good", "log_path": str(here / "b")}})
+        (here / "b").mkdir()
+        second = RunFolder.create(config, "embodied", str(here / "weights"))
+        assert first.checkpoints.folder != second.checkpoints.folder
+
+
+def test_a_copy_that_is_resumed_leaves_the_original_alone(here: Path) -> None:
+    original = created(save_path=here / "weights")
+    original.checkpoints.begin(4)
+    original.checkpoints.commit(4, Manifest(4))
+    original.end("finished")
+    copy = here / "backup" / original.path.name
+    shutil.copytree(original.path, copy)
+    config = RunnerConfig.model_validate({"resume_dir": str(copy), "logger": {"log_path": str(here / "backup")}})
+    resumed = RunFolder.create(config, "embodied")
+    assert resumed.path not in (copy, original.path)
+    assert resumed.checkpoints.folder != original.checkpoints.folder
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([-1, 0, 1, 2, os.getpid(), f"{os.getpid()}:1", "", "..", "/", "running", "failed", "finished"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.dictionaries(st.sampled_from([*RunState.model_fields, "schema"]), VALUES, max_size=4)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fields=FIELDS)
+def test_no_value_of_any_field_signals_deletes_or_breaks(
+    cli: Cli, here: Path, done: list[tuple[object, ...]], fields: dict[str, object]
+) -> None:
+    for entry in (here / "runs").glob("*/*"):
+        entry.unlink()
+        entry.parent.rmdir()
+    forged("x", **fields)
+    done.clear()
+    for command in (["stop"], ["stop", "x", "--force"], ["runs"], ["logs"], ["runs", "prune", "x", "--delete"]):
+        ended = cli(*command)
+        assert ended.code in (0, 1, 2)
+        assert "this is a bug" not in ended.err
+        assert "Traceback" not in ended.err
+    # Its own folder may be deleted: that was asked for by name.
+    assert not [call for call in done if call[0] != "rmtree" or not Path(str(call[1])).is_relative_to(here / "runs/x")]
+
+
+FILES = (
+    *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "placement.svg", "environment.json"),
+    *("memory.json", "memory_forecast.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
+    *("logs/actor/rank_0.log", "videos/small.mp4"),
+)
+
+
+CONTENTS = ("pipe", "device", "folder", "[" * 20_000 + "\n", "5\n", '{"step": "x"}\n', "\xff")
+
+
+def put(path: Path, content: str) -> None:
+    """Put a pipe, a device, a folder or a text in the place of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    match content:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case _:
+            path.write_text(content, encoding="latin-1")
+
+
+def look_at(cli: Cli, run: Path, other: Path) -> None:
+    """Give a run to every command that reads run folders."""
+    commands: list[list[object]] = [["runs"], ["logs", run], ["samples", run], ["report", run], ["compare", run, other]]
+    for command in commands:
+        ended = cli(*command)
+        assert "this is a bug" not in ended.err
+        assert ended.code == 0 or (ended.code == 1 and command[0] != "runs")
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_no_files_of_a_run_block_or_break_a_command(cli: Cli, here: Path, content: str) -> None:
+    run, other = full_run("runs"), full_run("runs")
+    for name in FILES[1:]:
+        put(run.path / name, content)
+    look_at(cli, run.path, other.path)
+    put(run.path / FILES[0], content)
+    look_at(cli, run.path, other.path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", FILES)
+def test_no_single_file_blocks_or_breaks_a_command(cli: Cli, here: Path, name: str, content: str) -> None:
+    run, other = full_run("runs"), full_run("runs")
+    put(run.path / name, content)
+    look_at(cli, run.path, other.path)
