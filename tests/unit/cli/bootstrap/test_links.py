@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import queue
 import socket
@@ -133,7 +134,12 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(node_links, "_say", say)
     request = {"secret": secret, "address": "127.0.0.1", "ports": [21400, 21499], "deadline": 60.0}
-    serving = threading.Thread(target=node_links.serve, args=(request,), daemon=True)
+
+    def serve() -> None:
+        with contextlib.suppress(SystemExit):
+            node_links.serve(request)
+
+    serving = threading.Thread(target=serve, daemon=True)
     serving.start()
     port = said.get(timeout=30)["port"]
     crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(60)]
