@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import queue
 import socket
@@ -124,9 +125,22 @@ def test_nobody_without_the_secret_is_answered_and_nothing_else_is_taken_for_a_n
 def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = hashlib.sha256(b"one").hexdigest()
     said: queue.Queue[dict[str, Any]] = queue.Queue()
-    monkeypatch.setattr(node_links, "_say", said.put)
+    measured = threading.Event()
+
+    def say(line: dict[str, Any]) -> None:
+        if measured.is_set():
+            raise SystemExit  # as where nobody reads any more
+        said.put(line)
+
+    monkeypatch.setattr(node_links, "_say", say)
     request = {"secret": secret, "address": "127.0.0.1", "ports": [21400, 21499], "deadline": 60.0}
-    threading.Thread(target=node_links.serve, args=(request,), daemon=True).start()
+
+    def serve() -> None:
+        with contextlib.suppress(SystemExit):
+            node_links.serve(request)
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
     port = said.get(timeout=30)["port"]
     crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(60)]
     found = measure({"secret": secret, "peer": ["127.0.0.1", port], "seconds": 0.1})
@@ -135,6 +149,9 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
     assert len(answering) <= 32
     for each in crowd:
         each.close()
+    measured.set()
+    serving.join(60)
+    assert not serving.is_alive()
 
 
 def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
