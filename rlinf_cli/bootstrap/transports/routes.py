@@ -75,10 +75,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
+    watches = sys.version_info < (3, 12) and hasattr(os, "pidfd_open")
+    if watches:
         # Python 3.11 would wait for each process in a thread of its own.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
-    with warnings.catch_warnings():
-        # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
-        warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
-        return asyncio.run(work)
+    try:
+        with warnings.catch_warnings():
+            # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
+            warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
+            return asyncio.run(work)
+    finally:
+        if watches:
+            # It serves this loop alone: a loop of another thread would start no processes.
+            asyncio.set_child_watcher(None)  # pyright: ignore[reportDeprecated, reportArgumentType]
