@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.set_files import check_files, check_hdf5, videos
 from recipes.demonstrations.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape, check_alike
@@ -18,18 +17,14 @@ from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import (
-    check_sources,
-    fitted_actions,
-    read_source,
-    without_interventions,
-    without_rewards,
-)
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import install_command, missing_modules
+
+if TYPE_CHECKING:
+    from recipes.demonstrations.demonstrations import Demonstrations
 
 _PATHS: Path = ("data", "train_data_paths")
 # Rows of larger data sets are looked at when the run starts.
@@ -64,8 +59,10 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
                 whole[at] = data
         except DatasetError as error:
             report(at, "unusable-path", _told(error), error.help or "")
+    if not shapes:
+        return
     try:
-        check_sources(config.data)
+        _reading().check_sources(config.data)
     except DatasetError as error:
         report(_PATHS, "conflicting-settings", error.message, error.help or "")
     for at, shape in shapes[1:]:
@@ -79,6 +76,13 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
         _check_content(config, next(iter(whole)), list(whole.values()), report)
 
 
+def _reading() -> Any:
+    """Return the module that reads rows: it needs numpy, which a file without data sets is checked without."""
+    from recipes.embodied.learning import data_reading
+
+    return data_reading
+
+
 def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) -> DatasetShape | None:
     """Return the sizes of an HDF5 file; None where it is not there, or cannot be read by this Python."""
     if not os.path.isfile(source.path):
@@ -87,7 +91,7 @@ def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) 
     check_hdf5(FilePath(source.path))
     if not _check_packages(source.path, ["h5py"], at, report):
         return None
-    return read_source(config.data, source, pictures=False).shape
+    return _reading().read_source(config.data, source, pictures=False).shape
 
 
 def _rows(
@@ -103,7 +107,7 @@ def _rows(
             message = f"`{source.path}` has {info.total_frames} rows: they are checked when the run starts"
             report(at, "unusable-path", message, severity=Severity.NOTE)
             return None
-    data = read_source(config.data, source, pictures=False)
+    data = _reading().read_source(config.data, source, pictures=False)
     for note in data.notes:
         report(at, "dataset-mismatch", f"{note}: `{source.path}`", severity=Severity.NOTE)
     return data
@@ -112,14 +116,14 @@ def _rows(
 def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations], report: Report) -> None:
     """Report columns that what is learned needs, and that no data set has."""
     if config.data.only_interventions and all(part.interventions is None for part in parts):
-        error = without_interventions(parts[0])
+        error = _reading().without_interventions(parts[0])
         about = [("data", "only_interventions")]
         report(at, "dataset-mismatch", _told(error), error.help or "", about=about)
     if not is_off_policy(config.algorithm.loss_type) or config.recipe != "embodied":
         return
     for part in parts:
         if part.rewards is None or part.successes is None:
-            error = without_rewards(part)
+            error = _reading().without_rewards(part)
             report(at, "dataset-mismatch", _told(error), error.help or "", about=[("algorithm", "loss_type")])
             return
 
@@ -171,7 +175,7 @@ def _check_environment(
             for data in whole.values():
                 if data.actions.shape[1] != facts.spec.action_size:
                     continue  # told as a difference between the data sets
-                fitted = fitted_actions(data, facts.spec, clips=config.data.clip_actions)
+                fitted = _reading().fitted_actions(data, facts.spec, clips=config.data.clip_actions)
                 for note in fitted.notes[len(data.notes) :]:
                     report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)
         except DatasetError as error:
