@@ -23,6 +23,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import load_source, read
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.scalars import plain
@@ -169,9 +170,14 @@ def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResu
 def _config(folder: RunFolder) -> dict[str, Any]:
     """Return the resolved configuration of a run as plain data."""
     diagnostics = Diagnostics()
-    source = load_source(str(folder.config_file), diagnostics)
+    try:
+        content = read_bounded(folder.config_file)
+    except OSError as error:
+        where, why = str(folder.config_file), error.strerror
+        raise RunError("the configuration of a run cannot be read", where=where, why=why) from None
+    source = load_source("-", diagnostics, stdin=content)
     tree = read(source, diagnostics) if source is not None else None
     if tree is None:
         first = next(iter(diagnostics))
-        raise RunError("the configuration of a run cannot be read", where=str(first.span), why=first.message)
+        raise RunError("the configuration of a run cannot be read", where=str(folder.config_file), why=first.message)
     return cast("dict[str, Any]", plain(to_data(tree)))

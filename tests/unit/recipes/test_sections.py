@@ -218,7 +218,7 @@ def test_optimizer_ranges(value: dict[str, Any]) -> None:
         (RunnerConfig, {"logger": {"logger_backends": ["tensorbord"]}}, "literal_error"),
         (RunnerConfig, {"trace": "yes"}, "wrong-type"),
         (ActorConfig, {"global_batch_size": 0}, "greater_than_equal"),
-        (ActorConfig, {"global_batch_size": 8.0}, "wrong-type"),
+        (ActorConfig, {"global_batch_size": 8.5}, "wrong-type"),
         (ActorConfig, {"global_batch_size": 8, "seed": -1}, "greater_than_equal"),
         (DataConfig, {"train_data_paths": ["a.jsonl", ""]}, "bad-value"),
         (RewardConfig, {"reward_type": "exakt"}, "unknown-choice"),

@@ -38,9 +38,9 @@ def test_weights_are_those_given_or_those_that_the_file_names() -> None:
     assert weights_of(config, given) == (given, given)
     with pytest.raises(ConfigError, match="no weights are named"):
         weights_of(config, None)
-    assert weights_of(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model"))
+    assert weights_of(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model").absolute())
     loaded = config_of({"checkpoint_load_path": "global_step_3", "model": {"model_path": "model"}})
-    assert weights_of(loaded, None) == (Path("global_step_3"), Path("global_step_3"))
+    assert weights_of(loaded, None) == (Path("global_step_3").absolute(), Path("global_step_3").absolute())
 
 
 def config_of(actor: Any = None, **env: Any) -> EmbodiedConfig:

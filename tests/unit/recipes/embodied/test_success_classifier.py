@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class SeenArm(FrankaKinEnv):
     def spec(self) -> EnvSpec:
         known = super().spec
         views = {"side": (32, 32, 3), "above": (32, 32, 3)}
-        return EnvSpec(known.state_size, known.action_size, cameras=views)
+        return replace(known, cameras=views)
 
     def _observe(self) -> Observation:
         drawn = self.picture(self.look(np.arange(self.num_envs)))
