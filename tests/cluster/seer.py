@@ -28,7 +28,8 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 _ON_HEAD = (
-    "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import cluster_records\n"
+    "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
+    "from rlinf_core.node import cluster_records\n"
     "sys.exit(driver.run_on_head(cluster_records.recorded(sys.argv[1]), sys.argv[2:]))"
 )
 

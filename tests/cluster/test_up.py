@@ -153,7 +153,8 @@ def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) ->
     script = five.folder / "driver.py"
     script.write_text(DRIVER)
     code = (
-        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import cluster_records\n"
+        "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
+        "from rlinf_core.node import cluster_records\n"
         "sys.exit(driver.run_on_head(cluster_records.recorded('five'), sys.argv[1:]))"
     )
     done = five.hosts.control.run([sys.executable, "-c", code, str(script), str(five.file)], env=five.env)
@@ -178,7 +179,8 @@ def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
     script = five.folder / "waits.py"
     script.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
     code = (
-        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import cluster_records\n"
+        "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
+        "from rlinf_core.node import cluster_records\n"
         "sys.exit(driver.run_on_head(cluster_records.recorded('five'), sys.argv[1:]))"
     )
     run = five.hosts.control.spawn(
@@ -229,7 +231,8 @@ def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
     done = hosts.control.rlinf("up", str(file), "--sync", str(folder / "code"), "--timeout", "90", env=env)
     assert done.returncode == 0, done.stderr
     code = (
-        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import cluster_records\n"
+        "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
+        "from rlinf_core.node import cluster_records\n"
         "see = 'import of_the_users, rlinf_core; print(of_the_users.__file__, rlinf_core.__file__)'\n"
         "sys.exit(driver.run_on_head(cluster_records.recorded('sync'), ['-c', see]))"
     )

@@ -15,7 +15,7 @@ from rlinf_core.process.import_path import OWN_ROOT
 DRIVER = """\
 import os, sys
 sys.path.pop(0)
-from rlinf_core import import_path
+from rlinf_core.process import import_path
 import_path.manage(os.getcwd())
 import json
 import mine
