@@ -135,7 +135,19 @@ class AgentWorker(Worker):
         put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
-        """Run the agent once. What goes wrong in it costs the run, and is counted."""
+        """Run the agent once, and once more, from the beginning, where something failed that is not the model's fault.
+
+        What fails again costs the run, which is then no sample, and is counted.
+        """
+        run = await self._attempt(prompt, problem, sample, route)
+        retries = 0.0
+        if run.course.failure == "error":
+            run, retries = await self._attempt(prompt, problem, sample, route), 1.0
+        self._client.leave(route)
+        figures = {**run.course.figures, "agent/retries": retries}
+        return run._replace(course=run.course._replace(figures=figures))
+
+    async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
         turns: list[TurnRecord] = []
 
         def use(call: ToolCall, seen: Observation) -> None:
@@ -152,7 +164,6 @@ class AgentWorker(Worker):
             began = time.perf_counter()
             outcome, ended, why = await self._outcome(task, model, tools)
             seconds = time.perf_counter() - began
-        self._client.leave(route)
         figures = {
             "agent/turns": float(model.turns),
             "agent/seconds": seconds,

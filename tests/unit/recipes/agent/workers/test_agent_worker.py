@@ -1,0 +1,42 @@
+"""Agent workers: what fails by machinery is run once more, and is no sample where it fails again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from recipes.agent.workers.agent_worker import AgentWorker
+from recipes.language.answers.answer_group import Course
+
+
+class Attempts(AgentWorker):
+    """An agent worker whose attempts end as given."""
+
+    def __init__(self, *failures: str) -> None:
+        self.ended = list(failures)
+        self.left: list[Any] = []
+        client: Any = self
+        self._client = client
+
+    def leave(self, route: Any) -> None:
+        self.left.append(route)
+
+    async def _attempt(self, prompt: Any, problem: Any, sample: int, route: Any) -> Any:
+        from recipes.agent.workers.agent_worker import _Run  # pyright: ignore[reportPrivateUsage]
+
+        return _Run(f"{len(self.ended)} left", [], Course(failure=self.ended.pop(0), figures={"agent/turns": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("failures", "failure", "retries"),
+    [(("",), "", 0), (("error", ""), "", 1), (("error", "error"), "error", 1), (("timeout",), "timeout", 0)],
+)
+def test_a_failed_run_begins_once_more(failures: tuple[str, ...], failure: str, retries: int) -> None:
+    worker, nothing = Attempts(*failures), object()
+    run = asyncio.run(worker._run(nothing, nothing, 0, nothing))  # pyright: ignore
+    assert run.course.failure == failure
+    assert run.course.figures == {"agent/turns": 1.0, "agent/retries": retries}
+    assert worker.ended == []
+    assert worker.left == [nothing]
