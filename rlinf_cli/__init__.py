@@ -1,6 +1,6 @@
 """The `rlinf` command."""
 
-from rlinf_core.config import foreign_names
+from rlinf_core.config.validating import foreign_names
 
 
 def _names_of_related_projects() -> foreign_names.ForeignNames:

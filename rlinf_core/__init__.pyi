@@ -18,7 +18,7 @@ from rlinf_core.channel.operation import ChannelFull as ChannelFull
 from rlinf_core.channel.queue_state import KeyStatistics as KeyStatistics
 from rlinf_core.cluster.cluster import Cluster as Cluster
 from rlinf_core.collective.work import Work as Work
-from rlinf_core.config.cluster import ClusterConfig as ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig as ClusterConfig
 from rlinf_core.config.model import ConfigModel as ConfigModel
 from rlinf_core.config.sections.job import JobConfig as JobConfig
 from rlinf_core.config.sections.runner import RunnerConfig as RunnerConfig

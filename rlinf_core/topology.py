@@ -15,8 +15,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from rlinf_core.config.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
-from rlinf_core.config.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
+from rlinf_core.config.machines.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
+from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model

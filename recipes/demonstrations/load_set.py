@@ -7,9 +7,9 @@ from pathlib import Path
 
 from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
-from recipes.demonstrations.lerobot import read_lerobot
+from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
+from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS
 from recipes.demonstrations.names import Role
-from recipes.demonstrations.set_info import HDF5_ENDINGS
 
 
 def read_demonstrations(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_info import DATA_FILES, HDF5_ENDINGS, DatasetInfo, read_info
+from recipes.demonstrations.lerobot.set_info import DATA_FILES, HDF5_ENDINGS, DatasetInfo, read_info
 from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.memory.env_memory import EnvironmentSizes, env_forecast, environment_sizes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from rlinf_core.config.model_fields import fields_at, item_type, model_of, types_at, value_type
-from rlinf_core.config.paths import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, format_path
+from rlinf_core.config.validating.model_fields import fields_at, item_type, model_of, types_at, value_type
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_core.config.cluster import SshConfig
-from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.machines.cluster import SshConfig
+from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.node import cluster_records
 

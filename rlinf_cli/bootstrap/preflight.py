@@ -19,7 +19,7 @@ from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, dist
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
 from rlinf_core.node.cluster_records import ClusterRecord

@@ -16,8 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from rlinf_core.config.foreign_names import foreign_names
-from rlinf_core.config.model_fields import (
+from rlinf_core.config.composing.paths import PathSyntaxError, parse_path
+from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
+from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.model_fields import (
     ITEM,
     alternatives,
     item_type,
@@ -27,8 +29,6 @@ from rlinf_core.config.model_fields import (
     places_of,
     value_type,
 )
-from rlinf_core.config.paths import PathSyntaxError, parse_path
-from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
 from rlinf_core.hardware.robots.unit import RobotUnit

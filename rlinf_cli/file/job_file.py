@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rlinf_cli.bootstrap import preflight
     from rlinf_cli.bootstrap.inventory import NodeTarget
-    from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job
     from rlinf_core.topology import ClusterTopology, NodeInfo

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
 
 from rlinf_cli.file.field_docs import hardware_models
-from rlinf_core.config.cluster import ClusterConfig, HardwareConfig
-from rlinf_core.config.foreign_names import foreign_names
-from rlinf_core.config.model_fields import sections
+from rlinf_core.config.machines.cluster import ClusterConfig, HardwareConfig
+from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.model_fields import sections
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -18,9 +18,9 @@ from rlinf_cli.importing.rules.machine_places import without_inner
 from rlinf_cli.importing.rules.rules_rlinf import moved_section
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
-from rlinf_core.config.model_fields import fields_at, model_of, types_at
-from rlinf_core.config.paths import parse_path, to_path
+from rlinf_core.config.composing.paths import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
+from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
 _NO_CRITIC: Final = "without `adv_estimator: gae` nobody asks for values"
 

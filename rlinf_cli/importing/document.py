@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlinf_cli.importing.comments import NO_COMMENTS, Comments
-from rlinf_core.config.origins import yaml_text
+from rlinf_core.config.composing.origins import yaml_text
 from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode
 
 WIDTH: Final = 120

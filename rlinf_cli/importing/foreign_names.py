@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.foreign_names import Renamed
-from rlinf_core.config.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.validating.foreign_names import Renamed
+from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, step, written_fields
 
 TABLES: Final = FilePath(__file__).with_suffix(".toml")
 OURS: Final = ("rlinf_core", "recipes")

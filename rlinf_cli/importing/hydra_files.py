@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.merge import merge
-from rlinf_core.config.reader import load_source, read, resolve_plain
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find
+from rlinf_core.config.yaml.reader import load_source, read, resolve_plain
 
 DEFAULTS: Final = "defaults"
 HYDRA: Final = "hydra"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from rlinf_core.config.paths import PathSyntaxError, parse_path, to_path
-from rlinf_core.config.reader import resolve_plain
+from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, child, format_path
+from rlinf_core.config.yaml.reader import resolve_plain
 
 MAX_DEPTH: Final = 40
 _RESOLVER: Final = re.compile(r"\s*([A-Za-z_][\w.]*):")

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from rlinf_cli.importing.hydra_files import DEFAULTS, HydraFile, compose_hydra, named_files
 from rlinf_cli.importing.projects import JOB_SECTIONS
+from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.overrides import apply_overrides, parse_overrides
-from rlinf_core.config.reader import load_source, read
+from rlinf_core.config.yaml.reader import load_source, read
 
 ENDINGS: Final = (".yaml", ".yml")
 # What a converted file is called beside its original.

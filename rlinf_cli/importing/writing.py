@@ -10,7 +10,7 @@ from rlinf_cli.importing.decisions import Conversion, KeyDecision, puts
 from rlinf_cli.importing.document import FileSection, Value, left_out, list_value, scalar_text, short
 from rlinf_cli.importing.omegaconf_references import UnresolvableError
 from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue
-from rlinf_core.config.origins import inline
+from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
 

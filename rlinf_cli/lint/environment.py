@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rlinf_core.config.cluster import EnvConfig
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.machines.cluster import EnvConfig
 from rlinf_core.config.rules.environment import variable_paths
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.secrets import is_secret

@@ -19,7 +19,7 @@ def lint(job: Job) -> Iterator[Diagnostic]:
     view = job.view
     if view is None or not any(_LIKELY.search(source.text) for source in job.sources):
         return
-    from rlinf_core.config.model_fields import types_at
+    from rlinf_core.config.validating.model_fields import types_at
 
     model = ClusterFile if job.recipe is None else job.recipe.config_model()
     for path, scalar in scalars(view.tree):

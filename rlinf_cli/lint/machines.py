@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.hosts import expand_hosts
+from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.ranks import format_range, merge_ranges, subtract
 from rlinf_core.config.rules.groups import group_ranges
 from rlinf_core.config.rules.site import CLUSTER, Site

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, NoEffect, WorldSizes
-from rlinf_core.config.pruning import Validated
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span
+from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.load import Job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import FindingPlace, Report

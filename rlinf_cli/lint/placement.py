@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
 from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
 from rlinf_core.config.places import naming, place
 from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
 from rlinf_core.config.source import Span

@@ -11,7 +11,7 @@ from rlinf_cli.console import console
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap import cluster_state, preflight
     from rlinf_cli.bootstrap.inventory import NodeTarget
-    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.job.recipe import Trial
     from rlinf_core.node.cluster_records import ClusterRecord
 

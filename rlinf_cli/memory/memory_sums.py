@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from recipes.training.memory.process_forecast import ProcessForecast
-    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.placement.placement import Placement
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_cli.file.job_file import SoundJob
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.tree import ScalarNode, find

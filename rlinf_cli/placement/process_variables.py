@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rlinf_cli.bootstrap.inventory import ray_interpreter
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.places import place
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find

@@ -51,7 +51,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
         ConfigError: one of them is not set.
     """
     from rlinf_cli.bootstrap.transports.head_driver import run_on_head
-    from rlinf_core.config.origins import resolved_text
+    from rlinf_core.config.composing.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ)

@@ -106,7 +106,7 @@ class DocumentWriter(View):
 
     def _origins(self) -> dict[str, str]:
         from rlinf_cli.render.config_view import config_record
-        from rlinf_core.config.origins import origins
+        from rlinf_core.config.composing.origins import origins
         from rlinf_core.config.secrets import mask
 
         if self._job.tree is None:

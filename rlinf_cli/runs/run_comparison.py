@@ -20,8 +20,8 @@ from rlinf_cli.runs.metric_comparison import (
 )
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.reader import load_source, read
 from rlinf_core.config.tree import to_data
+from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.runners.metrics import Metrics, read_metrics

@@ -30,7 +30,7 @@ from rlinf_core.cluster.membership import (
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.collective.endpoint_info import advertised_address
-from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig
+from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen

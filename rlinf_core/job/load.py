@@ -15,18 +15,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlinf_core.config.cluster import ClusterConfig
-from rlinf_core.config.compose import Composed, compose
+from rlinf_core.config.composing.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.pruning import Validated
-from rlinf_core.config.reader import load_source
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.rules import environment, groups, hardware
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode
-from rlinf_core.config.validation import ANY_ITEM, StandIns, validate
+from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
+from rlinf_core.config.yaml.reader import load_source
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.check import check_placement
@@ -327,7 +327,7 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
     Raises:
         RLinfError: it cannot be read, or names no group of the cluster.
     """
-    from rlinf_core.config.assumptions import check_labels, parse_assumption
+    from rlinf_core.config.machines.assumptions import check_labels, parse_assumption
 
     check_labels([parse_assumption(text)], cluster)
 

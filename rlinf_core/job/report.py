@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, find_components
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.merge import COMPONENT_PLACEMENT, find_components
 from rlinf_core.config.places import part, place
-from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, find
+from rlinf_core.config.validating.pruning import Validated
 
 
 class FindingPlace(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.ports import NodePorts

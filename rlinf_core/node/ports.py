@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from rlinf_core.config.cluster_values import FEWEST_PORTS
+from rlinf_core.config.machines.cluster_values import FEWEST_PORTS
 from rlinf_core.errors import ConfigError
 
 _FIXED_PORTS: Final = 16

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rlinf_core.config.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.pruning import Validated
+from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
+from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.placement.positions import (
     GROUPS,
     component_paths,

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from pydantic import ValidationError
 
-from rlinf_core.config.cluster import ClusterConfig, PlacementEntry
+from rlinf_core.config.machines.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.placement import Placement

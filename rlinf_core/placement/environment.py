@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.machines.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from rlinf_core.config.origins import default_origins, plain_data, yaml_of
+from rlinf_core.config.composing.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.foreign.terminal_text import escaped

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_info import read_info
+from recipes.demonstrations.lerobot.set_info import read_info
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.intervention_types import NONE

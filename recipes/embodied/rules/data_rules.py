@@ -8,10 +8,10 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_files import check_files, check_hdf5, videos
-from recipes.demonstrations.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
+from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5, videos
+from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
+from recipes.demonstrations.lerobot.video_faults import check_videos
 from recipes.demonstrations.shape import DatasetShape, check_alike
-from recipes.demonstrations.video_faults import check_videos
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig

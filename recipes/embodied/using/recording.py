@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
 from recipes.demonstrations.names import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
-from recipes.demonstrations.set_info import Feature
-from recipes.demonstrations.writer import DatasetWriter, check_new
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES

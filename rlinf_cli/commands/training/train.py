@@ -139,7 +139,7 @@ def _plan(parts: SoundJob, file: str) -> str:
 
 def _dry_run(job: Job, parts: SoundJob, file: str, output: Output) -> None:
     from rlinf_cli.render.config_view import config_record, config_text
-    from rlinf_core.config.origins import origins, says_something
+    from rlinf_core.config.composing.origins import origins, says_something
     from rlinf_core.config.secrets import mask
 
     tree = mask(parts.tree, parts.secret)

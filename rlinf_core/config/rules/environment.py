@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlinf_core.config.cluster import EnvConfig, NodeGroup
+from rlinf_core.config.machines.cluster import EnvConfig, NodeGroup
 from rlinf_core.config.ranks import NodeRanks, common, format_range
 from rlinf_core.config.rules.groups import bounds, group_ranges, order, ranges_of
 from rlinf_core.config.rules.site import Claim, Site, contradictions, outside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.config.cluster import CLUSTER_LABEL, MAX_NODES, RESERVED_LABELS
+from rlinf_core.config.machines.cluster import CLUSTER_LABEL, MAX_NODES, RESERVED_LABELS
 from rlinf_core.config.ranks import NodeRanks, common, format_range, merge_ranges
 from rlinf_core.config.rules.site import CLUSTER, Claim, Site, contradictions
 from rlinf_core.config.source import Span

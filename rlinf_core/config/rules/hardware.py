@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.config.cluster import NodeGroup
+from rlinf_core.config.machines.cluster import NodeGroup
 from rlinf_core.config.rules.groups import group_ranges, out_of_range
 from rlinf_core.config.rules.site import Site, outside
 from rlinf_core.config.tree import Path

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.machines.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.places import naming, part, place
-from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import NodeRanks, subtract
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, child, find
+from rlinf_core.config.validating.pruning import Validated
 
 V = TypeVar("V", bound=Hashable)
 P = TypeVar("P")

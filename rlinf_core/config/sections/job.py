@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Text
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
-from rlinf_core.config.origins import resolved_text
+from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError

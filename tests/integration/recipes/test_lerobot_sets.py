@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.demonstrations.lerobot import read_lerobot
-from recipes.demonstrations.set_info import Feature
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 
 PYTHON = os.environ.get("RLINF_TEST_LEROBOT", "")
 PROGRAM = Path(__file__).with_name("lerobot_sets.py")

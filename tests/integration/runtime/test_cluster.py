@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
 
 SEEN = "SEEN_BY_THE_ACTOR"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.placement.flexible import FlexiblePlacementStrategy
 from rlinf_core.placement.node import NodePlacementStrategy

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from rlinf_cli.runs.metric_comparison import differences
 from rlinf_cli.runs.provenance import Provenance, write_provenance
-from rlinf_core.config.origins import resolved_text
+from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import MetricsWriter

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.rules.env_rules import sizes_of

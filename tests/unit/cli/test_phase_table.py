@@ -14,7 +14,7 @@ from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 from rlinf_cli.console import console
 from rlinf_cli.live.phase_table import PhaseTable
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.state import state_checkpoint
 from rlinf_core import RLinfError, load_policy
-from rlinf_core.config.origins import resolved_text
+from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
 from rlinf_core.runners.storage.resuming import find_source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_cli.placement.unit_uses import UnitUse, unit_uses
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
 

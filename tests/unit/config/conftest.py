@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_core.config.compose import Composed, compose
+from rlinf_core.config.composing.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import MappingNode
+from rlinf_core.config.yaml.reader import decode, read
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 

@@ -15,10 +15,10 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.model_fields import sections, written_fields
-from rlinf_core.config.pruning import Validated
 from rlinf_core.config.tree import MappingNode, Path, to_data
-from rlinf_core.config.validation import validate
+from rlinf_core.config.validating.model_fields import sections, written_fields
+from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.compose import Composed
-from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.references import (
+from rlinf_core.config.composing.compose import Composed
+from rlinf_core.config.composing.references import (
     Reference,
     ReferenceSyntaxError,
     escape_references,
     has_references,
     split_references,
 )
+from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.tree import find, to_data
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.merge import component_names, find_components, merge
+from rlinf_core.config.composing.merge import component_names, find_components, merge
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, key_span, to_data
 

@@ -58,7 +58,7 @@ def test_naming_underlines_keys_even_of_scalars(tree_of: TreeOf) -> None:
 
 
 def test_mapping_composed_of_two_sources_has_a_first_line(composing: Callable[..., object]) -> None:
-    from rlinf_core.config.compose import Composed
+    from rlinf_core.config.composing.compose import Composed
 
     composed, _ = composing(  # type: ignore[misc]  # the fixture is a plain callable
         "a:\n" + "#" * 500 + "\n  - {b: 1}\n", "a[0]={}", "a[0].c=2"

@@ -9,9 +9,9 @@ from pathlib import Path as FilePath
 import pytest
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.reader import Limits, decode, load_source, read, read_value
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, ScalarNode, Value, find, to_data
+from rlinf_core.config.yaml.reader import Limits, decode, load_source, read, read_value
 
 
 def read_text(text: str, limits: Limits | None = None) -> tuple[MappingNode | None, list[Diagnostic]]:

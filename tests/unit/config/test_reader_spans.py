@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.reader import read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, key_span
+from rlinf_core.config.yaml.reader import read
 
 
 def tree_of(text: str) -> MappingNode:

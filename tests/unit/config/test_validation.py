@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.pruning import Validated
 from rlinf_core.config.tree import MappingNode, Path
-from rlinf_core.config.validation import validate
+from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
 
 TreeOf = Callable[[str], MappingNode]

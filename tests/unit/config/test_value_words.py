@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.job.load import Job
 
 GROUPED = "cluster:\n  num_nodes: 2\n  node_groups:\n    - {label: a, node_ranks: 0, "

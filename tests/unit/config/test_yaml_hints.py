@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.reader import decode, read
+from rlinf_core.config.yaml.reader import decode, read
 
 
 def only_finding(marked: str) -> tuple[Diagnostic, str]:

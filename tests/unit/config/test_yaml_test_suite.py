@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.reader import decode, read_document
 from rlinf_core.config.tree import to_data
+from rlinf_core.config.yaml.reader import decode, read_document
 
 CASES = Path(__file__).parents[2] / "data" / "yaml-test-suite" / "cases.jsonl"
 

@@ -238,7 +238,7 @@ def test_a_package_that_cannot_deliver_is_named(offer: Any, value: str) -> None:
 
 def test_a_file_without_robots_imports_none() -> None:
     code = (
-        "import sys, rlinf_core.config.cluster as c; c.ClusterConfig.model_validate({'num_nodes': 1});"
+        "import sys, rlinf_core.config.machines.cluster as c; c.ClusterConfig.model_validate({'num_nodes': 1});"
         "print([m for m in ('rlinf_core.hardware.robots.franka', 'ray', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

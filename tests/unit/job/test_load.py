@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import Job

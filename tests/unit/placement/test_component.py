@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement, HybridComponentPlacement, PlacementMode
 from rlinf_core.topology import ClusterTopology, NodeInfo

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement, PlacementMode
 from rlinf_core.placement.packed import PackedPlacementStrategy
 from rlinf_core.placement.placement import Placement

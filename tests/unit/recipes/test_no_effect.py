@@ -19,10 +19,10 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.model_fields import sections, types_at, value_type, written_fields
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
+from rlinf_core.config.validating.model_fields import sections, types_at, value_type, written_fields
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.registry import import_target
 

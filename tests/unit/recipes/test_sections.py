@@ -20,9 +20,9 @@ from recipes.sections.reward import RewardConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.model_fields import alternatives, model_of, step
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
+from rlinf_core.config.validating.model_fields import alternatives, model_of, step
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from rlinf_core import runners
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

@@ -27,7 +27,7 @@ def config(
     """
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.render.config_view import config_record, config_text
-    from rlinf_core.config.origins import origins, says_something
+    from rlinf_core.config.composing.origins import origins, says_something
     from rlinf_core.config.secrets import mask
 
     job = load_sound(file, overrides)

@@ -14,7 +14,7 @@ import pytest
 from rlinf_cli.bootstrap import inventory
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.job.load import load_job
 
 CODE = "c0de"

@@ -9,8 +9,8 @@ import pytest
 
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
+from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.origins import resolved_text
 
 CLUSTER = "cluster: {num_nodes: 1, component_placement: {'actor,rollout,env': {node_group: node, placement: 0}}}\n"
 MATH = (

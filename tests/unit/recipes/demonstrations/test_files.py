@@ -1,4 +1,4 @@
-"""Files of data sets by their outer form, `recipes.demonstrations.set_files`."""
+"""Files of data sets by their outer form, `recipes.demonstrations.lerobot.set_files`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_files import check_files, check_hdf5
-from recipes.demonstrations.set_info import Feature, read_info
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5
+from recipes.demonstrations.lerobot.set_info import Feature, read_info
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 
 FEATURES = {
     "observation.state": Feature("float32", (2,)),

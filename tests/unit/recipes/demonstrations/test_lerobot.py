@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import joined
-from recipes.demonstrations.lerobot import read_lerobot, read_statistics
+from recipes.demonstrations.lerobot.lerobot_set import read_lerobot, read_statistics
+from recipes.demonstrations.lerobot.set_info import Feature, read_info
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.load_set import load_demonstrations
-from recipes.demonstrations.set_info import Feature, read_info
-from recipes.demonstrations.writer import DatasetWriter
 
 LENGTHS = (5, 3, 7)
 SIZE = (16, 24, 3)

@@ -1,4 +1,4 @@
-"""Faults of videos that are seen without decoding, `recipes.demonstrations.video_faults`."""
+"""Faults of videos that are seen without decoding, `recipes.demonstrations.lerobot.video_faults`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations import video_faults
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot import video_faults
+from recipes.demonstrations.lerobot.set_info import DatasetInfo, Feature
+from recipes.demonstrations.lerobot.video_faults import check_videos
 from recipes.demonstrations.pictures import write_video
-from recipes.demonstrations.set_info import DatasetInfo, Feature
-from recipes.demonstrations.video_faults import check_videos
 
 av: Any = pytest.importorskip("av")
 NAME, COUNT, FPS = "observation.images.main", 12, 10

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.set_info import Feature
+from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep

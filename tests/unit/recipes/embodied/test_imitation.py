@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_info import Feature
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec

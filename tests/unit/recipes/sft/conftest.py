@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.demonstrations.set_info import Feature
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
 from recipes.sft.sft_actor import SftActor

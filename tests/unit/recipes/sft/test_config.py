@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.set_info import Feature
-from recipes.demonstrations.writer import DatasetWriter
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from rlinf_cli.lint.load import load_with_lint
 
 

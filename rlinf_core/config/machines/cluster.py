@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from rlinf_core.config.cluster_values import (
+from rlinf_core.config.machines.cluster_values import (
     Address,
     ComponentKey,
     EnvVars,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from rlinf_core.config.paths import PathSyntaxError, Step, parse_path
+from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path
 from rlinf_core.config.source import NotationError
 
 _NAME: Final = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"

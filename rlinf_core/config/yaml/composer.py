@@ -22,10 +22,10 @@ from ruamel.yaml.events import (
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.yaml_hints import shown
-from rlinf_core.config.yaml_layout import Indentation
-from rlinf_core.config.yaml_scanner import parse_events
-from rlinf_core.config.yaml_types import find_properties, resolve_plain, tag_help, tagged_value
+from rlinf_core.config.yaml.yaml_hints import shown
+from rlinf_core.config.yaml.yaml_layout import Indentation
+from rlinf_core.config.yaml.yaml_scanner import parse_events
+from rlinf_core.config.yaml.yaml_types import find_properties, resolve_plain, tag_help, tagged_value
 from rlinf_core.suggest import did_you_mean
 
 _MERGE = "<<"

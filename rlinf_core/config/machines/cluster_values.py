@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
+from rlinf_core.config.machines.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
 from rlinf_core.config.model import Finding, several
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.column_statistics import PictureStatistics, Statistics, of_numbers
 from recipes.demonstrations.data_errors import DatasetError, needed
-from recipes.demonstrations.pictures import encoded, write_video
-from recipes.demonstrations.set_info import (
+from recipes.demonstrations.lerobot.set_info import (
     CHUNK_SIZE,
     EPISODES_PATH,
     INDICES,
@@ -30,6 +29,7 @@ from recipes.demonstrations.set_info import (
     DatasetInfo,
     Feature,
 )
+from recipes.demonstrations.pictures import encoded, write_video
 
 _FILE_BYTES: Final = 100 * 2**20
 ORIGIN: Final = "meta/rlinf.json"

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.set_info import DATA_FILES, EPISODE_LINES, EPISODES_FILES, TASK_LINES, TASKS, DatasetInfo
+from recipes.demonstrations.lerobot.set_info import (
+    DATA_FILES,
+    EPISODE_LINES,
+    EPISODES_FILES,
+    TASK_LINES,
+    TASKS,
+    DatasetInfo,
+)
 
 WHOLE: Final = "copy the data set again, whole"
 _PARQUET: Final = b"PAR1"

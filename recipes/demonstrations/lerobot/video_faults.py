@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.lerobot.set_info import DatasetInfo
 from recipes.demonstrations.names import IMAGES
-from recipes.demonstrations.set_info import DatasetInfo
 
 # Of larger data sets the first files alone are looked into: it reads them as a whole.
 LOOKED_INTO_BYTES: Final = 2 << 30

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Rows
-from recipes.demonstrations.set_files import WHOLE
-from recipes.demonstrations.set_info import (
+from recipes.demonstrations.lerobot.set_files import WHOLE
+from recipes.demonstrations.lerobot.set_info import (
     DATA_FILES,
     EPISODE_LINES,
     EPISODES,

@@ -10,13 +10,19 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from rlinf_core.config.composing.merge import (
+    COMPONENT_PLACEMENT,
+    component_names,
+    find_components,
+    merge,
+    split_components,
+)
+from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path, to_path
+from rlinf_core.config.composing.references import has_references
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.merge import COMPONENT_PLACEMENT, component_names, find_components, merge, split_components
-from rlinf_core.config.paths import PathSyntaxError, Step, parse_path, to_path
-from rlinf_core.config.reader import read_value
-from rlinf_core.config.references import has_references
 from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
+from rlinf_core.config.yaml.reader import read_value
 
 # Deeper than any configuration, and shallow enough for every later stage to walk down recursively.
 _MAX_STEPS: Final = 50

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.yaml_layout import Indentation
-from rlinf_core.config.yaml_scanner import YamlSyntaxError
+from rlinf_core.config.yaml.yaml_layout import Indentation
+from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError
 
 
 class _Slip(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlinf_core.config.cluster import MAX_ACCELERATORS_PER_NODE, ClusterConfig, NodeGroup
+from rlinf_core.config.machines.cluster import MAX_ACCELERATORS_PER_NODE, ClusterConfig, NodeGroup
 from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import did_you_mean, quoted
 

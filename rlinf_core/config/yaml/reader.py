@@ -10,13 +10,13 @@ import re
 import sys
 from typing import BinaryIO, Literal
 
-from rlinf_core.config.composer import Composer, LimitError, Limits
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.yaml_layout import Indentation
-from rlinf_core.config.yaml_scanner import YamlSyntaxError, version_directives
-from rlinf_core.config.yaml_types import resolve_plain
+from rlinf_core.config.yaml.composer import Composer, LimitError, Limits
+from rlinf_core.config.yaml.yaml_layout import Indentation
+from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError, version_directives
+from rlinf_core.config.yaml.yaml_types import resolve_plain
 
 __all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_value", "resolve_plain"]
 
@@ -144,7 +144,7 @@ def _tree(layout: Indentation, diagnostics: Diagnostics, limits: Limits) -> tupl
     try:
         root = composer.compose()
     except YamlSyntaxError as problem:
-        from rlinf_core.config.yaml_hints import explain
+        from rlinf_core.config.yaml.yaml_hints import explain
 
         diagnostics.add(explain(layout, problem))
         return False, None

@@ -11,12 +11,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from rlinf_core.config.composing.references import escape_references
 from rlinf_core.config.ranks import format_range
-from rlinf_core.config.reader import resolve_plain
-from rlinf_core.config.references import escape_references
 from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, to_data
+from rlinf_core.config.yaml.reader import resolve_plain
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
 """Plain data, or what `to_data` makes of a tree."""

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.places import naming, part, place
-from rlinf_core.config.pruning import Cuts, Kept, Validated, cut, original, prefixes
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, find, format_path, to_data
+from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -95,7 +95,7 @@ class _Rounds(Generic[M]):
         """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
         model, found = self._attempt()
         if any(located.kind == "extra_forbidden" for located in found):
-            from rlinf_core.config.foreign_names import foreign_names
+            from rlinf_core.config.validating.foreign_names import foreign_names
 
             source = foreign_names()
             renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
@@ -114,7 +114,7 @@ class _Rounds(Generic[M]):
         return None
 
     def _leave_out(self, unresolved: Collection[Path], unknown: Collection[Path]) -> None:
-        from rlinf_core.config import key_findings
+        from rlinf_core.config.validating import key_findings
 
         for path in unknown:
             self.diagnostics.add(key_findings.unknown_key(self.model_type, self.whole, path))
@@ -176,7 +176,7 @@ class _Rounds(Generic[M]):
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
         # Imported here and below: a file without mistakes, the common case, needs no words for them.
-        from rlinf_core.config import key_findings
+        from rlinf_core.config.validating import key_findings
 
         located = group[0]
         path = original(located.path, self.kept)
@@ -188,7 +188,7 @@ class _Rounds(Generic[M]):
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
         """Drop the missing key where an unknown one is a misspelling of it: one mistake, told once."""
-        from rlinf_core.config.key_findings import meant_key
+        from rlinf_core.config.validating.key_findings import meant_key
 
         meant: set[Path] = set()
         for report in reports:
@@ -200,8 +200,8 @@ class _Rounds(Generic[M]):
         return [report for report in reports if report.code != "missing-key" or report.path not in meant]
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
-        from rlinf_core.config.model_fields import fields_at
-        from rlinf_core.config.validation_messages import words_for
+        from rlinf_core.config.validating.model_fields import fields_at
+        from rlinf_core.config.validating.validation_messages import words_for
 
         field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
         holds = [key for key, each in fields_at(self.model_type, path).items() if each.is_required()] if path else []
@@ -212,7 +212,7 @@ class _Rounds(Generic[M]):
         return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
-        from rlinf_core.config.validation_messages import is_our_code, wrong_kind
+        from rlinf_core.config.validating.validation_messages import is_our_code, wrong_kind
 
         for located in group:
             if is_our_code(located.kind) and located.kind != "wrong-type":

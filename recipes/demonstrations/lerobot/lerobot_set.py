@@ -14,10 +14,10 @@ from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations
 from recipes.demonstrations.flags import truths
-from recipes.demonstrations.lerobot_cameras import EncodedCamera, VideoCamera
-from recipes.demonstrations.lerobot_tables import Episode, RowTable, read_episodes, read_instructions, read_rows
+from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
+from recipes.demonstrations.lerobot.lerobot_tables import Episode, RowTable, read_episodes, read_instructions, read_rows
+from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import Role, column_of
-from recipes.demonstrations.set_info import STATISTICS, DatasetInfo, read_info
 
 
 def read_lerobot(

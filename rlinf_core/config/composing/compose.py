@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.merge import merge
 from rlinf_core.config.places import first_line
-from rlinf_core.config.reader import load_source, read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.yaml.reader import load_source, read
 
 if TYPE_CHECKING:
-    from rlinf_core.config.overrides import Override
+    from rlinf_core.config.composing.overrides import Override
 
 EXTENDS: Final = "extends"
 # People stack a handful of files; far more than that is a mistake, or an attack on the stack.
@@ -69,14 +69,14 @@ def compose(
         return None
     tree, sources = read
     if arguments is not None:
-        from rlinf_core.config.overrides import apply_overrides
+        from rlinf_core.config.composing.overrides import apply_overrides
 
         tree = apply_overrides(tree, parsed, diagnostics)
         sources = (*sources, arguments)
     # A reference needs a `$`, which only an escape can hide. Most files hold neither and load without what resolves.
     if not any("$" in source.text or "\\" in source.text for source in sources):
         return Composed(tree, sources)
-    from rlinf_core.config.interpolation import interpolate
+    from rlinf_core.config.composing.interpolation import interpolate
 
     result = interpolate(tree, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
     return Composed(result.tree, sources, result.unresolved, result.secret, result.referred)
@@ -85,7 +85,7 @@ def compose(
 def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, Sequence[Override]]:
     if not overrides:
         return None, ()
-    from rlinf_core.config.overrides import parse_overrides
+    from rlinf_core.config.composing.overrides import parse_overrides
 
     return parse_overrides(overrides, diagnostics)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, find_components
+from rlinf_core.config.composing.paths import to_path
+from rlinf_core.config.composing.references import Reference, ReferenceSyntaxError, has_references, split_references
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.merge import COMPONENT_PLACEMENT, find_components
-from rlinf_core.config.paths import to_path
 from rlinf_core.config.places import first_line, part
-from rlinf_core.config.reader import resolve_plain
-from rlinf_core.config.references import Reference, ReferenceSyntaxError, has_references, split_references
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import (
@@ -29,6 +28,7 @@ from rlinf_core.config.tree import (
     format_path,
     scalars,
 )
+from rlinf_core.config.yaml.reader import resolve_plain
 
 # What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
 # any real file, far below what a file made to explode asks for.

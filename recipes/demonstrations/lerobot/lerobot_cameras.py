@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Rows
+from recipes.demonstrations.lerobot.set_files import WHOLE
 from recipes.demonstrations.pictures import decoded, read_video
-from recipes.demonstrations.set_files import WHOLE
 
 
 class EncodedCamera(Camera):

@@ -1,0 +1,1 @@
+"""LeRobotDatasets: their description, tables, pictures and faults, and writing them."""

@@ -1,0 +1,1 @@
+"""YAML with positions: bytes to a tree, and words for its mistakes."""
