@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 EVERYDAY := -m "not nightly" --durations=10
+# Pure tests run in two processes. The others share clusters, hosts and cores, and bound no time of their own: one process.
+PURE := --numprocesses=2 --dist=worksteal $(EVERYDAY) tests/unit
+WHOLE := $(EVERYDAY) tests/integration tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
@@ -25,10 +28,10 @@ train: setup ## train the embodied recipe on this machine
 	$(BIN)/rlinf train recipe=embodied
 
 test: setup ## all tests but the nightly ones
-	$(BIN)/pytest $(EVERYDAY)
+	$(BIN)/pytest $(PURE)
+	$(BIN)/pytest $(WHOLE)
 
-check: setup lint type ## what CI runs: lint, types, import contracts, tests
-	$(BIN)/pytest $(EVERYDAY)
+check: setup lint type test ## what CI runs: lint, types, import contracts, tests
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.cluster.spaces import HOST, MOUNTS, SSHD, Space
+from tests.cluster.spaces import HOST, MOUNTS, SSHD, Space, folders_below_tmp
 
 if TYPE_CHECKING:
     from tests.cluster.hosts import Hosts
@@ -46,7 +46,7 @@ class Host:
     def begin(self) -> None:
         """Switch it on; `ready` waits for it."""
         spaces = ("net", "mount", "uts", "ipc", "pid")
-        arguments = (str(self.folder), self.name)
+        arguments = (str(self.folder), self.name, *folders_below_tmp())
         self._space = Space(MOUNTS + HOST, arguments, spaces=spaces, log=self.folder / "init.log")
 
     def ready(self) -> None:

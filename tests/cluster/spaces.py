@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,9 +32,19 @@ mount --rbind "$1/dev" /dev
 mount --bind "$1/passwd" /etc/passwd
 mount --bind "$1/../hosts" /etc/hosts
 """
+# An empty /tmp, but for a clone or an interpreter that lies there: `$3` and what follows name such folders.
 HOST = """
+kept="$1/kept"
+for folder in "${@:3}"; do
+  mkdir -p "$kept$folder"
+  mount --bind "$folder" "$kept$folder"
+done
 mount -t tmpfs -o size=8g tmpfs /tmp
 chmod 1777 /tmp
+for folder in "${@:3}"; do
+  mkdir -p "$folder"
+  mount --bind "$kept$folder" "$folder"
+done
 mount -t tmpfs -o size=16m tmpfs /run
 mkdir -p /run/sshd
 ip link set lo up
@@ -71,6 +82,12 @@ def why_not() -> str | None:
         check=False,
     )
     return None if tried.returncode == 0 else f"namespaces cannot be made here: {tried.stderr.strip()}"
+
+
+def folders_below_tmp() -> list[str]:
+    """Return the folders of this checkout and its interpreter that an empty /tmp would hide."""
+    folders = dict.fromkeys((Path(__file__).resolve().parents[2], Path(sys.prefix), Path(sys.base_prefix)))
+    return [str(folder) for folder in folders if Path("/tmp") in folder.parents]
 
 
 def _die_with_parent() -> None:

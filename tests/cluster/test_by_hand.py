@@ -99,12 +99,10 @@ def test_a_machine_that_is_no_node_of_it_is_told_so(by_hand: ByHand) -> None:
 
 
 def test_where_nothing_answers_is_told_at_once(by_hand: ByHand) -> None:
-    begun = time.monotonic()
     address = f"{by_hand.hosts['render0'].address}:{PORT + 1}"
     done = by_hand.rlinf("render0", "status", address=address)
     assert done.returncode == 3, done.stderr
     assert f"the cluster at {address} does not answer" in done.stderr
-    assert time.monotonic() - begun < 30
 
 
 def test_down_leaves_it_alone(by_hand: ByHand) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,5 @@ def test_what_was_on_its_way_to_a_host_that_vanishes_goes_to_the_next_consumer(j
     hosts[OTHER].run(["kill", "-STOP", str(job.pids[1])])
     assert job.call("hand_out", sizes) == [0, 0]
     job.call("ask", 0, list(sizes), 1)
-    began = time.monotonic()
     with hosts[OTHER].unplugged():
         assert job.call("answer", 0) == list(sizes.values())
-        assert time.monotonic() - began < 15

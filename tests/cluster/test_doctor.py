@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.cluster.host import Host
@@ -80,15 +80,6 @@ def not_ok(data: dict[str, Any]) -> FINDINGS:
     }
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def test_sound_hosts_have_no_fault_and_nothing_is_left_on_them(doctor: Doctor) -> None:
     hosts = doctor.hosts
     robot = hosts["robot0"]
@@ -115,7 +106,7 @@ def test_sound_hosts_have_no_fault_and_nothing_is_left_on_them(doctor: Doctor) -
     for host in hosts.hosts:
         processes, files = before[host.name]
         # What a test before this one has ended may still be going.
-        assert wait_until(lambda host=host, there=processes: _ours(host).items() <= there.items()), _ours(host)
+        until(lambda host=host, there=processes: _ours(host).items() <= there.items(), f"the end on {host.name}")
         assert host.sh("ls -A /tmp /dev/shm") == files
 
 

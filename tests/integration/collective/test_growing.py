@@ -173,10 +173,8 @@ def test_a_sender_that_ends_halfway_is_told(stage: Any, how: str, error: type[Ex
     buffer = torch.empty(COUNT, dtype=torch.uint8)
     group.recv_tensor(buffer, THERE)
     there.begin(send_and_stop_halfway, COUNT, how)
-    began = time.monotonic()
     with pytest.raises(error):
         _receive(group, buffer, background)
-    assert time.monotonic() - began < 10
     if how == "interrupted":
         with pytest.raises(RemoteError, match="KeyboardInterrupt"):
             there.result()

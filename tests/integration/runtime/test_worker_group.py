@@ -91,7 +91,7 @@ class Probe(Worker):
     def fail_while_others_work(self) -> None:
         if self._rank == 1:
             raise ValueError("rank 1 is broken")
-        time.sleep(60)
+        time.sleep(600)  # longer than a test may take
 
     def größe(self) -> int:
         return self._world_size
@@ -253,10 +253,9 @@ def test_except_star_sees_the_users_type(group: WorkerGroup[Probe]) -> None:
 
 def test_a_failure_is_told_while_other_ranks_still_work(cluster: Cluster) -> None:
     with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="uneven") as uneven:
-        started = time.monotonic()
+        handle = uneven.fail_while_others_work()
         with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
-            uneven.fail_while_others_work().wait()
-        assert time.monotonic() - started < 10
+            handle.wait()
 
 
 def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: Cluster) -> None:
@@ -264,10 +263,9 @@ def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: C
         await group.fail_while_others_work()
 
     with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="broken_awaited") as group:
-        began = time.monotonic()
+        awaited = run(group)
         with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
-            asyncio.run(run(group))
-        assert time.monotonic() - began < 5
+            asyncio.run(awaited)
 
 
 def test_who_stops_awaiting_can_wait_again(group: WorkerGroup[Probe]) -> None:
@@ -318,10 +316,8 @@ def test_a_constructor_that_raises_fails_the_launch_and_leaves_no_process(cluste
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_a_killed_worker_is_named(cluster: Cluster, how: str) -> None:
     launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name=f"mortal_{how}")
-    started = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         launched.fail(1, how).wait()
-    assert time.monotonic() - started < 10
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"mortal_{how}:1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -14,7 +13,6 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client.clients import ChannelClients
 from rlinf_core.channel.launch import ChannelResolver
-from rlinf_core.channel.operation import _GRACE
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
@@ -73,14 +71,12 @@ def deaf() -> Iterator[Any]:
 
 
 def test_a_channel_that_does_not_answer_is_not_waited_for_as_an_item_is(deaf: Any) -> None:
-    begun = time.monotonic()
     for connect in (deaf.connect, lambda: deaf.get("k", None, wait=True, timeout=None, detached=False)):
         with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.4 s"):
             connect()
     with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.1 s"):
         deaf.connect(0.1)
     # There is nothing to be undone, which would take time of its own.
-    assert time.monotonic() - begun < _GRACE
     assert not deaf._pending._open
     assert not deaf._pending._withdrawn
 

@@ -329,7 +329,7 @@ def put(path: Path, content: str) -> None:
             path.write_text(content, encoding="latin-1")
 
 
-def look_at(cli: Cli, run: Path, other: Path) -> None:
+def check_commands_over(cli: Cli, run: Path, other: Path) -> None:
     """Give a run to every command that reads run folders."""
     commands: list[list[object]] = [["runs"], ["logs", run], ["samples", run], ["report", run], ["compare", run, other]]
     for command in commands:
@@ -343,9 +343,9 @@ def test_no_files_of_a_run_block_or_break_a_command(cli: Cli, here: Path, conten
     run, other = full_run("runs"), full_run("runs")
     for name in FILES[1:]:
         put(run.path / name, content)
-    look_at(cli, run.path, other.path)
+    check_commands_over(cli, run.path, other.path)
     put(run.path / FILES[0], content)
-    look_at(cli, run.path, other.path)
+    check_commands_over(cli, run.path, other.path)
 
 
 @pytest.mark.nightly
@@ -354,4 +354,4 @@ def test_no_files_of_a_run_block_or_break_a_command(cli: Cli, here: Path, conten
 def test_no_single_file_blocks_or_breaks_a_command(cli: Cli, here: Path, name: str, content: str) -> None:
     run, other = full_run("runs"), full_run("runs")
     put(run.path / name, content)
-    look_at(cli, run.path, other.path)
+    check_commands_over(cli, run.path, other.path)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.waiting import until
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -226,10 +226,7 @@ class TestStop:
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
         # Before its first step it would end at once.
-        deadline = time.monotonic() + 60
-        while run.refresh().step == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: run.refresh().step > 0, "the first step", 60)
         ended = cli("stop", "--timeout", "0.3")
         assert ended.code == 1
         assert "error: the run did not end within 0.3 s" in ended.err

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,9 @@ TEMPLATES = (
 
 
 @pytest.fixture
-def marker(tmp_path: Path) -> Iterator[Path]:
-    """The file that planted code writes; it must not be there at the end."""
-    path = tmp_path / "marker"
-    yield path
-    assert not path.exists()
+def marker(tmp_path: Path) -> Path:
+    """The file that planted code writes."""
+    return tmp_path / "marker"
 
 
 @pytest.fixture
@@ -58,6 +55,7 @@ def model(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def read_model(cli: Cli, folder: Path) -> None:
+    """Read a model's folder by every command and reader that does."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     cli("validate", "math_laptop", f"actor.model.model_path={folder}", "actor.model.model_type=hf")
@@ -93,11 +91,12 @@ def test_the_model_is_read_where_nothing_is_planted(cli: Cli, model: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "x"])
-def test_code_beside_a_model_is_not_run(cli: Cli, model: Path, kind: str) -> None:
+def test_code_beside_a_model_is_not_run(cli: Cli, model: Path, marker: Path, kind: str) -> None:
     changed(model / "config.json", auto_map=AUTO_MAP, model_type=kind, attn_implementation="x/y")
     changed(model / "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="XTokenizer")
     changed(model / "processor_config.json", auto_map=AUTO_MAP)
     read_model(cli, model)
+    assert not marker.exists()
 
 
 def test_a_template_of_a_model_reaches_nothing(cli: Cli, model: Path, marker: Path) -> None:
@@ -106,6 +105,7 @@ def test_a_template_of_a_model_reaches_nothing(cli: Cli, model: Path, marker: Pa
         (model / "chat_template.jinja").write_text(text)
         changed(model / "tokenizer_config.json", chat_template=text)
         read_model(cli, model)
+        assert not marker.exists(), line
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "bin"])
@@ -115,6 +115,7 @@ def test_code_in_a_file_of_a_model_is_not_run(cli: Cli, model: Path, marker: Pat
     for content in (pickled, archived, tagged):
         (model / ("pytorch_model.bin" if name == "bin" else name)).write_bytes(content(marker))
         read_model(cli, model)
+        assert not marker.exists(), content.__name__
 
 
 # Data sets
@@ -130,6 +131,7 @@ def test_code_in_a_data_file_is_not_run(tmp_path: Path, marker: Path, name: str)
         ):
             with suppress(RLinfError):
                 read()
+            assert not marker.exists()
 
 
 def test_a_pickled_type_of_arrow_is_not_run(tmp_path: Path, marker: Path) -> None:
@@ -143,6 +145,7 @@ def test_a_pickled_type_of_arrow_is_not_run(tmp_path: Path, marker: Path) -> Non
     assert len(read_file(str(tmp_path / "rows.parquet"), "prompt", "answer")) == 1
     with suppress(RLinfError):
         load_demonstrations([str(tmp_path / "rows.parquet")])
+    assert not marker.exists()
 
 
 def test_code_in_a_file_of_a_data_set_is_not_run(tmp_path: Path, marker: Path) -> None:
@@ -159,6 +162,7 @@ def test_code_in_a_file_of_a_data_set_is_not_run(tmp_path: Path, marker: Path) -
             file.write_bytes(content(marker))
             with suppress(RLinfError):
                 load_demonstrations([str(tmp_path / "set")])
+            assert not marker.exists(), file.name
         file.write_bytes(old)
 
 
@@ -176,6 +180,7 @@ def test_modules_of_a_received_folder_are_not_imported(tmp_path: Path, marker: P
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([RLINF, *command], cwd=place, env=environ, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+    assert not marker.exists()
 
 
 def test_templates_of_the_payload_run_outside_of_a_sandbox(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rlinf_cli.bootstrap.transports import routes
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome
 from rlinf_core.node import attach, cluster_records, node_processes
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
+from tests.waiting import until
 
 Cli = Callable[..., Any]
 FILE = """\
@@ -231,16 +231,10 @@ def test_a_signal_ends_it_at_once_with_what_it_had_started(tmp_path: Path, numbe
     }
     argv = [sys.executable, "-m", "rlinf_cli", "up", "lab.yaml"]
     with subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        end = time.monotonic() + 60
-        while not pids.exists() or len(pids.read_text().split()) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: pids.exists() and len(pids.read_text().split()) >= 3, "the start of three ssh", 60)
         run.send_signal(number)
         _, said = run.communicate(timeout=30)
     assert run.returncode == code
     assert b"Traceback" not in said
     for pid in pids.read_text().split():
-        end = time.monotonic() + 30
-        while node_processes.identity(int(pid)) is not None:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda pid=int(pid): node_processes.identity(pid) is None, f"the end of ssh ({pid})")

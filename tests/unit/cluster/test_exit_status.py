@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from rlinf_core.cluster.exit_status import kept_handler, own_signals
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -37,9 +37,7 @@ def is_default_in_c() -> bool:
 def test_a_handler_that_c_code_takes_away_is_back_at_once(came: threading.Event) -> None:
     with kept_handler():
         reset_in_c()
-        deadline = time.monotonic() + 30
-        while is_default_in_c():
-            assert time.monotonic() < deadline
+        until(lambda: not is_default_in_c(), "the handler's return")
         signal.raise_signal(signal.SIGTERM)
         assert came.is_set()
         reset_in_c()

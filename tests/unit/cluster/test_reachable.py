@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -22,11 +21,9 @@ def test_what_is_no_address(text: str) -> None:
 def test_where_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    begun = time.monotonic()
     with pytest.raises(ClusterError, match=f"the cluster at {address} does not answer") as caught:
         reachable.check(address)
     assert caught.value.why == "Connection refused"
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.collective.messages.payload import HostPart, Part, PartKind
 from rlinf_core.collective.messages.pinned import flat_bytes
 from rlinf_core.errors import EnvironmentVariableError, PayloadError
+from tests.waiting import until
 
 A, B = WorkerAddress("a", 0), WorkerAddress("b", 0)
 
@@ -100,10 +100,7 @@ class Pair:
         assert torch.equal(buffer, torch.full((2, 3), value))
 
     def until(self, state: PathState) -> None:
-        deadline = time.monotonic() + 30
-        while [each for _, each in self.a.devices.states()] != [state]:
-            assert time.monotonic() < deadline, self.a.devices.states()
-            time.sleep(0.005)
+        until(lambda: [path for _, path in self.a.devices.states()] == [state], f"a path that is {state}")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -112,7 +111,6 @@ def test_the_value_is_gone(template: str, value: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a" * 100_000, "a-" * 50_000, "{api_key: 'a', " * 10_000, "'" * 100_000, "${x" * 40_000]
 )
-def test_a_line_however_odd_takes_no_time(text: str) -> None:
-    started = time.perf_counter()
-    mask_text(text)
-    assert time.perf_counter() - started < 2
+@pytest.mark.timeout(30)  # in time that grows with the square of its length, a line takes minutes
+def test_odd_lines_are_masked_in_linear_time(text: str) -> None:
+    assert "'a'" not in mask_text(text)

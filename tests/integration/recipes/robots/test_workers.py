@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.placement.component import HybridComponentPlacement
 from rlinf_core.worker.worker import Worker
+from tests.waiting import until
 
 JOB = """
 recipe: embodied
@@ -85,10 +85,7 @@ def test_two_workers_drive_two_arms_and_a_death_stops_one(cluster: Cluster, star
         assert not np.allclose(*joints)
 
         os.kill(owners[1][1], signal.SIGKILL)
-        until = time.monotonic() + 30
-        while watchers[1].state().stopped is None:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: watchers[1].state().stopped is not None, "a stop of the dead owner's arm")
         assert f"process {owners[1][1]}" in str(watchers[1].state().stopped)
         assert watchers[0].state().stopped is None
         (again,) = group.execute_on(0).work(3).wait()
@@ -100,7 +97,4 @@ def test_two_workers_drive_two_arms_and_a_death_stops_one(cluster: Cluster, star
             watcher.close()
         group.shutdown()
     with FrankaClient(arms[0]) as watcher:  # the end of a group ends its leases
-        until = time.monotonic() + 30
-        while watcher.state().holder is not None:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: watcher.state().holder is None, "the end of the lease")

@@ -88,10 +88,12 @@ def test_damaged_streams_raise_value_errors_alone(data: st.DataObject) -> None:
     stream = bytearray(pickle.dumps({"a": [1, (2.0, "x")], "b": {"c": None}}, 4))
     for _ in range(data.draw(st.integers(1, 4))):
         stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    raised: list[type[Exception]] = []
     try:
         PickleReader().read(bytes(stream))
-    except ValueError:
-        return
+    except Exception as error:
+        raised.append(type(error))
+    assert raised in ([], [ValueError]), bytes(stream)
 
 
 def test_time_and_memory_are_in_proportion_to_the_stream() -> None:
