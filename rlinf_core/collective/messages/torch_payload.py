@@ -150,12 +150,16 @@ def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarra
             f"a tensor arrived, but `{sys.executable}` has neither torch nor numpy", help="install one of them there"
         ) from None
     try:
-        return np.frombuffer(buffer, dtype=np.dtype(dtype)).reshape(shape)
+        kind = np.dtype(dtype)
     except TypeError:
+        kind = None
+    # Packages add dtypes to numpy by name: what arrives does not depend on what this process has imported.
+    if kind is None or kind.isbuiltin != 1:
         raise PayloadError(
             f"a tensor of dtype `{dtype}` arrived, but `{sys.executable}` has no torch, and numpy has no such dtype",
             help="install torch there, or send `float32`",
-        ) from None
+        )
+    return np.frombuffer(buffer, dtype=kind).reshape(shape)
 
 
 class TensorTarget:

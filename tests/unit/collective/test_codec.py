@@ -140,6 +140,13 @@ def test_without_torch_a_tensor_becomes_an_array(monkeypatch: pytest.MonkeyPatch
     assert sys.executable in str(caught.value)
 
 
+def test_a_dtype_that_a_package_adds_to_numpy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ml_dtypes")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(PayloadError, match="numpy has no such dtype"):
+        rebuild_tensor(bytearray(4), "bfloat16", (2,), ("cpu", None))
+
+
 def test_a_tensor_of_a_device_that_is_not_here_comes_to_the_host() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is such a device here")
