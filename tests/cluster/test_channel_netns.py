@@ -42,7 +42,7 @@ def test_items_pass_between_hosts_wherever_the_channel_is(job: Any, producer: in
     assert found == [[number, size, number if size else 0] for number, size in enumerate(sizes)]
 
 
-def test_what_was_on_its_way_to_a_host_that_vanishes_goes_to_the_next_consumer(job: Any, hosts: Hosts) -> None:
+def test_message_to_a_vanished_host_goes_to_the_next_consumer(job: Any, hosts: Hosts) -> None:
     sizes = {"small": 10, "large": 30_000_000}
     job.call("ask", 1, list(sizes), 1)
     # What is sent to it from now on, it cannot take.

@@ -68,7 +68,7 @@ def test_tensors_pass_between_the_hosts(job: Any) -> None:
     assert job.call("exchange", 0, 1, sizes) == [[size / 2 for size in sizes]] * 2
 
 
-def test_the_workers_of_all_hosts_are_shown_where_the_driver_runs(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+def test_workers_of_all_hosts_are_shown_at_the_driver(job: Any, pair: RayHosts, hosts: Hosts) -> None:
     shown = inspect(pair, hosts["trainer0"])
     assert list(shown) == ["driver", "peer:0", "peer:1", "peer:2"]
     assert [shown[name]["pid"] for name in list(shown)[1:]] == [pid for _, pid, _ in job.places]

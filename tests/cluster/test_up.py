@@ -149,7 +149,7 @@ def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
     assert [node["address"] for node in report["nodes"]] == [host.address for host in five.hosts.hosts]
 
 
-def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) -> None:
+def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
     script = five.folder / "driver.py"
     script.write_text(DRIVER)
     code = (

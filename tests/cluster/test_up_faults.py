@@ -240,7 +240,7 @@ def test_a_full_disk(site: Site) -> None:
 
 
 @pytest.mark.nightly
-def test_ray_that_fails_to_start_tells_its_exit_code_and_last_lines(site: Site) -> None:
+def test_failing_ray_reports_its_exit_code_and_last_lines(site: Site) -> None:
     breaks = "import os, sys\nif 'ray.scripts.scripts' in sys.orig_argv: os.write(2, b'last words'); os._exit(9)"
     failure, said = site.fails(site.file("render0", interpreter=site.hosts.interpreter("breaks", first_line=breaks)))
     assert (failure["phase"], failure["exit_code"]) == ("start head", 9)
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_at_once_and_the_same_command_finishes(site: Site) -> None:
 
 
 @pytest.mark.nightly
-def test_nodes_that_start_themselves_and_one_that_was_started_by_hand(site: Site) -> None:
+def test_self_started_and_hand_started_nodes_join(site: Site) -> None:
     path = site.folder / "alone.yaml"
     path.write_text(f"cluster:\n  num_nodes: 2\n  ports: {PORTS.start}-{PORTS.stop - 1}\n")
     head, second = site.hosts["render0"], site.hosts["render1"]

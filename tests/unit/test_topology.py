@@ -86,7 +86,7 @@ def test_what_is_declared_holds_for_the_nodes_of_the_group() -> None:
     assert topology.groups["cluster"].unit is None
 
 
-def test_an_assumption_about_a_group_wins_and_one_about_every_node_fills_in() -> None:
+def test_group_assumption_wins_over_that_of_every_node() -> None:
     declared = {"label": "a", "node_ranks": 0, "accelerators": {"per_node": 8}}
     plain = {"label": "b", "node_ranks": 1}
     config = cluster(3, declared, plain)

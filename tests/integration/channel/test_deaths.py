@@ -54,9 +54,7 @@ def test_what_was_accepted_survives_its_producer(troupe: Any, channel: Channel, 
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_an_item_whose_consumer_dies_before_it_has_it_goes_to_the_next_one(
-    troupe: Any, channel: Channel, until: Until, size: int
-) -> None:
+def test_item_of_a_dead_consumer_goes_to_the_next(troupe: Any, channel: Channel, until: Until, size: int) -> None:
     actors = troupe(3)
     victim = actors.call(0, pid)
     actors(0, get_one, channel)

@@ -54,7 +54,7 @@ def try_all(worker: Any, channel: Channel) -> list[str]:
 SAID = ["the item was not accepted"] * 4 + ["and nothing is left in it"] * 4
 
 
-def test_its_process_ends_and_later_calls_are_still_told_that_it_is_closed(troupe: Any, until: Until) -> None:
+def test_ended_process_reports_closed_to_later_calls(troupe: Any, until: Until) -> None:
     channel = Channel.create(f"ends{next(_names)}")
     actors = troupe(2)
     for item in range(3):

@@ -73,7 +73,7 @@ def test_a_node_that_is_not_there_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", 0.0, None, True])
-def test_what_is_no_rank_of_a_node_is_refused_and_the_name_is_free(cluster: Cluster, rank: Any) -> None:
+def test_wrong_rank_of_a_node_is_refused_and_frees_its_name(cluster: Cluster, rank: Any) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match=r"is not the rank of a node: ranks are whole numbers from 0"):
             Channel.create("of_no_rank", node_rank=rank)
@@ -128,7 +128,7 @@ def swap(worker: Any, mine: Channel, others: Channel) -> Any:
     return got
 
 
-def test_two_who_wait_for_each_others_items_are_told_of_their_deadlock(players: Any, end_channel: Any) -> None:
+def test_mutual_waits_for_items_are_reported_as_deadlock(players: Any, end_channel: Any) -> None:
     one, two = Channel.create("knot_one"), Channel.create("knot_two")
     first, second = players(0, swap, one, two), players(1, swap, two, one)
     for handle in (first, second):

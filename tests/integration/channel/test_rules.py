@@ -75,7 +75,7 @@ def test_a_batch_may_weigh_more_than_a_bounded_queue_holds(players: Any, bounded
     assert batch.wait() == [list(range(8))]
 
 
-def test_batches_reach_their_weight_and_take_items_of_no_weight_along(channel: Channel) -> None:
+def test_batches_reach_their_weight_with_weightless_items(channel: Channel) -> None:
     for item, weight in [("a", 2), ("b", 0), ("c", 3), ("d", 1), ("e", 1)]:
         channel.put(item, weight=weight)
     assert channel.get_batch(4) == ["a", "b", "c"]
@@ -202,7 +202,7 @@ def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel, until: Un
     assert asyncio.run(consume()) == list(range(5))
 
 
-def test_asynchronous_puts_keep_their_order_among_all_puts_of_a_process(channel: Channel) -> None:
+def test_asynchronous_puts_keep_the_order_of_a_process(channel: Channel) -> None:
     works = [channel.put(index, async_op=True) for index in range(300)]
     channel.put(300)
     works += [channel.put(index, async_op=True) for index in range(301, 600)]
@@ -218,7 +218,7 @@ def test_asynchronous_gets_are_served_in_their_order(channel: Channel) -> None:
     assert [work.wait() for work in works] == list(range(10))
 
 
-def test_asynchronous_puts_beyond_the_bound_wait_without_blocking(bounded: Channel) -> None:
+def test_asynchronous_puts_beyond_the_bound_do_not_block(bounded: Channel) -> None:
     works = [bounded.put(index, async_op=True) for index in range(3000)]
     assert not works[-1].done()
     assert [bounded.get() for _ in range(3000)] == list(range(3000))
@@ -269,7 +269,7 @@ def test_statistics_tell_what_went_through_each_key(players: Any, channel: Chann
     assert figures.get_wait > 0
 
 
-def test_a_local_channel_obeys_the_same_rules_and_hands_over_the_item_itself() -> None:
+def test_local_channel_obeys_the_same_rules_without_copies() -> None:
     channel = Channel.create("local", maxsize=1, local=True)
     item = object()
     channel.put(item)

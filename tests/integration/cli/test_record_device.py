@@ -142,7 +142,7 @@ class Grabber(InterventionSource):
 
 
 @pytest.mark.nightly
-def test_a_person_who_grabs_in_mid_chunk_is_recorded_tick_by_tick(tmp_path: Path) -> None:
+def test_intervention_within_a_chunk_is_recorded_by_ticks(tmp_path: Path) -> None:
     (tmp_path / "grabber.py").write_text(GRABBER)
     learns = ("actor.model.num_action_chunks=5", "actor.model.hidden_dim=16", "runner.max_steps=1")
     sizes = ("env.train.total_num_envs=4", "env.train.max_steps_per_rollout_epoch=20", "actor.global_batch_size=8")

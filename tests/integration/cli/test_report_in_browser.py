@@ -85,7 +85,7 @@ def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, wi
     context.close()
 
 
-def test_a_long_run_is_drawn_by_few_points_that_keep_its_extremes(browser: Any, tmp_path: Path) -> None:
+def test_long_run_is_drawn_by_few_points_with_its_extremes(browser: Any, tmp_path: Path) -> None:
     steps, spike = 100_000, 77_777
     run = empty_run(str(tmp_path))
     with MetricsWriter(run.metrics_file) as metrics:

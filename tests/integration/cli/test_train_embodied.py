@@ -129,7 +129,7 @@ def _job_of(pid: int) -> str:
 
 
 @pytest.mark.nightly
-def test_a_run_that_diverges_fails_and_keeps_its_good_checkpoints(folder: Path) -> None:
+def test_diverging_run_fails_and_keeps_good_checkpoints(folder: Path) -> None:
     quiet = ("runner.val_check_interval=-1", "runner.keep_checkpoints=1")
     assert rlinf("train", *SMALL, *quiet, "runner.max_steps=2").returncode == 0
     good = last_run()

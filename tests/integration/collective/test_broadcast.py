@@ -44,7 +44,7 @@ def test_every_member_gets_memory_of_its_own(make_cast: Any, size: int) -> None:
 
 
 @pytest.mark.nightly
-def test_a_later_broadcast_shows_nothing_of_what_was_written_to_an_earlier_one(make_cast: Any) -> None:
+def test_later_broadcast_hides_writes_to_an_earlier_one(make_cast: Any) -> None:
     cast = make_cast()
     peers = [cast.add(f"rollout:{rank}") for rank in range(1, 3)]
 

@@ -85,7 +85,7 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
     assert outcome[0].address == "there:0"
 
 
-def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast: Any) -> None:
+def test_peer_killed_within_a_message_leaves_no_half_message(make_cast: Any) -> None:
     cast = make_cast()
     there = cast.add("there:0")
     over_tcp(cast)
@@ -245,7 +245,7 @@ def test_views_that_are_kept_never_block_the_sender(make_cast: Any) -> None:
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
 
 
-def test_two_that_send_more_than_fits_before_they_receive_do_not_lock(make_cast: Any) -> None:
+def test_two_large_senders_before_receiving_do_not_deadlock(make_cast: Any) -> None:
     cast = make_cast(arena_bytes=4 << 20, spill_after=0.05)
     there = cast.add("there:0")
 

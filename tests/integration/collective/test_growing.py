@@ -184,7 +184,7 @@ def test_a_sender_that_ends_halfway_is_told(stage: Any, how: str, error: type[Ex
 
 
 @pytest.mark.nightly
-def test_a_sender_that_hangs_halfway_is_waited_for_until_the_deadline(stage: Any) -> None:
+def test_hanging_sender_is_waited_for_until_the_deadline(stage: Any) -> None:
     here, there = stage
     group = here.group()
     there.call(send_many, COUNT, 1)

@@ -117,7 +117,7 @@ def collect_garbage(side: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))])
-def test_every_operation_after_a_mismatch_does_what_it_would_do_alone(duo: Any, seed: int) -> None:
+def test_operation_after_a_mismatch_behaves_as_if_alone(duo: Any, seed: int) -> None:
     here, there = duo
     steps = random_steps(seed)
     there.begin(play, steps, "here:0")

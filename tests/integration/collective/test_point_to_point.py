@@ -173,7 +173,7 @@ def take_mismatches(side: Any) -> list[MismatchError]:
 
 
 @pytest.mark.parametrize("buffer", [torch.zeros(8), torch.zeros(4, dtype=torch.int32)], ids=["size", "dtype"])
-def test_a_mismatch_is_an_error_on_both_sides_and_costs_one_message(duo: Any, buffer: torch.Tensor) -> None:
+def test_mismatch_fails_both_sides_and_costs_one_message(duo: Any, buffer: torch.Tensor) -> None:
     here, there = duo
     group = here.group()
     there.begin(send_tensor_and_go_on, (4,))
@@ -224,7 +224,7 @@ def test_send_does_not_meet_recv_tensor(duo: Any) -> None:
     assert [error.sent for error in there.call(take_mismatches)] == ["an object with `send`"]
 
 
-def test_an_unpicklable_object_is_the_senders_error_and_nothing_is_sent(duo: Any) -> None:
+def test_unpicklable_object_fails_the_sender_alone(duo: Any) -> None:
     here, _ = duo
     with pytest.raises(PayloadError, match="does not pickle"):
         here.group().send(threading.Lock(), THERE)

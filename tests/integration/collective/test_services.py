@@ -103,7 +103,7 @@ def forward_all(
     return parcels
 
 
-def test_a_broker_passes_on_without_a_copy_and_the_last_holder_frees(make_cast: Any) -> None:
+def test_broker_passes_on_without_a_copy(make_cast: Any) -> None:
     cast = make_cast()
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)

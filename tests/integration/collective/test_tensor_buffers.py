@@ -54,7 +54,7 @@ WRONG = {
 
 @SIZES
 @pytest.mark.parametrize("kind", WRONG)
-def test_bytes_that_mean_something_else_are_an_error_on_both_sides(duo: Any, kind: str, size: int) -> None:
+def test_misread_bytes_fail_both_sides(duo: Any, kind: str, size: int) -> None:
     here, there = duo
     dtype, one = WRONG[kind]
     buffer: Any = one.repeat(size)
@@ -110,7 +110,7 @@ def test_objects_keep_their_order_of_bytes_and_their_fields(duo: Any) -> None:
 
 
 @SIZES
-def test_a_buffer_that_cannot_be_filled_is_refused_and_the_message_stays(duo: Any, size: int) -> None:
+def test_unfillable_buffer_is_refused_and_keeps_the_message(duo: Any, size: int) -> None:
     here, there = duo
     group = here.group()
     read_only = np.zeros(size, np.float32)
@@ -138,7 +138,7 @@ def test_a_conjugate_buffer_reads_as_what_was_sent(duo: Any, size: int) -> None:
     assert bool((buffer == torch.from_numpy(sent)).all())
 
 
-def test_a_tensor_that_cannot_be_sent_is_refused_and_nothing_leaves(duo: Any) -> None:
+def test_unsendable_tensor_is_refused_and_sends_nothing(duo: Any) -> None:
     here, there = duo
     group = here.group()
     for tensor in (torch.empty(2, device="meta"), torch.eye(2).to_sparse(), np.array([None])):

@@ -78,7 +78,7 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
 
 
 @pytest.mark.nightly
-def test_a_run_from_the_middle_of_episodes_ends_as_the_one_that_went_on(train: Train, spanning: Run) -> None:
+def test_run_resumed_within_episodes_equals_the_whole_run(train: Train, spanning: Run) -> None:
     (middle,) = [each.path for each in spanning.folder.checkpoints.complete() if each.step == 3]
     rest = train(*SPANNING, "runner.max_steps=5", f"runner.resume_dir={middle}")
     assert rest.of(RunStarted)[0].first_step == 4
@@ -89,7 +89,7 @@ def test_a_run_from_the_middle_of_episodes_ends_as_the_one_that_went_on(train: T
 
 
 @pytest.mark.nightly
-def test_halves_of_a_run_whose_episodes_span_passes_make_the_whole(train: Train) -> None:
+def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
     """The run is cut in the middle of episodes, which the second half continues."""
     overrides = (
         "env.train.env_type=gymnasium",

@@ -61,7 +61,7 @@ def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
 
 
 @pytest.mark.nightly
-def test_the_file_of_the_readme_trains_with_processes_in_the_place_of_its_gpus(train: Train) -> None:
+def test_readme_file_trains_with_processes_instead_of_gpus(train: Train) -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     described = yaml.YAML(typ="safe").load(readme.split("```yaml\n")[1].split("```")[0])
     assert list(described["cluster"]["component_placement"]) == ["actor", "rollout", "env"]

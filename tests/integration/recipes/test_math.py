@@ -74,9 +74,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
 
 
 @pytest.mark.nightly
-def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
-    train_math: Train, learned: dict[int, list[int]]
-) -> None:
+def test_async_generation_loses_no_prompt_when_a_worker_dies(train_math: Train, learned: dict[int, list[int]]) -> None:
     run = train_math(
         "algorithm.filter_groups=true",
         # Rewards differ by length: a model so small has few right answers.

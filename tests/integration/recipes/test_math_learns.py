@@ -58,7 +58,7 @@ def greedy_score(folder: Path, problems: list[tuple[str, str]], longest: int) ->
 
 @pytest.mark.skipif(not os.environ.get("SMOLLM2"), reason="SMOLLM2 names no folder: see configs/math_smollm.yaml")
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_pretrained_model_learns_sums_of_two_digits_and_scores_the_same_elsewhere(tmp_path: Path, seed: int) -> None:
+def test_pretrained_model_learns_two_digit_sums(tmp_path: Path, seed: int) -> None:
     from recipes.language.data.load_problems import load_problems
     from rlinf_core.job.load import load_job
 

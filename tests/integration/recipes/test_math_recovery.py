@@ -47,7 +47,7 @@ def test_a_death_changes_no_weight(train_math: Train, whole: Run, component: str
 
 @pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize(("component", "step", "phase"), MOMENTS)
-def test_where_generation_never_stops_every_prompt_is_learned_from_once(
+def test_async_generation_learns_from_every_prompt_once(
     train_math: Train, monkeypatch: pytest.MonkeyPatch, component: str, step: int, phase: str, partial: bool
 ) -> None:
     learned: dict[int, list[GroupReport]] = {}

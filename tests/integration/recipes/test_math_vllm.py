@@ -87,7 +87,7 @@ def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in lines if "rollout/reward" in line["metrics"]]
 
 
-def test_a_killed_engine_is_restarted_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_killed_engine_is_restarted_without_loss(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     ended(start(whole, uuid.uuid4().hex))
     mark = uuid.uuid4().hex

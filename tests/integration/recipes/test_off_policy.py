@@ -33,7 +33,7 @@ def learned(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.nightly
-def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_included(train: Train) -> None:
+def test_resumed_run_equals_the_whole_with_interventions(train: Train) -> None:
     whole = train(*SAC, *HELPED)
     first = train(*SAC, *HELPED, "runner.max_steps=2")
     (half,) = [each.path for each in first.folder.checkpoints.complete() if each.step == 2]
@@ -52,7 +52,7 @@ def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_inc
 
 
 @pytest.mark.nightly
-def test_an_actor_that_is_killed_goes_on_with_equal_samples_from_its_file(train: Train) -> None:
+def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
     seen = ("env.train.env_type=franka_vision", "env.train.max_steps_per_rollout_epoch=5", "env.train.task=touch")
     sizes = ("algorithm.off_policy.learning_starts=40", "algorithm.off_policy.replay.capacity=120")
     whole = train(*SAC, *seen, *sizes)

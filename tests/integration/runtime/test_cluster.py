@@ -89,7 +89,7 @@ def test_an_actor_is_made_on_its_node_with_its_arguments(cluster: Cluster, alloc
     assert ray.get(found.arguments.remote(), timeout=60) == (3, "three")
 
 
-def test_an_actor_has_the_variables_of_the_group_that_it_is_made_for(allocate: Callable[..., Any]) -> None:
+def test_actor_has_the_variables_of_its_group(allocate: Callable[..., Any]) -> None:
     plain = allocate(configured(), args=(1, ""))
     with_variables = allocate(configured(), node_group="workshop", args=(1, ""))
     processes = ray.get([plain.process.remote(), with_variables.process.remote()], timeout=60)

@@ -177,9 +177,7 @@ def test_broadcast(group: WorkerGroup[Talker]) -> None:
 
 
 @pytest.mark.parametrize(("groups", "src"), [("talk", ("talk", 0)), (["talk"], "talk:0"), ([("talk", 1)], ("talk", 0))])
-def test_a_broadcast_to_what_names_no_members_is_refused_everywhere(
-    group: WorkerGroup[Talker], groups: Any, src: Any
-) -> None:
+def test_broadcast_without_members_is_refused_everywhere(group: WorkerGroup[Talker], groups: Any, src: Any) -> None:
     with pytest.raises(WorkerGroupError) as caught:
         group.broadcast_to(groups, src).wait(timeout=20)
     assert caught.value.ranks == (0, 1, 2)

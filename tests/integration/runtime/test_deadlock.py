@@ -98,7 +98,7 @@ def test_a_part_of_a_group_can_be_stuck_while_the_rest_works(knot: WorkerGroup[K
     assert knot.execute_on(2).take(2).wait(timeout=20) == [1]
 
 
-def test_a_driver_that_waits_for_just_the_stuck_worker_cannot_wake_it(knot: WorkerGroup[Knot]) -> None:
+def test_driver_that_waits_for_the_stuck_worker_gets_a_deadlock(knot: WorkerGroup[Knot]) -> None:
     with pytest.raises(WorkerGroupError) as caught:
         knot.execute_on(0).take(1).wait()
     (error,) = caught.value.exceptions

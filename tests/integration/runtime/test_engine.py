@@ -213,7 +213,7 @@ def test_after_its_end_nothing_starts_another_by_accident() -> None:
     ]
 
 
-def test_a_forked_child_ends_by_itself_and_leaves_the_cluster_alone() -> None:
+def test_forked_child_ends_and_leaves_the_cluster_alone() -> None:
     done = _run(FORK)
     assert (done.returncode, done.stderr) == (0, "")
     *child, parent = done.stdout.splitlines()

@@ -243,7 +243,7 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
     mortal.shutdown()
 
 
-def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
+def test_missing_group_is_named_with_a_suggestion(waiters: WorkerGroup[Peer]) -> None:
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
     assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
     assert seconds > 0.4
@@ -276,7 +276,7 @@ def test_a_driver_that_gives_up_hears_who_waits_for_whom(cluster: Cluster, waite
 
 
 @pytest.mark.parametrize("method", ["take", "take_in_a_task"])
-def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
+def test_cancelling_wakes_the_blocked_and_drops_the_queued(
     cluster: Cluster, waiters: WorkerGroup[Peer], method: str
 ) -> None:
     view = waiters.execute_on(0)

@@ -60,7 +60,7 @@ class Consumer(Worker):
         return connected.get()
 
 
-def test_a_deadlock_is_raised_from_the_failure_that_it_followed_from(cluster: Cluster) -> None:
+def test_deadlock_is_raised_from_its_first_failure(cluster: Cluster) -> None:
     channel, run = f"frames-{uuid.uuid4().hex}", uuid.uuid4().hex
     with (
         Producer.create_group().launch(cluster, name=f"producer-{run}") as producer,

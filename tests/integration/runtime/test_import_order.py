@@ -35,7 +35,7 @@ class Mine(Worker):
 
 
 @pytest.mark.timeout(200)
-def test_workers_find_rlinf_and_the_standard_library_and_what_is_mine(tmp_path: Path) -> None:
+def test_workers_import_rlinf_the_library_and_user_code(tmp_path: Path) -> None:
     for name in ("random", "queue", "rlinf_core"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('hidden')")
     (tmp_path / "recipes").mkdir()

@@ -148,9 +148,7 @@ def test_forwarded_variables_reach_every_process(cluster: Cluster, monkeypatch: 
         ("other", r"it has ray 0\.0\.1, the cluster runs \d"),
     ],
 )
-def test_an_interpreter_that_cannot_run_workers_is_refused_at_once(
-    cluster: Cluster, tmp_path: Path, fault: str, why: str
-) -> None:
+def test_unusable_interpreter_is_refused_at_once(cluster: Cluster, tmp_path: Path, fault: str, why: str) -> None:
     path = str(tmp_path / "venv" / "bin" / "python")
     if fault == "bare":
         path = interpreter(tmp_path / "venv", ours=False)

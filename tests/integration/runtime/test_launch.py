@@ -62,7 +62,7 @@ def four_gpus(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-def test_a_worker_on_a_node_keeps_the_nodes_own_visibility_variable(four_gpus: Cluster) -> None:
+def test_worker_keeps_its_nodes_visibility_variable(four_gpus: Cluster) -> None:
     """It is given no accelerator and kept from none: it computes on one of them where its torch can."""
     with Seeing.create_group().launch(four_gpus, NodePlacementStrategy([0] * 2), name="unreserved") as group:
         own = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -141,7 +141,7 @@ def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
-def test_a_driver_that_is_killed_leaves_nothing_after_the_next_start(folder: Path) -> None:
+def test_killed_driver_leaves_nothing_after_the_next_start(folder: Path) -> None:
     before = shared_memory()
     process = start(folder, "block")
     process.kill()
@@ -188,7 +188,7 @@ def test_a_failure_is_the_drivers_exit_status(folder: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) -> None:
+def test_unseen_failure_sets_the_drivers_exit_status(folder: Path) -> None:
     process = start(folder, "unseen")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err

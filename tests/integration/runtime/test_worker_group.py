@@ -142,7 +142,7 @@ def test_results_come_by_rank(group: WorkerGroup[Probe]) -> None:
     assert group.rank().wait() == [10, 11, 12, 13]
 
 
-def test_a_view_calls_its_ranks_in_the_order_given_and_leaves_the_group_alone(group: WorkerGroup[Probe]) -> None:
+def test_view_calls_its_ranks_in_order_and_no_others(group: WorkerGroup[Probe]) -> None:
     assert group.execute_on(3, 0).rank().wait() == [13, 10]
     assert len(group.rank().wait()) == 4
 
@@ -152,7 +152,7 @@ def test_a_rank_that_does_not_exist_is_refused(group: WorkerGroup[Probe]) -> Non
         group.execute_on(4)
 
 
-def test_each_computes_on_as_many_threads_as_its_environment_says(group: WorkerGroup[Probe]) -> None:
+def test_threads_per_process_follow_the_environment(group: WorkerGroup[Probe]) -> None:
     said = os.environ.get("OMP_NUM_THREADS", "1")
     assert group.threads().wait() == [(said, int(said))] * 4
 
@@ -258,7 +258,7 @@ def test_a_failure_is_told_while_other_ranks_still_work(cluster: Cluster) -> Non
             handle.wait()
 
 
-def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: Cluster) -> None:
+def test_awaited_failure_does_not_wait_for_other_ranks(cluster: Cluster) -> None:
     async def run(group: WorkerGroup[Probe]) -> None:
         await group.fail_while_others_work()
 
@@ -304,7 +304,7 @@ def test_a_timeout_names_who_has_not_answered(cluster: Cluster) -> None:
         slow.execute_on(0).fail_while_others_work().wait(timeout=0.2)
 
 
-def test_a_constructor_that_raises_fails_the_launch_and_leaves_no_process(cluster: Cluster) -> None:
+def test_raising_constructor_fails_the_launch_without_processes(cluster: Cluster) -> None:
     with pytest.raises(WorkerGroupError, match="no camera") as caught:
         Probe.create_group(fail_on=1).launch(cluster, NodePlacementStrategy([0] * 2), name="broken")
     assert caught.value.ranks == (1,)
@@ -392,7 +392,7 @@ def test_groups_that_are_launched_together_run_all_or_not_at_all(cluster: Cluste
         assert (one.rank().wait(), two.rank().wait()) == ([1], [2])
 
 
-def test_channels_start_with_the_groups_that_are_launched_together(cluster: Cluster) -> None:
+def test_channels_start_with_the_groups_launched_with_them(cluster: Cluster) -> None:
     one, broken = Probe.create_group(1), OtherProbe.create_group(fail_on=0)
     with pytest.raises(WorkerGroupError, match="no camera"):
         launch_together(cluster, {one: NodePlacementStrategy([0]), broken: None}, channels=["of-broken"])

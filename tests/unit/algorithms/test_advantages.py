@@ -188,7 +188,7 @@ def test_equal_scores_give_exactly_nothing(score: float, size: int) -> None:
     assert torch.equal(group_advantages(torch.full((size,), score), size), torch.zeros(size))
 
 
-def test_equal_totals_give_exactly_nothing_whatever_way_led_to_them() -> None:
+def test_equal_totals_give_zero_however_they_arose() -> None:
     # Differences of a potential, as float32: every way from 0 to 5 adds up to 5, but for rounding.
     potentials = torch.rand(50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 5
     potentials[0], potentials[-1] = 0, 5

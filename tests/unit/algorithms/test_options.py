@@ -50,7 +50,7 @@ def test_what_the_model_refuses(written: dict[str, Any]) -> None:
     assert "`algorithm.options.largest_weight`" in str(raised.value)
 
 
-def test_an_option_is_unknown_where_every_owner_has_a_model_without_it() -> None:
+def test_option_unknown_to_every_owners_model_is_refused() -> None:
     assert unknown_options([cispo], {"largest_weight": 1, "smallest": 2}) == ["smallest"]
     assert unknown_options([cispo, plain], {"smallest": 2}) == []
     assert unknown_options([cispo, Policy], {"smallest": 2}) == []

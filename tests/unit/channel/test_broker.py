@@ -42,7 +42,7 @@ def test_who_floods_a_channel_is_held_back_until_somebody_takes(stage: Stage, ca
     assert [consumer.get() for _ in range(count)][-1] == "last"
 
 
-def test_a_client_that_comes_anew_leaves_nothing_of_its_former_life(stage: Stage) -> None:
+def test_reconnected_client_starts_without_its_old_state(stage: Stage) -> None:
     former = stage.client("p:0")
     works = [former.get(async_op=True) for _ in range(3)]
     until(lambda: former.statistics()["default"].waiting_gets == 3)
@@ -53,7 +53,7 @@ def test_a_client_that_comes_anew_leaves_nothing_of_its_former_life(stage: Stage
     assert not any(work.done() for work in works)
 
 
-def test_the_view_names_producers_and_consumers_and_what_is_there(stage: Stage) -> None:
+def test_view_names_producers_consumers_and_contents(stage: Stage) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0")
     producer.put(1)
     producer.put(2, key="x")
@@ -123,7 +123,7 @@ def test_a_put_that_is_given_up_while_it_is_sent_never_arrives(stage: Stage) -> 
     assert producer.qsize() == 0
 
 
-def test_who_has_too_little_time_to_connect_is_told_that_and_not_that_the_channel_is_unreachable(stage: Stage) -> None:
+def test_too_short_connect_deadline_is_not_called_unreachable(stage: Stage) -> None:
     client = stage.client("p:0")
     with pytest.raises(CommunicationTimeoutError, match="did not finish in 0 s"):
         client.put("too soon", timeout=0.0)
@@ -131,7 +131,7 @@ def test_who_has_too_little_time_to_connect_is_told_that_and_not_that_the_channe
     assert client.get() == "in time"
 
 
-def test_a_channel_has_come_to_its_end_when_it_is_closed_and_drained(stage: Stage) -> None:
+def test_channel_ends_when_closed_and_drained(stage: Stage) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=True)
     producer.put("left")
     assert not stage.broker.announce_end(), "it is open"
@@ -172,7 +172,7 @@ def test_memory_that_was_passed_on_keeps_a_drained_channel(stage: Stage) -> None
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
 @pytest.mark.parametrize("tcp", [False, True])
-def test_an_item_that_comes_while_its_get_is_cancelled_is_got_or_goes_back(
+def test_item_of_a_cancelled_get_is_received_or_returned(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, size: int, tcp: bool
 ) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=tcp)

@@ -44,7 +44,7 @@ class Register:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_worker_group_is_no_channel_though_it_is_launched_later(after: int) -> None:
+def test_worker_group_is_no_channel_even_when_launched_later(after: int) -> None:
     register = Register(channel=False, after=after)
     resolver = ChannelResolver(cast("Any", register))
     with pytest.raises(ChannelError, match="`c` is a worker group, not a channel"):
@@ -70,7 +70,7 @@ def deaf() -> Iterator[Any]:
         endpoint.close()
 
 
-def test_a_channel_that_does_not_answer_is_not_waited_for_as_an_item_is(deaf: Any) -> None:
+def test_connect_has_a_deadline_of_its_own(deaf: Any) -> None:
     for connect in (deaf.connect, lambda: deaf.get("k", None, wait=True, timeout=None, detached=False)):
         with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.4 s"):
             connect()
@@ -90,7 +90,7 @@ def test_a_channel_that_does_not_answer_is_not_waited_for_as_an_item_is(deaf: An
         (Channel.close, OperationKind.CLOSE),
     ],
 )
-def test_what_asks_or_closes_a_channel_is_not_published_as_a_put_or_a_get(
+def test_requests_and_closing_are_not_published_as_put_or_get(
     stage: Stage, operation: Callable[[Channel], object], kind: OperationKind
 ) -> None:
     channel = greeted(stage, "p:0")

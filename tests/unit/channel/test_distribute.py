@@ -70,7 +70,7 @@ def test_a_closed_target_is_told() -> None:
         distribute(source, target, RoundRobin(1), count=1)
 
 
-def test_in_turn_from_a_queue_that_fills_as_rollouts_finish_every_rank_gets_about_the_same() -> None:
+def test_round_robin_gives_every_rank_about_the_same() -> None:
     rollout_output_queue, to_train = Channel.create("rollout_output_queue", local=True), Channel.create("t", local=True)
     lengths = skewed(400)
     # The generators put what is finished, so the lengths grow; the four longest of 400 are beyond comparison.

@@ -42,7 +42,7 @@ def test_a_get_whose_handle_is_let_go_of_takes_no_item(channel: Channel) -> None
     until(lambda: not waiting(channel))
 
 
-def test_what_a_batch_had_reserved_goes_back_when_its_handle_is_let_go_of(channel: Channel) -> None:
+def test_batch_reservation_returns_when_its_handle_is_dropped(channel: Channel) -> None:
     handle = channel.get_batch(5, async_op=True)
     for item in ("first", "second"):
         channel.put(item, weight=1)
@@ -78,7 +78,7 @@ def test_no_item_vanishes_while_handles_are_let_go_of(channel: Channel, caplog: 
     assert not waiting(channel)
 
 
-def test_a_function_that_was_named_is_called_though_nobody_holds_the_handle(channel: Channel) -> None:
+def test_named_function_is_called_without_a_held_handle(channel: Channel) -> None:
     after = channel.get(async_op=True).then(lambda item: item + 1)
     heard = threading.Event()
     channel.get(async_op=True).add_done_callback(heard.set)
@@ -100,7 +100,7 @@ def test_a_task_that_waits_holds_its_get(channel: Channel) -> None:
     assert asyncio.run(run()) == "there"
 
 
-def test_what_has_come_before_its_handle_is_let_go_of_is_told_to_be_lost(
+def test_arrived_item_is_reported_lost_when_its_handle_drops(
     channel: Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = channel.get(key="k", async_op=True)

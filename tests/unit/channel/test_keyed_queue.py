@@ -238,7 +238,7 @@ def test_a_closed_channel_drains() -> None:
     assert told(queue.get_batch(3, 1, wait=False)) == [("closed", 3, None)]
 
 
-def test_at_close_a_batch_gets_its_remainder_and_the_rest_is_told() -> None:
+def test_closing_gives_a_batch_its_remainder() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     queue.get_batch(1, 5, key="x")
     queue.put("a", "a", weight=1, key="x")
@@ -285,7 +285,7 @@ def test_statistics_by_key() -> None:
     assert queue.statistics()["y"].waiting_gets == 1
 
 
-def test_of_keys_in_which_nothing_is_left_only_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_of_empty_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_queue, "_REMEMBERED_KEYS", 3)
     queue: KeyedQueue[str] = KeyedQueue()
     queue.get(1, key="kept", wait=False)

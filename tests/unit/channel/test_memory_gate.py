@@ -11,7 +11,7 @@ class Machine:
         return self.free
 
 
-def test_the_gate_closes_below_the_reserve_and_opens_with_a_quarter_more() -> None:
+def test_gate_closes_below_the_reserve_and_reopens_above() -> None:
     machine = Machine(100 * MIB)
     gate = MemoryGate(machine, reserve=80 * MIB)
     assert not gate.add(10 * MIB)
@@ -34,7 +34,7 @@ def test_small_changes_cost_no_look() -> None:
     assert gate.held == 4 * MIB
 
 
-def test_a_channel_that_holds_nothing_is_open_whatever_the_machine_has() -> None:
+def test_empty_channel_is_open_however_little_memory_is_free() -> None:
     gate = MemoryGate(Machine(0), reserve=MIB)
     assert not gate.look()
     assert gate.add(8 * MIB)

@@ -81,9 +81,7 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     assert wire.ReplyKind.MAIL in messages.said
 
 
-def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missed_notice_and_answer_are_seen_a_little_later(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0")
     producer.put("first")
     assert consumer.get() == "first"
@@ -112,7 +110,7 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
 
 
 @pytest.mark.parametrize("ends", ["closed", "failed", "withdrawn"])
-def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
+def test_put_accepted_in_its_box_never_reports_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0")
@@ -206,9 +204,7 @@ def test_what_is_accepted_while_it_is_withdrawn_is_accepted(stage: Stage) -> Non
     assert late.result() is None
 
 
-def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_that_expires_on_its_way_gets_the_channels_verdict(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, other = greeted(stage, "p:0"), greeted(stage, "k:0")
     backend: Any = producer._backend
     wait = Work.wait
@@ -233,7 +229,7 @@ def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
     check_nothing_is_left(producer)
 
 
-def test_a_call_that_is_cancelled_before_it_waits_leaves_the_item(stage: Stage) -> None:
+def test_call_cancelled_before_it_waits_leaves_the_item(stage: Stage) -> None:
     producer, consumer = greeted(stage, "p:0"), greeted(stage, "k:0")
     producer.put("second")
 
@@ -258,7 +254,7 @@ def test_no_box_is_lost_to_a_timeout_that_is_none(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("kind", [OperationKind.PUT, OperationKind.GET])
-def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
+def test_box_of_a_lost_connection_is_answered_by_a_message(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: OperationKind
 ) -> None:
     client, other = greeted(stage, "k:0"), greeted(stage, "o:0")
@@ -296,9 +292,7 @@ def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> Non
         client.get(timeout=5)
 
 
-def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_put_leaves_its_item_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = greeted(stage, "p:0"), greeted(stage, "k:0")
 
     def interrupt(look: Callable[[], object], _: float) -> None:
@@ -313,7 +307,7 @@ def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
     check_nothing_is_left(producer)
 
 
-def test_what_nobody_waits_for_ends_in_time_though_its_channel_cannot_be_told(stage: Stage) -> None:
+def test_unawaited_operation_ends_though_its_channel_is_gone(stage: Stage) -> None:
     client = greeted(stage, "k:0")
     request = cast("ChannelOperation[Any]", client.get(async_op=True, timeout=0.05))
     outgoing = cast("Any", client._backend).stream.outgoing

@@ -48,7 +48,7 @@ class Line:
         return [op_id for frame in self.frames for op_id in frame]
 
 
-def test_the_first_goes_at_once_and_what_comes_before_it_is_accepted_goes_together() -> None:
+def test_first_message_goes_at_once_later_ones_together() -> None:
     line = Line()
     for _ in range(4):
         line.put()

@@ -131,14 +131,14 @@ def kept(name: str, *overrides: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "change"), [(name, each) for name, several in CHANGES.items() for each in several])
-def test_of_whole_configurations_the_key_that_was_changed_is_first(name: str, change: str) -> None:
+def test_changed_key_comes_first_among_whole_configurations(name: str, change: str) -> None:
     first, *others = differences([kept(name), kept(name, change)], [None, None])
     assert first.name == change.partition("=")[0]
     # What follows from it is told, too.
     assert {each.name.replace(".eval.", ".train.") for each in others} <= {first.name}
 
 
-def test_an_evaluation_of_its_own_comes_before_a_change_of_training() -> None:
+def test_separate_evaluation_precedes_a_training_change() -> None:
     both = kept("laptop", "env.train.reward_coef=2.0", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
     found = [each.name for each in differences([kept("laptop"), both], [None, None])]
     assert found[-1] == "actor.optim.lr"

@@ -48,7 +48,7 @@ def test_what_matters_most_comes_first() -> None:
     assert found[1] == Difference(Kind.CONFIG, "actor.optim.lr", ("0.001", "0.01"))
 
 
-def test_a_run_without_provenance_is_no_difference_and_a_missing_package_is_one() -> None:
+def test_missing_provenance_is_equal_and_a_package_differs() -> None:
     known = Provenance({"torch": "2.13.0"}, {}, {}, {})
 
     assert differences([CONFIG, CONFIG], [known, None]) == []

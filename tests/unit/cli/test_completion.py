@@ -81,7 +81,7 @@ def test_the_only_key_comes_with_a_value(complete: Complete) -> None:
     assert found == [prefix, f"{prefix}true", f"{prefix}false"]
 
 
-def test_values_behind_the_equals_sign_which_bash_takes_for_a_word(complete: Complete) -> None:
+def test_values_that_bash_would_take_for_a_word_are_quoted(complete: Complete) -> None:
     key = "cluster.node_groups[0].ignore_hardware"
     assert complete("validate", "mixed.yaml", key, "=") == ["true", "false"]
     assert complete("validate", "mixed.yaml", key, "=", "f") == ["false"]

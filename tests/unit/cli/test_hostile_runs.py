@@ -202,7 +202,7 @@ class TestPrune:
         assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
         assert (original.path.exists(), kept.exists()) == (False, False)
 
-    def test_a_copy_that_took_the_place_of_the_original_leaves_them_too(self, cli: Cli, here: Path) -> None:
+    def test_copy_in_the_place_of_the_original_skips_them_too(self, cli: Cli, here: Path) -> None:
         original = created(save_path=here / "weights")
         original.end("finished")
         shutil.copytree(here / "runs", here / "copy")

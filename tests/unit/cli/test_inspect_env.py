@@ -54,7 +54,7 @@ cluster:
 """
 
 
-def test_what_a_group_gives_reaches_nobody_who_is_placed_through_cluster(cli: Cli, tmp_path: Path) -> None:
+def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(TWO_GROUPS)
     env, rollout = (cli("inspect", "env", path, "-c", name, "-r", "0").out for name in ("env", "rollout"))

@@ -85,7 +85,7 @@ def test_nodes_that_are_shared_otherwise_are_no_run(cli: Cli, tmp_path: Path) ->
     assert told == ["0-15", "16-17", "18-25"]
 
 
-def test_unknown_accelerators_are_2_and_the_message_is_a_command_that_works(cli: Cli, mixed: Path) -> None:
+def test_unknown_accelerators_exit_2_with_a_working_command(cli: Cli, mixed: Path) -> None:
     ended = cli("inspect", "placement", mixed)
     assert (ended.code, ended.out) == (2, "")
     assert "the accelerators of `sim` are unknown, so `sim` cannot be laid out" in ended.err
@@ -325,7 +325,7 @@ def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path)
         *("metaworld_reach_ppo", "metaworld_press_sft", "smolvla_sft_rl"),
     ],
 )
-def test_shipped_simulators_are_laid_out_where_neither_they_nor_data_are(cli: Cli, name: str) -> None:
+def test_shipped_simulators_are_placed_without_their_packages(cli: Cli, name: str) -> None:
     ended = cli("inspect", "placement", name)
     assert ended.code == 0
     assert "on node" in ended.out

@@ -214,7 +214,7 @@ def test_a_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert (ended, job.hard) == ([143], [ExitCode.TERMINATED])
 
 
-def test_a_long_import_of_a_run_that_holds_nothing_is_not_waited_for(
+def test_long_import_of_an_idle_run_is_not_waited_for(
     module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = module("""

@@ -160,7 +160,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback(command: str, tmp_path: Pa
     assert "BrokenPipe" not in ended.stderr
 
 
-def test_a_reader_that_leaves_early_does_not_change_the_exit_code(tmp_path: Path) -> None:
+def test_early_reader_exit_keeps_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("cluster:\n  num_nodes: 0\n" + "".join(f"  key{i}: 1\n" for i in range(2000)))
     ended = shell('rlinf validate bad.yaml 2>/dev/null | true; echo "${PIPESTATUS[0]}"', tmp_path)
     assert ended.stdout == "2\n"

@@ -125,7 +125,7 @@ def test_what_would_fit_or_what_there_is_most_of_comes_last(change: tuple[str, .
     assert memory_text(view(change=change, fits=True)).splitlines()[-1] == "note: a note"
 
 
-def test_what_an_accelerator_holds_most_of_is_told_where_only_that_is_too_small() -> None:
+def test_fullest_part_is_named_where_an_accelerator_is_too_small() -> None:
     small = view(
         accelerated=("actor",),
         needs={0: NodeNeed(30 * 1024 * MIB, 100 * MIB)},
@@ -146,7 +146,7 @@ cluster:
 """
 
 
-def test_nodes_have_what_the_file_declares_the_least_of_groups_that_share_one() -> None:
+def test_node_has_the_least_that_its_groups_declare() -> None:
     cluster = load_job("-", stdin=TWO_GROUPS.encode()).cluster
     assert cluster is not None
     here = 24 * 2**30

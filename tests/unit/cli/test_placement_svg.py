@@ -41,7 +41,7 @@ def test_one_node_shows_every_unit_and_rank() -> None:
     assert [text for text in drawn if text.startswith("actor ")] == [f"actor {rank}" for rank in range(8)]
 
 
-def test_components_that_share_a_unit_are_bands_of_their_own_colours() -> None:
+def test_components_of_a_shared_unit_have_distinct_bands() -> None:
     shared = Cell(ACCELERATOR, 0, (User("actor", (0,)), User("rollout", (0, 1))))
     svg = placement_svg(picture((Card((0,), None, (shared,), ()),), (("actor", 1), ("rollout", 2))))
     assert "rollout 0-1" in texts(svg)

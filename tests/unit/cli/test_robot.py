@@ -122,7 +122,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
     assert "asked for it" in said("list", file)
 
 
-def test_while_a_job_holds_it_an_arm_can_be_looked_at_and_stopped_only(
+def test_arm_held_by_a_job_can_only_be_watched_and_stopped(
     file: str, arm: Franka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FrankaClient(arm, seconds=30.0) as job:

@@ -141,7 +141,7 @@ class TestPrune:
     def test_the_newest_are_kept(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
         assert names(cli("runs", "prune", "--keep", "1").out) == ["good", "bad"]
 
-    def test_checkpoints_elsewhere_go_with_their_run_and_links_are_not_followed(
+    def test_external_checkpoints_follow_their_run_without_links(
         self, cli: Cli, runs: dict[str, RunFolder], tmp_path: Path
     ) -> None:
         run, precious = runs["sums"], tmp_path / "precious"

@@ -71,7 +71,7 @@ def test_the_last_step_is_shown_whole(cli: Cli, run: RunFolder) -> None:
     assert "--step 1" in ended.err
 
 
-def test_a_conversation_is_shown_turn_by_turn_with_times_and_rewards(cli: Cli, run: RunFolder) -> None:
+def test_conversation_is_shown_by_turns_with_times_and_rewards(cli: Cli, run: RunFolder) -> None:
     def turn(who: str, text: str, tool: str = "", seconds: float = 0.0, failure: str = "") -> dict[str, Any]:
         return {"who": who, "text": text, "tool": tool, "seconds": seconds, "failure": failure, "segment": 0}
 

@@ -79,7 +79,7 @@ def test_the_summary_stays_a_table_on_80_columns(terminal: Run) -> None:
     assert [row[column:].split()[0] for row in rows] == ["0-7", "8-15", "16-17", "0-3"]
 
 
-def test_a_long_line_is_cropped_so_that_the_caret_stays_below_its_piece(terminal: Run, tmp_path: Path) -> None:
+def test_long_line_is_cropped_around_its_caret(terminal: Run, tmp_path: Path) -> None:
     group = "{label: a, node_ranks: 0, accelerators: {model: A800, per_node: 8}, hosts: [trainer00], ssh: {port: 0}}"
     (tmp_path / "wide.yaml").write_text(f"cluster: {{num_nodes: 1, node_groups: [{group}]}}\n")
     code, shown = terminal("validate", "wide.yaml", NO_COLOR="1")
@@ -102,7 +102,7 @@ def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
     assert "\x1b" not in shown
 
 
-def test_reading_from_the_terminal_is_announced_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_terminal_reading_is_announced_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     child = pexpect.spawn(str(RLINF), ["validate", "-"], cwd=str(tmp_path), timeout=30, encoding="utf-8")
     child.expect("reading standard input, end it with Ctrl-D")
     child.sendintr()

@@ -212,9 +212,7 @@ class TestADryRun:
         assert ended.code == 0
         assert "accelerators 0-7" in ended.out
 
-    def test_a_run_whose_file_does_not_tell_the_accelerators_goes_on_without_a_plan(
-        self, cli: Cli, folder: Path
-    ) -> None:
+    def test_run_without_known_accelerators_continues_without_a_plan(self, cli: Cli, folder: Path) -> None:
         (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
         ended = cli("train", "job.yaml", "runner.max_steps=2")
         assert ended.code == 0

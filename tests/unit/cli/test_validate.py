@@ -88,13 +88,13 @@ def test_overrides_go_to_every_file(cli: Cli, good: Path, bad: Path) -> None:
     assert "<overrides>:1:19: error[" in ended.out
 
 
-def test_a_name_with_an_equals_sign_is_a_file_when_it_has_a_folder(cli: Cli, tmp_path: Path) -> None:
+def test_name_with_an_equals_sign_is_a_file_in_a_folder(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "lr=1.yaml"
     path.write_text(GOOD, encoding="utf-8")
     assert cli("validate", path).code == 0
 
 
-def test_a_name_that_a_terminal_would_act_on_is_shown_with_escapes(cli: Cli, tmp_path: Path) -> None:
+def test_control_characters_of_names_are_escaped(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "a\n\x1b[31mb.yaml"
     path.write_text(GOOD, encoding="utf-8")
     ended = cli("validate", path)

@@ -72,7 +72,7 @@ def test_what_is_no_node(node_rank: Any) -> None:
     assert repr(node_rank) in str(caught.value)
 
 
-def test_a_worker_that_leaves_its_cluster_ends_its_groups_and_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_leaves_its_cluster_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
 
     def end_all() -> list[Any]:

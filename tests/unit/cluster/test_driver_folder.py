@@ -48,7 +48,7 @@ def test_a_folder_is_its_makers_while_it_lives() -> None:
     assert folder.is_dir()
 
 
-def test_a_folder_of_a_process_that_is_gone_is_removed_at_the_next_start() -> None:
+def test_folder_of_a_dead_process_is_removed_at_the_next_start() -> None:
     code = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.cluster import driver_folder as folders;"
         "print(folders.new_folder())"
@@ -171,7 +171,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
     assert ray_processes(folder) == []
 
 
-def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Path) -> None:
+def test_unmarked_engine_process_is_known_by_its_files(tmp_path: Path) -> None:
     folder = folders.new_folder()
     environment = {name: value for name, value in os.environ.items() if name != node_processes.MARK}
     command = ["ray::Agent", "-c", "import time; time.sleep(600)"]

@@ -46,7 +46,7 @@ def test_its_true_cause_is_below_the_traceback(error: Exception, cause: str) -> 
     assert cause_of(error) == cause
 
 
-def test_threads_that_first_need_the_manager_at_once_share_one_line_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_threads_share_one_manager_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     together = threading.Barrier(2)
 

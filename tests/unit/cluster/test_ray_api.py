@@ -24,7 +24,7 @@ def test_outside_of_a_cluster_it_starts_none(monkeypatch: pytest.MonkeyPatch, us
     assert import_module("ray._private.auto_init_hook").enable_auto_connect is False
 
 
-def test_a_starting_ray_is_asked_for_its_node_once_the_head_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_ray_is_asked_once_the_head_lists_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[dict[bytes, object]] = [{}, {b"\x0a": None}, {b"\x0a": None, b"\x0b": None}]
     asked: list[tuple[int, str, str]] = []
 

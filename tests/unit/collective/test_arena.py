@@ -90,7 +90,7 @@ def test_a_view_is_memory_until_its_last_part_is_gone(event: int) -> None:
     assert arena.use().used == 0
 
 
-def test_a_private_view_keeps_its_changes_and_the_next_one_does_not_show_them(event: int) -> None:
+def test_private_view_keeps_its_changes_to_itself(event: int) -> None:
     arena = new_arena(event)
     block = arena.try_allocate(8 * PAGE, ["one", "two"])
     assert block is not None
@@ -121,7 +121,7 @@ def test_waiting_for_room_ends_with_a_release(event: int) -> None:
         arena.wait_for_room(deadline)
 
 
-def test_a_dead_owner_frees_what_it_held_and_not_what_it_passed_on(event: int) -> None:
+def test_dead_owner_frees_what_it_held(event: int) -> None:
     arena = new_arena(event)
     kept, passed = arena.try_allocate(PAGE, ["dead"]), arena.try_allocate(PAGE, ["dead"])
     assert kept is not None

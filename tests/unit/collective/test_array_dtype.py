@@ -36,7 +36,7 @@ def test_what_takes_other_bytes_has_other_words(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["bool", "uint8", "int16", "int64", "float16", "float32", "float64", "complex64"])
-def test_numbers_in_the_order_of_the_machine_are_named_as_torch_names_them(name: str) -> None:
+def test_machine_order_numbers_are_named_as_torch_names_them(name: str) -> None:
     assert dtype_words(np.dtype(name)) == name == str(getattr(torch, name)).removeprefix("torch.")
 
 

@@ -56,9 +56,7 @@ def test_plain_values_come_back_with_their_types(value: object) -> None:
     st.lists(st.integers(0, 4), max_size=4),
     st.booleans(),
 )
-def test_tensors_come_back_whatever_their_dtype_shape_and_strides(
-    dtype: torch.dtype, shape: list[int], turned: bool
-) -> None:
+def test_tensors_survive_whatever_dtype_shape_and_strides(dtype: torch.dtype, shape: list[int], turned: bool) -> None:
     tensor = (torch.arange(int(np.prod(shape))) % 2).to(dtype).reshape(shape)
     if turned and tensor.dim() > 1:
         tensor = tensor.transpose(0, -1)

@@ -37,7 +37,7 @@ class SlowEndpoint:
         work.wait()
 
 
-def test_a_refusal_that_comes_before_a_send_has_ended_is_told_once() -> None:
+def test_refusal_before_a_send_ends_is_reported_once() -> None:
     endpoint: Any = SlowEndpoint()
     group = CollectiveGroup(endpoint, HERE, [THERE], endpoint)
     group.send_tensor(np.zeros(5, np.uint8), THERE)  # type: ignore[arg-type] - arrays go where tensors do

@@ -217,7 +217,7 @@ def gloo_pair(rendezvous: Rendezvous, rank: int, device: object) -> TorchPair:
     return TorchPair(group, 1 - rank, torch.device("cpu"))
 
 
-def test_a_process_group_of_two_is_made_over_the_connection_and_carries_tensors(pair: Any) -> None:
+def test_process_group_of_two_runs_over_the_connection(pair: Any) -> None:
     two = pair(NcclTransport(gloo_pair, "cpu"), NcclTransport(gloo_pair, "cpu"))
     two.send(1.0)
     two.send(2.0)

@@ -58,7 +58,7 @@ def test_the_tightest_group_decides(tmp_path: Path) -> None:
     assert memory_budget.free_bytes(tmp_path) == (800 - 400 - 64) * MIB
 
 
-def test_older_groups_count_too_and_a_container_sees_its_own_at_the_base(tmp_path: Path) -> None:
+def test_older_cgroups_count_and_containers_see_their_own(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/memory"
     write(
         tmp_path,

@@ -187,7 +187,7 @@ def test_what_was_recorded_cannot_be_used_again(endpoints: Callable[..., Endpoin
     ours.close()
 
 
-def test_dawdlers_cost_a_bounded_number_of_threads_and_keep_nobody_out(endpoints: Callable[..., Endpoint]) -> None:
+def test_slow_handshakes_cost_bounded_threads(endpoints: Callable[..., Endpoint]) -> None:
     one, two = endpoints(pending_handshakes=8, handshake_timeout=30.0), endpoints()
     strangers = [connect(one) for _ in range(40)]
     # Where the unix socket serves, TCP strangers are not even in the same hall; so this one dials by TCP.

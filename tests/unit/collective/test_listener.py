@@ -18,7 +18,7 @@ def test_it_is_at_its_address_alone() -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_an_address_of_another_machine_stands_for_all_of_this_one() -> None:
+def test_address_of_another_machine_covers_all_of_this_one() -> None:
     with listen_tcp("192.0.2.123", BUFFER) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 

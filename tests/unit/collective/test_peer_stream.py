@@ -136,7 +136,7 @@ def test_a_mismatch_is_taken_once() -> None:
     assert outgoing.take_mismatches() == []
 
 
-def test_a_mismatch_of_an_earlier_call_is_disregarded_whenever_it_is_reported() -> None:
+def test_late_mismatch_of_an_earlier_call_is_disregarded() -> None:
     outgoing = SendQueue("peer:0")
     outgoing.sequence = 2
     outgoing.acknowledged(1, MismatchError("first", "b"))
@@ -156,7 +156,7 @@ def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
     assert kept[-1].sent == "1000"
 
 
-def test_every_mismatch_is_recorded_before_its_message_counts_as_acknowledged() -> None:
+def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
     outgoing, error = SendQueue("me -> peer"), MismatchError("float32[1]", "float32[2]")
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)

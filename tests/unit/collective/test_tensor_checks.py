@@ -94,7 +94,7 @@ def test_a_buffer_whose_elements_share_memory_is_refused(kind: str) -> None:
         TensorTarget(UNFILLABLE[kind]())
 
 
-def test_a_read_only_array_is_refused_as_a_buffer_and_may_be_sent() -> None:
+def test_read_only_array_is_sent_but_refused_as_a_buffer() -> None:
     array = np.frombuffer(b"\1" * 16, np.float32)
     with pytest.raises(PayloadError, match=r"read-only array\n  help: .*array.copy"):
         TensorTarget(array)

@@ -41,7 +41,7 @@ def test_many_threads_wait_for_one_outcome() -> None:
     assert got == [7] * 5
 
 
-def test_a_wait_that_is_too_short_names_the_operation_and_may_be_repeated() -> None:
+def test_short_wait_names_the_operation_and_can_be_repeated() -> None:
     work = new_work()
     with pytest.raises(CommunicationTimeoutError, match="recv from actor:0"):
         work.wait(0.01)
@@ -72,7 +72,7 @@ def test_the_operations_own_deadline_ends_a_wait() -> None:
         asyncio.run(new_work(0.01).async_wait())
 
 
-def test_awaiting_is_woken_from_another_thread_and_survives_cancelling() -> None:
+def test_awaiting_wakes_across_threads_and_survives_cancelling() -> None:
     work = new_work()
 
     async def run() -> int:
@@ -118,7 +118,7 @@ def test_then_hands_over_whatever_the_function_raises(error: BaseException) -> N
         chained.wait(60)
 
 
-def test_the_deadline_of_an_operation_is_not_that_of_what_follows() -> None:
+def test_deadline_of_an_operation_ends_with_it() -> None:
     work: Work[int] = Work(OperationKind.RECV, "actor:0", 0.05)
     late = threading.Event()
 
@@ -143,7 +143,7 @@ def test_the_deadline_of_an_operation_is_not_that_of_what_follows() -> None:
     assert asyncio.run(follow()) == 4
 
 
-def test_what_follows_an_operation_that_is_late_names_the_operation() -> None:
+def test_operation_after_a_late_one_names_the_late_one() -> None:
     work: Work[int] = Work(OperationKind.RECV, "actor:0", 0.01)
     chained = work.then(lambda value: value + 1)
     with pytest.raises(CommunicationTimeoutError, match=r"`recv from actor:0` did not finish in 0\.01 s"):
@@ -167,7 +167,7 @@ def test_who_waits_is_on_the_board_while_it_waits() -> None:
     assert board.operations.publication().operations == ()
 
 
-def test_an_operation_in_the_background_is_on_the_board_until_it_ends() -> None:
+def test_background_operation_is_listed_until_it_ends() -> None:
     board = WaitTable()
     work = new_work(board=board, detached=True)
     (published,) = board.operations.publication().operations

@@ -114,7 +114,7 @@ def test_an_override_wins_over_a_file_by_either_name(text: str, argument: str) -
     assert job.config.actor.optim.clip_grad == 2  # type: ignore[union-attr]
 
 
-def test_secrets_and_broken_references_keep_their_places_under_the_other_name(tree_of: TreeOf) -> None:
+def test_secrets_and_broken_references_survive_renaming(tree_of: TreeOf) -> None:
     tree = tree_of("piece: {optim: {token: t0p, learning_rate: x}}\n")
     at: Path = ("piece", "optim", "learning_rate")
     found, view = check(tree, unresolved=(at,), secret=(("piece", "optim", "token"),))
@@ -189,7 +189,7 @@ def test_keys_of_others_are_answered(text: str, underlined: str, words: str) -> 
 
 
 @pytest.mark.parametrize("key", ["tracer", "profiling", "net_emulation", "auto_scheduler"])
-def test_keys_of_a_cluster_that_are_not_here_are_answered_without_a_recipe(key: str) -> None:
+def test_missing_cluster_keys_are_answered_without_a_recipe(key: str) -> None:
     (found,) = load_with_lint("-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}).diagnostics
     assert (found.code, found.span.text) == ("not-available", key)
 
@@ -245,7 +245,7 @@ def test_models_hold_our_own_names_only() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(tomllib.loads(foreign_names.TABLES.read_text()))))
-def test_names_of_others_name_fields_and_nothing_known_is_unavailable(name: str) -> None:
+def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     section, table = sections_of_all()[name], foreign_names.tables()[name]
     below = [each for each in sections_of_all().values() if issubclass(each, section)]
     known = {field for each in below for field in written_fields(each)}
@@ -281,7 +281,7 @@ def test_a_key_that_moved_is_answered_with_its_path() -> None:
         ("algorithm: {lr_scheduler_type: cosine}\n", "actor.optim.lr_scheduler"),
     ],
 )
-def test_a_key_that_moved_to_another_section_is_answered_with_its_full_path(text: str, path: str) -> None:
+def test_moved_key_is_answered_with_its_full_path(text: str, path: str) -> None:
     (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
     assert (found.code, found.help) == ("unknown-key", f"`{found.span.text}` is `{path}` here")
 
@@ -292,7 +292,7 @@ OTHERS = {"extends", "trace.json"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_answers_name_keys_of_the_section_itself_or_by_their_full_path(name: str) -> None:
+def test_answers_name_keys_locally_or_by_full_path(name: str) -> None:
     model = find_recipe(name).config_model()
     paths = {f"{place}.{field}".strip(".") for place, section in sections(model) for field in written_fields(section)}
     wrong: list[str] = []

@@ -149,7 +149,7 @@ def test_mistakes(composing: Compose, text: str, code: str, line: int, underline
     assert problem.path in composed.unresolved
 
 
-def test_without_a_recipe_only_the_section_that_is_read_must_resolve(composing: Compose) -> None:
+def test_only_the_section_read_must_resolve_without_a_recipe(composing: Compose) -> None:
     text = "a: ${gone}\nb: {x: '${mul:2,3}', y: 1}\ncluster: {n: '${c}', m: '${b.y}'}\nc: ${env:NONE}\n"
     composed, found = composing(text, without_recipe="cluster")
     assert [(each.severity, each.code, each.path) for each in found] == [
@@ -170,7 +170,7 @@ def test_hints(composing: Compose) -> None:
     assert [problem.help for problem in found] == ["did you mean `num_nodes`?", "did you mean `NODES`?"]
 
 
-def test_what_depends_on_a_mistake_is_unresolved_without_a_finding_of_its_own(composing: Compose) -> None:
+def test_dependents_of_a_mistake_are_unresolved_without_findings(composing: Compose) -> None:
     composed, found = composing("a: ${b}\nb: ${gone}\nc: ${d}\nd: {x: '${b}', y: 1}\n")
     assert [problem.path for problem in found] == [("b",)]
     assert composed.unresolved == {("a",), ("b",), ("c", "x"), ("d", "x")}

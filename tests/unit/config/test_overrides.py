@@ -198,7 +198,7 @@ def test_a_key_of_a_reference_is_not_overridden_behind_its_back(tree_of: TreeOf)
     assert "`${b}`" in problem.message
 
 
-def test_bad_yaml_is_reported_in_the_argument_and_the_rest_applied(tree_of: TreeOf) -> None:
+def test_bad_yaml_is_reported_and_other_arguments_apply(tree_of: TreeOf) -> None:
     tree, found = applied(tree_of(FILE), "a=[1, 2", "b=3")
     (problem,) = found
     assert problem.span.begin.line == 1

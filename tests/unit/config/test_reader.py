@@ -599,7 +599,7 @@ cluster:
 """
 
 
-def test_the_documented_form_reads_the_same_with_and_without_the_tab_of_the_document() -> None:
+def test_documented_form_reads_the_same_with_its_tab() -> None:
     tabbed = "".join("\t" + line if line.strip() else line for line in DOCUMENTED.splitlines(keepends=True))
     tree, (warning,) = read_text(tabbed)
     assert warning.code == "indented-file"

@@ -27,7 +27,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_path_of_a_file_or_an_override_means_the_working_folder(job_file: Path) -> None:
+def test_path_in_a_file_or_override_means_the_working_folder(job_file: Path) -> None:
     here = os.getcwd()
     for overrides in ([], ["data.train_data_paths=train.jsonl", "actor.model.model_path=models/small"]):
         config: Any = cast("Any", load_job(str(job_file), overrides).config)

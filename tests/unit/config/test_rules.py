@@ -122,7 +122,7 @@ def test_all_overlaps_with_every_other_entry() -> None:
     ]
 
 
-def test_overlap_is_told_at_the_later_entry_whichever_starts_first() -> None:
+def test_overlap_is_reported_at_the_later_entry() -> None:
     (found,) = check(env("node_ranks: 4-6, env_vars: [A: 1]", "node_ranks: 0-4, env_vars: [B: 1]"))
     assert (found.code, found.span.text, found.message) == (
         "env-config-overlap",

@@ -264,9 +264,7 @@ def test_only_the_member_of_a_union_that_was_meant_speaks(check: Check) -> None:
         ('"ab\\n  3d"', '"ab\\n  3d"'),
     ],
 )
-def test_part_of_a_scalar_is_underlined_where_its_text_is_verbatim(
-    tree_of: TreeOf, written: str, underlined: str
-) -> None:
+def test_verbatim_part_of_a_scalar_is_underlined(tree_of: TreeOf, written: str, underlined: str) -> None:
     class Exact(Section):
         name: Annotated[Text, AfterValidator(_letters)]
 
@@ -288,7 +286,7 @@ def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
     assert view.model.sizes == {"a": 1}
 
 
-def test_alias_used_twice_is_one_finding_that_names_the_other_use(tree_of: TreeOf) -> None:
+def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> None:
     class Garage(Section):
         left: Car
         right: Car

@@ -73,7 +73,7 @@ def test_values() -> None:
     assert not math.isinf(env_vars.TIMEOUT.get({"RLINF_TIMEOUT": "1e6"}))
 
 
-def test_each_of_the_register_is_checked_and_all_that_are_wrong_are_told() -> None:
+def test_all_wrong_register_entries_are_reported() -> None:
     env_vars.check({})
     env_vars.check({"RLINF_TIMEOUT": "3", "RLINF_SHM_LIMIT": "64MB", "OTHER": "x"})
     with pytest.raises(EnvironmentVariableError, match="`RLINF_SHM_LIMIT` is `lots`") as caught:

@@ -178,7 +178,7 @@ def test_except_star_sees_the_original_exceptions() -> None:
     assert keys.by_rank.keys() == {2}
 
 
-def test_a_part_of_a_rank_that_failed_with_a_group_keeps_its_rank() -> None:
+def test_part_of_a_failed_rank_keeps_its_rank() -> None:
     inner = ExceptionGroup("inner", [ValueError("a"), KeyError("b")])
     whole = group_error(r0=TypeError(), r5=inner)
     whole.places = {0: "node 0 (10.0.0.1), pid 7", 5: "node 1 (10.0.0.2), pid 8"}
@@ -265,7 +265,7 @@ def test_an_error_under_way_is_told_what_it_followed_from(caplog: pytest.LogCapt
     assert "first rank 0: ValueError: x" in caplog.text
 
 
-def test_what_followed_from_the_end_of_workers_is_no_cause_of_an_error_under_way(
+def test_consequence_of_ended_workers_is_no_cause_of_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error = failed(WorkerDiedError("env:0"), "rollout")
@@ -277,7 +277,7 @@ def test_what_followed_from_the_end_of_workers_is_no_cause_of_an_error_under_way
     assert not caplog.records
 
 
-def test_the_death_of_a_worker_whose_failure_is_told_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_death_after_a_reported_failure_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     cause = failed(WorkerDiedError("env:0", cause="signal 11"), "env")
     waited = failed(WorkerDiedError("env:0", cause="its group was shut down"), "rollout")
     raise_unseen([waited], instead_of=cause)

@@ -66,7 +66,7 @@ def test_a_folder_that_is_added_late_is_searched_too(folder: Path) -> None:
     assert run(f"import_path.manage(None); sys.path.remove({str(folder)!r})\n{code}", folder) == ["mine"]
 
 
-def test_the_interpreter_and_installed_packages_are_no_user_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreter_and_packages_are_no_user_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [os.path.dirname(os.__file__), os.path.dirname(pytest.__file__), "", "/srv/mine"])
     assert import_path.user_folders()[-2:] == (os.path.realpath(os.getcwd()), "/srv/mine")
     assert os.path.dirname(os.__file__) not in import_path.user_folders()
@@ -109,7 +109,7 @@ def test_processes_of_libraries_import_nothing_received(folder: Path) -> None:
     assert run(code, folder) == ["3"]
 
 
-def test_a_module_in_a_process_of_its_own_has_the_imports_of_this_one(folder: Path) -> None:
+def test_module_in_another_process_has_the_same_imports(folder: Path) -> None:
     (folder / "shown.py").write_text("import random, sys, yaml_of_mine; print(random.__file__, sys.argv[1:], __name__)")
     code = (
         "import subprocess; command = import_path.module_command('shown'); "

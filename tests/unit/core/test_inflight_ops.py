@@ -116,7 +116,7 @@ def test_a_method_runs_until_it_waits() -> None:
     assert not board.publication().running
 
 
-def test_what_is_detached_holds_nothing_up_until_it_is_waited_for() -> None:
+def test_detached_operation_blocks_nothing_until_awaited() -> None:
     board = InflightOps()
     with board.during(OperationKind.METHOD, "train"):
         put = board.begin(OperationKind.PUT, "data", detached=True)
@@ -174,7 +174,7 @@ def test_a_thread_of_the_user_runs_between_its_operations() -> None:
         assert not board.publication().running
 
 
-def test_a_thread_that_methods_are_called_on_is_idle_between_them() -> None:
+def test_called_thread_is_idle_between_methods() -> None:
     board = InflightOps()
     called, ends = threading.Event(), threading.Event()
 
@@ -249,7 +249,7 @@ async def _compute(busy: threading.Event) -> None:
     busy.wait(10)
 
 
-def test_what_passed_too_shortly_to_be_seen_is_progress_of_its_thread(clock: Clock) -> None:
+def test_unseen_short_step_counts_as_progress_of_its_thread(clock: Clock) -> None:
     board = InflightOps()
     clock.now += 5
     before = board.publication()

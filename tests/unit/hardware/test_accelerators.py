@@ -101,7 +101,7 @@ def test_ascend_and_musa_count_device_files(machine: Callable[..., Host]) -> Non
     assert len(Musa().devices(host)) == 3
 
 
-def test_intel_counts_cards_and_not_graphics_inside_the_processor(machine: Callable[..., Host], tmp_path: Path) -> None:
+def test_intel_counts_cards_without_integrated_graphics(machine: Callable[..., Host], tmp_path: Path) -> None:
     host = machine({"/dev/dri/renderD128": "", "/dev/dri/renderD129": "", "/dev/dri/renderD130": ""})
     for minor, bus, vendor in (
         (128, "0000:00:02.0", "0x8086"),

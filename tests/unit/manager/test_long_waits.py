@@ -21,11 +21,11 @@ def in_(
     return Publication((PublishedOperation(operation, age),), 0, False)
 
 
-def test_the_first_word_comes_after_seconds_and_the_others_at_growing_intervals() -> None:
+def test_first_wait_notice_comes_late_and_others_grow_rarer() -> None:
     assert waits_told(LongWaits(5.0), 1, 100) == [5, 10, 20, 40, 80]
 
 
-def test_waits_that_last_as_long_in_each_step_are_told_of_in_the_first() -> None:
+def test_repeated_long_waits_are_reported_in_the_first_step() -> None:
     waits = LongWaits(5.0)
     assert waits_told(waits, 1, 30) == [5, 10, 20]
     assert [waits_told(waits, serial, 30) for serial in (2, 3, 4)] == [[], [], []]
@@ -38,7 +38,7 @@ def test_waits_for_others_have_their_own_words() -> None:
     assert waits_told(waits, 2, 6, kind=OperationKind.SEND) == [5]
 
 
-def test_what_goes_on_in_the_background_is_no_wait_before_somebody_waits_for_it() -> None:
+def test_background_operation_is_no_wait_until_awaited() -> None:
     waits = LongWaits(5.0)
     assert not any(waits.due(in_(1, age, detached=True)) for age in range(60))
     assert [age for age in range(60, 70) if waits.due(in_(1, age))] == [65]

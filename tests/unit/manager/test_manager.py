@@ -90,7 +90,7 @@ def test_what_cannot_be_found(join: Join) -> None:
         driver.lookup(WorkerAddress("actro", 0), 5)
 
 
-def test_a_name_that_nobody_can_launch_any_more_is_refused_before_its_time(join: Join) -> None:
+def test_name_without_a_possible_launch_is_refused_early(join: Join) -> None:
     driver = join("driver")
     worker = join("actor:0", driver.open_group("actor", 1, 5))
     errors: list[Exception] = []
@@ -190,7 +190,7 @@ def test_who_is_dismissed_is_told(join: Join) -> None:
     assert _eventually(lambda: told == [None])
 
 
-def test_whoever_shuts_down_a_life_that_is_over_leaves_the_next_one_alone(join: Join) -> None:
+def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
     driver, other = join("driver"), join("launcher:0")
     first = join("actor:0", driver.open_group("actor", 1, 5))
     driver.lookup(WorkerAddress("actor", 0), 5)

@@ -131,7 +131,7 @@ def test_a_module_that_starts_a_thread_is_left_to_the_processes(node: Node) -> N
     assert (said["mark"], said["words"], said["loaded"]) == ("1", ["a"], None)
 
 
-def test_a_module_that_cannot_be_imported_is_left_to_the_processes(node: Node) -> None:
+def test_unimportable_module_is_left_to_the_processes(node: Node) -> None:
     node.write_module("raise RuntimeError('no such device')\n")
     said = node.start()
     assert said["loaded"] is None

@@ -12,7 +12,7 @@ from tests.unit.placement.found import EIGHT_NODES, findings, one
 
 
 @pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
-def test_the_wrong_example_is_reported_at_its_marker_and_nothing_else_is(code: Code) -> None:
+def test_wrong_example_is_reported_at_its_marker_alone(code: Code) -> None:
     assert one(code.wrong.text, code.name, code.wrong.assume, code.wrong.found).severity is code.severity
 
 
@@ -125,7 +125,7 @@ cluster:
 """
 
 
-def test_unknown_accelerators_are_a_note_and_what_can_be_checked_is() -> None:
+def test_unknown_accelerators_are_a_note_beside_other_checks() -> None:
     found = findings(UNKNOWN.format(map="0-7:0-2,5-6"))
     assert [each.code for each in found] == [
         "placement-counts-dont-divide",
@@ -168,7 +168,7 @@ def test_groups_are_checked_before_their_accelerators_are_known(labels: str, cod
     assert found[0].span.start == text.index(OPEN)
 
 
-def test_a_count_that_does_not_fit_is_not_blamed_on_the_next_part_too() -> None:
+def test_count_that_does_not_fit_is_reported_once() -> None:
     text = EIGHT_NODES.format(map='"«0-1:0-2»,2-3:4-7"')
     errors = [each for each in findings(text) if each.severity is Severity.ERROR]
     assert [each.code for each in errors] == ["placement-counts-dont-divide"]

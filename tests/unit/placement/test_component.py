@@ -138,7 +138,7 @@ def test_groups_that_do_not_go_together_are_refused(
     assert message in caught.value.message
 
 
-def test_groups_that_count_the_same_may_share_a_node_without_units(make_cluster: Make) -> None:
+def test_equal_groups_may_share_a_node_without_units(make_cluster: Make) -> None:
     unit = {"node_rank": 0, "robot_ip": "10.0.0.1"}
     groups = [
         {"label": "a", "node_ranks": "0-1", "hardware": {"type": "Franka", "configs": [unit]}},

@@ -32,7 +32,7 @@ def names(cluster: ClusterConfig, node: int, label: str) -> list[str]:
     return [each.name for each in process_environment(cluster, node, label).variables]
 
 
-def test_a_process_placed_through_cluster_gets_nothing_of_the_group_of_another() -> None:
+def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
     rollout = group("rollout", env_vars={"OMP_NUM_THREADS": "4"}, python_interpreter_path="/opt/rollout/bin/python")
     placement = {"env": "0-1", "rollout": {"node_group": "rollout", "placement": "2-3"}}
     cluster = cluster_of([rollout], component_placement=placement)
@@ -52,7 +52,7 @@ def test_a_process_placed_through_cluster_gets_nothing_of_the_group_of_another()
     assert of_rollout.interpreter_group == "rollout"
 
 
-def test_two_groups_of_a_node_have_two_interpreters_and_two_values() -> None:
+def test_two_groups_of_a_node_have_their_own_interpreters() -> None:
     cluster = cluster_of(
         [
             group("a", env_vars={"A": "1"}, python_interpreter_path="/opt/a/bin/python"),
@@ -64,7 +64,7 @@ def test_two_groups_of_a_node_have_two_interpreters_and_two_values() -> None:
     assert [each.values({}) for each in found] == [{"A": "1"}, {"A": "2"}, {}, {}]
 
 
-def test_a_process_placed_through_several_groups_has_those_of_its_unit() -> None:
+def test_process_of_several_groups_gets_those_of_its_unit() -> None:
     cluster = cluster_of([group("a", 0, env_vars={"A": "1"}), group("b", 1, env_vars={"B": "1"})], 2)
     topology = ClusterTopology.from_config(cluster)
     placements = FlexiblePlacementStrategy([[0], [4], [7]], ["b", "a"]).get_placement(topology)
@@ -104,7 +104,7 @@ def test_a_default_interpreter_is_for_whoever_has_no_other() -> None:
         ((None, None), "/c", "/c"),
     ],
 )
-def test_ray_runs_with_the_interpreter_that_the_groups_of_a_node_agree_on(
+def test_ray_runs_with_the_interpreter_of_a_nodes_groups(
     interpreters: tuple[str | None, ...], default: str | None, expected: str | None
 ) -> None:
     groups = [
@@ -114,7 +114,7 @@ def test_ray_runs_with_the_interpreter_that_the_groups_of_a_node_agree_on(
     assert ray_interpreter(cluster_of(groups, python_interpreter_path=default), 0) == expected
 
 
-def test_forwarded_variables_come_from_the_driver_and_below_those_of_the_group() -> None:
+def test_forwarded_variables_rank_below_those_of_the_group() -> None:
     cluster = cluster_of([group("a", env_vars={"A": "of the group"})], forward_env=["A", "B"])
     environ = {"A": "of the driver", "B": "$HOME costs 5$", "C": "3"}
     assert process_environment(cluster, 0, "node").values(environ) == {"A": "of the driver", "B": "$HOME costs 5$"}

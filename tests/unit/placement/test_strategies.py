@@ -136,7 +136,7 @@ def test_a_stride_or_count_that_does_not_fit_is_refused(per_process: int, stride
         PackedPlacementStrategy(0, 7, per_process, stride)
 
 
-def test_a_stride_that_fits_one_resource_a_process_changes_nothing() -> None:
+def test_stride_of_one_resource_per_process_changes_nothing() -> None:
     plain, strided = (PackedPlacementStrategy(0, 7, stride=stride).get_placement(TWO_BY_EIGHT) for stride in (1, 4))
     assert plain == strided
 

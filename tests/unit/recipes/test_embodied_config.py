@@ -373,7 +373,7 @@ class TestConflicts:
 class TestPasses:
     """Episodes are continued by the next pass, or fit into one."""
 
-    def test_episodes_may_be_longer_than_a_pass_where_they_are_continued(self, findings: Any) -> None:
+    def test_continued_episodes_may_outlast_a_pass(self, findings: Any) -> None:
         assert findings(LAPTOP + "env:\n  train: {max_episode_steps: 500}\n") == []
 
     @pytest.mark.parametrize(
@@ -592,7 +592,7 @@ class TestLearningRates:
         )
 
 
-def test_a_vision_language_policy_takes_adapters_folders_and_options(findings: Any) -> None:
+def test_vision_language_policy_takes_adapters_and_options(findings: Any) -> None:
     model = """
 actor:
   model:

@@ -398,7 +398,7 @@ def yaml_section(text: str) -> dict[str, Any]:
     return YAML(typ="safe").load(text) or {}
 
 
-def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts() -> None:
+def test_missing_folder_may_be_elsewhere_until_a_run_starts() -> None:
     job = load_with_lint("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
 
     assert job.diagnostics.ok
@@ -461,7 +461,7 @@ def test_engines_are_taken_for_what_they_can_do(findings: Any, sections: str) ->
     assert {code for code, _ in findings(LAPTOP + sections)} <= {"unusable-path", "missing-extra"}
 
 
-def test_the_package_of_an_engine_is_looked_for_where_rollout_runs(findings: Any) -> None:
+def test_engine_package_is_required_where_rollout_runs(findings: Any) -> None:
     found = findings(LAPTOP + "rollout:\n  backend: sglang\n", messages=True)
     assert [each[:2] for each in found] == [("missing-extra", "sglang")]
     assert "pip install sglang" in found[0][3]

@@ -64,7 +64,7 @@ def test_a_service_is_told_every_step_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("name", "first"), [("wandb", 4), ("trackio", 4), ("swanlab", 2)])
-def test_a_service_that_goes_on_after_a_resume_gets_no_step_twice(
+def test_resumed_metrics_service_gets_no_step_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: int
 ) -> None:
     service = Service(name)
@@ -79,9 +79,7 @@ def test_a_service_that_goes_on_after_a_resume_gets_no_step_twice(
     assert [step for step, _ in told] == list(range(first, 6))
 
 
-def test_a_package_that_is_missing_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service("wandb")
     monkeypatch.setitem(sys.modules, "wandb", service)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: service.__spec__ if name == "wandb" else None)
@@ -132,9 +130,7 @@ def test_a_service_that_fails_later_is_left_out(tmp_path: Path, caplog: pytest.L
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_tensorboard_has_a_file_for_each_attempt_that_did_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_has_a_file_for_each_active_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
     class SummaryWriter:

@@ -19,7 +19,7 @@ from rlinf_core.worker.handle import WorkerGroupHandle
         (protocols.EmbodiedEnv, protocols.EnvGroup),
     ],
 )
-def test_a_group_has_the_methods_of_its_workers_and_returns_handles(worker: type, group: type) -> None:
+def test_group_has_its_workers_methods_and_returns_handles(worker: type, group: type) -> None:
     offered, called = methods(worker), methods(group)
     assert offered
     assert list(offered) == list(called)

@@ -80,7 +80,7 @@ def test_the_newest_of_equal_runs_is_taken(tmp_path: Path) -> None:
     assert started(tmp_path, text_of(), resume_dir="auto").path == runs[1].path
 
 
-def test_a_run_of_this_configuration_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+def test_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     other = started(tmp_path, text_of("actor.seed=1"))
     saved(other, 3, 1.0)
     own = started(tmp_path, text_of())
@@ -90,7 +90,7 @@ def test_a_run_of_this_configuration_without_a_checkpoint_begins_anew(tmp_path: 
     assert again.resumed_from is None
 
 
-def test_runs_of_an_earlier_rlinf_are_known_by_their_configuration(tmp_path: Path) -> None:
+def test_runs_of_an_earlier_rlinf_match_by_configuration(tmp_path: Path) -> None:
     runs = [started(tmp_path, text_of(f"actor.seed={seed}")) for seed in (1, 2)]
     for run in runs:
         saved(run, 3, 1.0)

@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_is_not_taken_over(tmp_path: Path) -> None:
     assert RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied").path == first.path
 
 
-def test_of_two_commands_at_the_same_moment_one_goes_on_with_a_run(tmp_path: Path) -> None:
+def test_one_of_two_simultaneous_commands_resumes_a_run(tmp_path: Path) -> None:
     first = RunFolder.create(settings(tmp_path), "embodied")
     save(first, 5)
     first.end("failed")

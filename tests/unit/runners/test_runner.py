@@ -113,7 +113,7 @@ def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: ty
     assert told.of(events.CheckpointSaved) == ([2] if kept else [])
 
 
-def test_a_group_whose_call_had_failed_keeps_no_other_group_running(tmp_path: Path) -> None:
+def test_group_with_a_failed_call_keeps_no_other_group_running(tmp_path: Path) -> None:
     ended: list[str] = []
 
     class Group:

@@ -11,7 +11,7 @@ from rlinf_core.worker.launch import WAVE, waves
 
 
 @given(st.lists(st.integers(0, 3), max_size=120))
-def test_a_wave_starts_few_processes_on_each_node_and_all_are_started(nodes: list[int]) -> None:
+def test_wave_starts_few_processes_per_node_until_all_run(nodes: list[int]) -> None:
     found = waves(nodes)
     for wave in found:
         assert 0 < max(Counter(nodes[index] for index in wave).values()) <= WAVE

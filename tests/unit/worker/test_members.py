@@ -36,7 +36,7 @@ def test_groups_are_named_whole_or_by_ranks() -> None:
     ],
     ids=repr,
 )
-def test_what_names_no_members_is_refused_with_the_form_that_does(groups: Any, help: str) -> None:
+def test_group_without_members_is_refused_with_the_right_form(groups: Any, help: str) -> None:
     with pytest.raises(InvalidNameError, match=help):
         broadcast_members(groups)
 

@@ -30,7 +30,7 @@ async def answer() -> int:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError])
 @pytest.mark.parametrize("method", [give_up, leave_to_a_task])
-def test_whatever_a_coroutine_raises_is_raised_where_it_was_called(
+def test_coroutine_errors_are_raised_at_the_caller(
     error: type[BaseException], method: Callable[[type[BaseException]], Coroutine[Any, Any, None]]
 ) -> None:
     caller = ThreadPoolExecutor(1)

@@ -35,7 +35,7 @@ def test_a_mixin_cannot_replace_what_workers_have() -> None:
         Clash.create_group()
 
 
-def test_a_class_may_say_how_its_groups_are_made_and_on_which_device_it_computes() -> None:
+def test_class_may_choose_its_groups_and_device() -> None:
     class Own(Worker):
         torch_device: Any = "cpu"
 

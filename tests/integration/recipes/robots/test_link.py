@@ -244,7 +244,7 @@ def test_garbage_ends_its_own_connection_only(start_arm: Any, clients: Any) -> N
     assert process.poll() is None
 
 
-def test_hundred_connections_keep_out_neither_holder_nor_newcomers(start_arm: Any, clients: Any) -> None:
+def test_hundred_connections_lock_out_nobody(start_arm: Any, clients: Any) -> None:
     arm, _ = start_arm(speed=1000)
     holder = clients(arm)
     holder.acquire()

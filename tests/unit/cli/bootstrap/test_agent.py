@@ -168,9 +168,7 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
     assert node_facts.running(str(tmp_path)) is None
 
 
-def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
-    ask: Callable[..., agent.AgentReply], tmp_path: Path
-) -> None:
+def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
     from rlinf_cli.bootstrap.transports import sync
 
     code = tmp_path / "code"
@@ -222,7 +220,7 @@ def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
         sync.archive(tmp_path)
 
 
-def test_a_robot_is_reached_at_the_address_that_its_nodes_variable_holds() -> None:
+def test_robot_address_comes_from_its_nodes_variable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as robot:
         port = robot.getsockname()[1]
         assert node_inspect._reach(("$ARM", port), {"ARM": "127.0.0.1"}) == ["$ARM", port, None]

@@ -165,7 +165,7 @@ def test_a_slow_answer_is_not_taken_for_a_wrong_clock(see: See) -> None:
     assert all(each.verdict is CheckVerdict.OK for each in room.clocks(seen))
 
 
-def test_without_the_head_nodes_are_compared_with_the_most_of_them(see: See) -> None:
+def test_nodes_are_compared_with_their_majority_without_the_head(see: See) -> None:
     seen = see({}, {"ray": "2.59.0"}, {}, {})[1:]
     found = only_fault(software.rays(seen))
     assert (found.rank, "node 2 (h2) has 2.60.0" in found.what) == (1, True)

@@ -165,7 +165,7 @@ def test_without_time_for_links_none_is_measured(examine: Examine, machines: Mac
     assert {verb for _, verb in machines.asked} == {"inspect"}
 
 
-def test_a_node_that_is_not_reached_is_told_and_the_others_are_judged(examine: Examine, machines: Machines) -> None:
+def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, machines: Machines) -> None:
     machines.results[1] = Result(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
     machines.facts[2] = {"ray": None}
     report = examine()
@@ -230,7 +230,7 @@ def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examin
     assert "nodes 0-2" in doctor_text(report)
 
 
-def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Examine, machines: Machines) -> None:
+def test_missing_accelerators_are_named_as_the_reason(examine: Examine, machines: Machines) -> None:
     for rank in range(3):
         machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
     (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]

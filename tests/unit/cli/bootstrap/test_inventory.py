@@ -134,7 +134,7 @@ def test_without_hosts_every_node_is_this_machine(make_nodes: Nodes) -> None:
     assert nodes[0].name == "node 0 (this machine)"
 
 
-def test_the_targets_of_a_record_hold_what_it_takes_to_reach_a_node() -> None:
+def test_recorded_targets_suffice_to_reach_a_node() -> None:
     node = RecordedNode(1, "i", ("g",), "/opt/python", {"user": "me", "options": {"Compression": "yes"}}, "10.0.0.1")
     record = ClusterRecord("a", "1d", "a.yaml", "10.0.0.1:20000", True, (20000, 20999), (node,))
     target = recorded_targets(record)[0]

@@ -28,7 +28,7 @@ from rlinf_core import env_vars
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
 
-def test_every_node_of_a_component_is_on_a_way_to_each_other_component() -> None:
+def test_component_nodes_all_have_links_to_other_components() -> None:
     found = links.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
     ends = {(link.one, link.other): link.uses for link in found}
     assert {pair for pair, uses in ends.items() if "Ray" in uses} == {(rank, 0) for rank in range(1, 7)}
@@ -100,7 +100,7 @@ def test_ways_for_which_there_is_no_time_are_told(here: dict[int, Seen]) -> None
     assert (found.verdict, "1 of 1" in found.what) == (CheckVerdict.SKIPPED, True)
 
 
-def test_nobody_without_the_secret_is_answered_and_nothing_else_is_taken_for_a_node() -> None:
+def test_clients_without_the_secret_are_not_answered() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(30)
         secret = hashlib.sha256(b"one").hexdigest()

@@ -133,9 +133,7 @@ def test_without_the_head_nobody_knows_who_has_joined(ask: Ask, machines: Nodes,
     assert "jobs: unknown" in status_text(report)
 
 
-def test_nodes_that_were_started_by_themselves_are_known_by_the_head(
-    ask: Ask, machines: Nodes, cluster: ClusterRecord
-) -> None:
+def test_self_started_nodes_are_known_by_the_head(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
     machines.listed.pop(2)
     alone = replace(cluster, nodes=tuple(node._replace(host=None) for node in cluster.nodes))
     report = ask(alone)

@@ -125,7 +125,7 @@ def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: 
     assert site.started() == []
 
 
-def test_an_interpreter_that_differs_is_named_and_variables_may_differ(site: Site, make_nodes: Nodes) -> None:
+def test_differing_interpreter_is_named_variables_may_differ(site: Site, make_nodes: Nodes) -> None:
     def text(given: str) -> str:
         env = f"env_configs: [{{node_ranks: 1, {given}}}]"
         return f"cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  node_groups: [{{label: a, node_ranks: 0-3, {env}}}]\n"
@@ -229,7 +229,7 @@ def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
         ({"machine": "machine-1"}, "it is the same machine as node 1 (h1)", "a machine of its own"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_node_is_told_before_anything_starts_there(
+def test_node_faults_are_reported_before_anything_starts(
     site: Site, change: dict[str, Any], message: str, help_text: str
 ) -> None:
     for name, value in change.items():

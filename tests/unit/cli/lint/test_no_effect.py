@@ -76,14 +76,14 @@ def test_what_a_reference_reads_is_read() -> None:
     assert dead(EMBODIED + files) == [("state_keys: ['${data.cameras.main}']", WARNING)]
 
 
-def test_one_line_that_stands_in_two_places_is_read_where_one_of_them_is() -> None:
+def test_line_that_stands_twice_is_read_at_one_of_its_places() -> None:
     train = "env:\n  train: &train\n    mask_after_success: true\n    seed: 3\n"
     assert dead(EMBODIED + train + "  eval: *train\n") == []
     assert dead(EMBODIED + train + "  eval:\n    <<: *train\n    seed: 4\n") == []
     assert dead(EMBODIED + train + "  eval: ${env.train}\n") == []
 
 
-def test_keys_of_a_shipped_configuration_are_not_those_of_the_user(tmp_path: Path) -> None:
+def test_keys_of_a_shipped_configuration_are_not_the_users(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("extends: math_laptop\nactor: {model: {model_path: .}}\n")
     # The shipped file's warm start is for the model that this file replaces.
@@ -127,7 +127,7 @@ def test_an_evaluation_alone_is_a_note() -> None:
     assert found == [("max_steps: 3", NOTE), ("algorithm:", NOTE)]
 
 
-def test_what_several_processes_read_is_read_where_there_may_be_several() -> None:
+def test_shared_file_is_read_where_several_processes_may() -> None:
     strategy = "actor:\n  fsdp_config:\n    sharding_strategy: no_shard\n"
     assert dead(MATH + strategy) == [("sharding_strategy: no_shard", NOTE)]
     # Layers that compute with copies of the weights are FSDP's, of however many ranks.

@@ -90,7 +90,7 @@ ON_NUMBERS = "cluster:\n  num_nodes: 2\n  component_placement: {{actor: {map}}}\
         ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, accelerators: {per_node: 0}}", None),
     ],
 )
-def test_accelerators_that_nobody_has_are_told_unless_that_was_said(map: str, group: str, code: str | None) -> None:
+def test_unused_accelerators_are_reported_unless_declared(map: str, group: str, code: str | None) -> None:
     text = ON_NUMBERS.format(map=map, group=group)
     found = findings(text, accelerators=0)
     assert [each.code for each in found] == ([code] if code else [])

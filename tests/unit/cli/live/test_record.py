@@ -53,7 +53,7 @@ def test_each_step_where_steps_are_slow_for_the_disk(disk: Disk) -> None:
         assert disk.tell(events.StepFinished(step, {})) == step
 
 
-def test_a_slow_disk_costs_a_fiftieth_of_the_time_and_is_two_seconds_behind_at_most(disk: Disk) -> None:
+def test_slow_disk_bounds_cost_and_delay_of_records(disk: Disk) -> None:
     disk.seconds = 0.01
     for step in range(1, 1001):
         disk.now += 0.01

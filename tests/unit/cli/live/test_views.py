@@ -160,7 +160,7 @@ def test_which_steps_a_run_is_about_to_do(lines: Lines, first: int, last: int | 
     assert lines.written == [f"started in 0 ms: actor 1, rollout 2, env 4; {said}"]
 
 
-def test_a_checkpoint_below_the_working_folder_is_told_as_it_would_be_typed(
+def test_checkpoint_path_is_printed_relative_to_the_folder(
     lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,7 +256,7 @@ def test_the_live_view_of_a_run_without_an_end() -> None:
     assert shown(progress)[1] == "step      1  0:00"
 
 
-def test_figures_of_language_models_are_told_where_they_say_something() -> None:
+def test_language_model_figures_appear_where_they_matter() -> None:
     plain = {
         "rollout/reward": 0.5,
         "rollout/response_length": 12.0,

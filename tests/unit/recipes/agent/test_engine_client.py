@@ -17,7 +17,7 @@ def answer(asked: DrawRequest) -> DrawnTurn:
     return DrawnTurn(asked.request_id, (), (asked.context[0] + 1,), (0.0,), (0,), "", "stop")
 
 
-def test_requests_of_a_moment_are_one_message_and_answers_find_who_asked() -> None:
+def test_simultaneous_requests_share_one_message() -> None:
     channel = Channel.create("turns", local=True)
     client = EngineClient(channel, 3, 1)
 

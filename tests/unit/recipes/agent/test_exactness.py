@@ -177,7 +177,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("engine", "first"), _cases(), indirect=["engine"])
-def test_what_is_trained_is_what_was_drawn_and_engine_and_trainer_agree(engine: LocalEngine, first: int) -> None:
+def test_trained_tokens_are_those_drawn_and_engines_agree(engine: LocalEngine, first: int) -> None:
     most = 120 if engine.tokenizer.chat_template is None else 400
     settings = [DrawSettings(n, 1, 1.0, max_turns=6, max_tokens=most, max_new_tokens=8) for n in range(CHUNK)]
     witnesses = [Witness(engine) for _ in settings]

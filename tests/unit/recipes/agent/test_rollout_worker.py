@@ -87,9 +87,7 @@ def request(number: int, version: int) -> DrawRequest:
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_turns_wait_for_the_weights_that_they_need_and_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, partial: bool
-) -> None:
+def test_turns_wait_for_their_weights_while_others_continue(monkeypatch: pytest.MonkeyPatch, partial: bool) -> None:
     engine = LocalEngine(agent_config(runner={"max_staleness": 2, "partial_rollout": partial, "seq_length": 120}))
     fresh = {name: value.clone() for name, value in cast("Any", engine._engine)._model.state_dict().items()}
     versions = iter(range(10))

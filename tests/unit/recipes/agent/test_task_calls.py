@@ -90,7 +90,7 @@ def begun(count: int = 12, workers: int = 4) -> tuple[Group, TaskCalls]:
     return group, calls
 
 
-def test_tasks_of_a_dead_process_are_given_to_others_and_each_is_done_once() -> None:
+def test_tasks_of_a_dead_process_are_each_done_once() -> None:
     group, calls = begun()
 
     group.kill(1, 3)
@@ -140,7 +140,7 @@ def test_the_death_of_the_last_process_is_raised() -> None:
         calls.done()
 
 
-def test_a_task_that_ends_every_process_that_does_it_ends_the_run_before_all_are_gone() -> None:
+def test_task_that_kills_every_process_ends_the_run_early() -> None:
     group, calls = begun(workers=4 * 3)
 
     def kill_on() -> None:

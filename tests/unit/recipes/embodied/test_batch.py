@@ -75,7 +75,7 @@ def test_a_chunk_is_one_step_where_ratios_are_of_chunks(values: int, reward_type
     assert tensors["old_logprobs"].shape == (STEPS * BATCH,)
 
 
-def test_the_advantage_of_a_group_counts_once_for_a_ratio_of_a_chunk() -> None:
+def test_group_advantage_counts_once_per_chunk_ratio() -> None:
     given = trajectories(values=None)
     tensors = make(given, 2, adv_type="grpo", loss_type="actor", logprob_type="chunk_level")
     expected = group_advantages(given.steps["rewards"].sum(dim=(0, 2)), 2)
@@ -88,7 +88,7 @@ def test_one_value_for_a_chunk_makes_chunks_the_steps() -> None:
     assert tensors["old_logprobs"].shape == (STEPS * BATCH, CHUNK)
 
 
-def test_an_episode_that_was_cut_off_is_worth_what_its_last_observation_promises() -> None:
+def test_truncated_episode_is_worth_its_last_observation() -> None:
     cut = torch.zeros(STEPS, BATCH, 1, dtype=torch.bool)
     cut[1, 2] = True
     given = trajectories(values=1, chunk=1, truncations=cut)

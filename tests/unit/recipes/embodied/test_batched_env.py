@@ -150,7 +150,7 @@ class TestManiskill:
         assert second.observations["states"][1:, 2].tolist() == starts[1:].tolist()
         assert env.knows_success
 
-    def test_an_environment_that_is_reset_alone_begins_elsewhere_each_time(self) -> None:
+    def test_environment_reset_alone_starts_elsewhere_each_time(self) -> None:
         env = self.make(EnvSettings(num_envs=3, task="StandIn-v1"))
         env.reset()
         actions = np.zeros((3, 1, 2), np.float32)

@@ -112,7 +112,7 @@ def test_statistics_that_the_policy_was_trained_with_are_missed(checkpoint: Path
     assert told(checkpoint) == []
 
 
-def test_a_checkpoint_that_is_given_to_a_command_is_looked_at_before_anything_starts(checkpoint: Path) -> None:
+def test_checkpoint_argument_is_checked_before_anything_starts(checkpoint: Path) -> None:
     def refusal(*overrides: str) -> CheckpointError:
         config: Any = load_job("laptop", overrides).config
         with pytest.raises(CheckpointError) as caught:

@@ -54,7 +54,7 @@ def test_layer_norm_bounds_values_of_actions_far_from_any_seen() -> None:
     assert bounded < 10
 
 
-def test_batch_renorm_is_batch_norm_at_first_and_the_running_statistics_later() -> None:
+def test_batch_renorm_starts_as_batch_norm() -> None:
     torch.manual_seed(0)
     layer = BatchRenorm(1, 3, warmup=100)
     for _ in range(100):

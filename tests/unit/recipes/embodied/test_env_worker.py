@@ -75,7 +75,7 @@ def test_a_pass_can_begin_with_new_episodes(override: str) -> None:
     assert stages.save() == b""
 
 
-def test_an_evaluation_begins_with_the_same_episodes_and_lasts_as_long_as_the_longest() -> None:
+def test_evaluation_repeats_its_episodes_to_the_longest() -> None:
     stages = stages_of("env.train.max_episode_steps=9", training=False)
     first = stages.begin(0)[0]["states"]
     steps(stages, 2)

@@ -62,7 +62,7 @@ def test_its_hand_is_where_our_kinematics_say(body: Body | None) -> None:
         np.testing.assert_allclose(data.site("tip").xmat.reshape(3, 3)[:, 2], axis, atol=1e-9)
 
 
-def test_joints_go_as_fast_as_they_are_told_and_stand_still_without_sagging() -> None:
+def test_joints_move_at_command_speed_and_hold_without_sagging() -> None:
     env = make(1, max_episode_steps=1000, ignore_terminations=True)
     half = np.full((1, 1, 7), 0.5, np.float32)
     for _ in range(3):

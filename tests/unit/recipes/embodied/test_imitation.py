@@ -102,7 +102,7 @@ def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) 
     assert ImitationData(write(normalization="none"), None, 1).normalization() == Normalization()
 
 
-def test_pictures_are_moved_by_a_sixteenth_at_most_and_their_edges_continued() -> None:
+def test_pictures_shift_by_a_sixteenth_with_continued_edges() -> None:
     torch.manual_seed(0)
     pictures = np.zeros((200, 16, 48, 3), np.uint8)
     pictures[:, 8, 24] = 7

@@ -61,7 +61,7 @@ def test_every_simulator_has_a_lock_of_exact_versions() -> None:
         assert not names & {"torch", "rlinf-cli"}
 
 
-def test_versions_are_those_of_the_packages_that_an_environment_needs() -> None:
+def test_versions_cover_the_packages_of_an_environment() -> None:
     assert versions_of("franka_mujoco") == {"mujoco": metadata.version("mujoco")}
     assert versions_of("gymnasium")["gymnasium"] == metadata.version("gymnasium")
     assert versions_of("franka_kin") == versions_of("my_lab.envs:Own") == {}

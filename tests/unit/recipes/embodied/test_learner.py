@@ -102,7 +102,7 @@ class TenMore(SingleProcess):
         return value + 10
 
 
-def test_a_rank_that_has_padding_alone_adds_nothing_to_the_denominators() -> None:
+def test_padding_only_rank_adds_nothing_to_denominators() -> None:
     learner, _ = made(strategy=TenMore)
     samples = batch(masked=True)
     for name in ("mask", "value_mask"):

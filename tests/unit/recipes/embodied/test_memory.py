@@ -166,7 +166,7 @@ def test_compressed_images_take_what_they_are_given() -> None:
     assert parts(forecast(*SEEN, *given)["actor"], "run_training")["replay"] == 10_000 * rest + int(0.01 * 2**30)
 
 
-def test_spilled_buffers_take_the_memory_they_are_given_and_tell_their_disk() -> None:
+def test_spilled_buffers_use_their_memory_and_report_disk() -> None:
     plain = parts(forecast(*SEEN)["actor"], "run_training")["replay"]
     spilled = forecast(*SEEN, "algorithm.off_policy.replay={memory_gib: 0.01, spill_path: /tmp/rows, capacity: 10000}")
     assert parts(spilled["actor"], "run_training")["replay"] == int(0.01 * 2**30)

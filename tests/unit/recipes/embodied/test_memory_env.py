@@ -15,7 +15,7 @@ def environments(**values: object) -> EnvironmentConfig:
     return EnvironmentConfig.model_validate({"total_num_envs": 8, **values})
 
 
-def test_a_step_of_a_rendered_environment_holds_more_than_its_picture() -> None:
+def test_rendered_step_holds_more_than_its_picture() -> None:
     small, large = (
         environment_sizes(
             environments(env_type="franka_vision", task="touch", options={"image_size": pixels}, total_num_envs=8)
@@ -54,7 +54,7 @@ def test_an_environment_of_your_own_is_not_stepped() -> None:
 
 
 @pytest.mark.parametrize(("processes", "counted"), [(None, 1), (4, 4), (100, 8)])
-def test_processes_of_simulators_are_counted_by_what_was_measured(processes: int | None, counted: int) -> None:
+def test_simulator_processes_follow_their_measurement(processes: int | None, counted: int) -> None:
     config = environments(env_type="libero", task="libero_spatial", num_processes=processes)
     found = env_forecast(config, "interact", environment_sizes(config), BASE, 1)
     assert found.phases[1].parts["simulators"] == counted * int(1.8 * 2**30)

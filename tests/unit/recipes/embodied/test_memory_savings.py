@@ -43,7 +43,7 @@ def test_savings_are_sound_and_save() -> None:
         assert actor_peak(*change) < before
 
 
-def test_fewer_environments_keep_the_parts_of_a_batch_as_large_as_they_can_be() -> None:
+def test_fewer_environments_keep_parts_of_a_batch_large() -> None:
     fewer = [each for each in savings(config_of()) if each[0].startswith("env")]
     # 64 environments of 50 steps in four batches: of 32 a batch has 400.
     halves = [f"actor.micro_batch_size={size}" for size in (400, 200, 100, 50, 25, 10, 5, 2, 1)]
@@ -60,7 +60,7 @@ def test_a_large_policy_computes_activations_again_first() -> None:
     assert not any(first[0] in each for each in (*again, *savings(config_of())))
 
 
-def test_fewer_simulator_processes_come_before_fewer_environments() -> None:
+def test_fewer_simulator_processes_precede_fewer_environments() -> None:
     config = config_of()
     train = config.env.train.model_copy(update={"num_processes": 8})
     changes = savings(config.model_copy(update={"env": config.env.model_copy(update={"train": train})}))

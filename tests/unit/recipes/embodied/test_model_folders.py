@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_folder_is_found_before_a_run(
         require_model_folder(cast("Any", job.config))
 
 
-def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> None:
+def test_missing_folder_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> None:
     job = job_of("pi0", tmp_path / "model")
     found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
     assert [each.severity.name for each in found] == ["WARNING"]

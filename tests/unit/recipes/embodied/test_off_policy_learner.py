@@ -90,7 +90,7 @@ def test_values_become_discounted_sums_of_rewards() -> None:
     torch.testing.assert_close(values, torch.full_like(values, 2.0), atol=0.1, rtol=0)
 
 
-def test_the_policy_is_updated_at_its_interval_and_leaves_the_critics_alone() -> None:
+def test_policy_updates_at_its_interval_without_the_critics() -> None:
     made = Made(policy_interval=3)
     for number in range(1, 7):
         before = copy.deepcopy(made.policy.state_dict())

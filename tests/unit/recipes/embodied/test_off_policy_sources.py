@@ -53,7 +53,7 @@ def everything(of: ReplayBuffer, steps: int = 1) -> ReplayBatch:
     return of.gather(of.rows, np.ones(len(of), np.float32), steps, 0.5)
 
 
-def test_pieces_become_passes_in_the_order_in_which_they_happened() -> None:
+def test_pieces_become_passes_in_their_order_of_events() -> None:
     pieces = [chunks(first, 2, start=100.0 * first) for first in (6, 0, 4, 2)]
     found = passes_of(pieces, passes=2, lanes=4)
     assert [each.batch for each in found] == [4, 4]
@@ -63,7 +63,7 @@ def test_pieces_become_passes_in_the_order_in_which_they_happened() -> None:
         passes_of(pieces, passes=3, lanes=4)
 
 
-def test_passes_follow_each_other_and_steps_that_do_not_count_are_left_out() -> None:
+def test_passes_follow_each_other_without_uncounted_steps() -> None:
     filled = buffer(2)
     assert add_steps(filled, steps_of(chunks(0, 2))) == 6
     following = steps_of(chunks(0, 2, start=3.0))
@@ -99,9 +99,7 @@ def shown(solved: bool, rewards: bool = True) -> Demonstrations:
 
 
 @pytest.mark.parametrize("solved", [True, False])
-def test_demonstrations_end_where_the_task_is_solved_and_else_are_cut_off(
-    solved: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demonstrations_end_at_success_or_are_truncated(solved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: object) -> Demonstrations:
         return shown(solved)
 
@@ -128,7 +126,7 @@ def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_recordings_are_learned_from_by_any_number_of_environments(lanes: int, tmp_path: Path) -> None:
+def test_recordings_fit_any_number_of_environments(lanes: int, tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, 4096) as writer:
         writer.append(steps_of(chunks(0, 2)))
         writer.append(steps_of(chunks(0, 2, start=3.0)))

@@ -263,7 +263,7 @@ def test_a_vision_language_action_model_fits() -> None:
 
 @pytest.mark.parametrize("noise", [None, 0.1])
 @pytest.mark.parametrize("spec", [STATES, IMAGES])
-def test_squashed_actions_are_within_bounds_and_judged_as_they_were_drawn(noise: float | None, spec: EnvSpec) -> None:
+def test_squashed_actions_stay_in_bounds_with_their_logprobs(noise: float | None, spec: EnvSpec) -> None:
     torch.manual_seed(0)
     policy = make_model(config(model_type="squashed_policy", options={"exploration_noise": noise}), spec)
     inputs = policy.prepare(observe(spec))

@@ -218,7 +218,7 @@ def test_an_arm_keeps_its_limits(moves: list[list[float]]) -> None:
         np.testing.assert_allclose(half, (before + after) / 2, atol=1e-12)
 
 
-def test_silence_while_the_arm_moves_stops_it_in_two_control_periods_and_a_reset_goes_on(a: Client, b: Client) -> None:
+def test_silence_stops_a_moving_arm_within_two_periods(a: Client, b: Client) -> None:
     now = ready(a)
     motion = a.go(now, "reset", joints=START.tolist())
     a.live(now, now + 0.2)

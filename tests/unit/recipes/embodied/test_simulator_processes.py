@@ -100,7 +100,7 @@ def test_a_chunk_and_what_is_seen_after_it_take_one_message(closed: Any) -> None
     assert result.observations["states"][:, 1].tolist() == [0, 0, 0]
 
 
-def test_a_chunk_is_told_action_by_action_to_whoever_looks_at_each(closed: Any) -> None:
+def test_chunk_reports_every_action_to_observers(closed: Any) -> None:
     env = closed(made(1))
     env.reset()
     seen: list[int] = []
@@ -145,7 +145,7 @@ def test_a_running_episode_is_continued_in_other_processes(closed: Any) -> None:
     assert (one.observations["states"] == other.observations["states"]).all()
 
 
-def test_groups_get_the_tasks_of_a_set_and_share_their_starts_out() -> None:
+def test_groups_get_tasks_of_a_set_and_share_their_starts() -> None:
     settings = EnvSettings(num_envs=12, task="many", group_size=2, num_processes=0, total_envs=12)
     env = FakeEnv(settings)
     assert env.tasks == [name for name in ("one", "two", "three") * 2 for _ in range(2)]
@@ -188,7 +188,7 @@ def test_an_exception_and_an_exit_are_told(closed: Any, capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_wrong_task_and_a_wrong_option_are_configuration_errors(processes: int) -> None:
+def test_wrong_task_or_option_is_a_configuration_error(processes: int) -> None:
     with pytest.raises(ConfigError, match="no task `unknown`"):
         made(processes, task="unknown")
     with pytest.raises(ConfigError, match="`brakes`") as caught:
@@ -266,7 +266,7 @@ def test_a_driver_that_does_not_render_is_told_with_a_remedy(error: Exception, m
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_simulation_that_cannot_render_ends_the_run_with_a_remedy(processes: int, closed: Any) -> None:
+def test_unrenderable_simulation_ends_the_run_with_a_remedy(processes: int, closed: Any) -> None:
     env = closed(made(processes, breaks="dark", at="observe", after=0))
     with pytest.raises(ConfigError, match="cannot render images") as caught:
         env.reset()

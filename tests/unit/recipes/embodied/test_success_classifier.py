@@ -100,7 +100,7 @@ def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.nightly
-def test_success_is_told_from_failure_on_starts_that_were_not_shown(
+def test_success_classifier_generalises_to_unseen_starts(
     classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = arm(7, ignore_terminations=True)

@@ -82,7 +82,7 @@ def test_terminations_can_be_ignored(counting: Make) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_only_the_first_success_is_rewarded_and_nothing_counts_after_it(counting: Make, chunk: int) -> None:
+def test_only_the_first_success_is_rewarded(counting: Make, chunk: int) -> None:
     settings = {"reward_coef": 5.0, "success_reward": True, "mask_after_success": True, "ignore_terminations": True}
     env = counting(2, options={"solved": 2}, max_episode_steps=4, **settings)
     env.reset()
@@ -210,7 +210,7 @@ def test_what_is_not_finite_is_told_at_once(counting: Make, breaks: str, tensor:
     assert "division by zero" in str(caught.value.help)
 
 
-def test_an_action_that_is_not_finite_is_told_before_it_is_carried_out(counting: Make) -> None:
+def test_nonfinite_action_is_reported_before_it_runs(counting: Make) -> None:
     env = counting(2, on_nonfinite="skip")
     env.reset()
     with pytest.raises(NonFiniteError, match="`action` is inf") as caught:

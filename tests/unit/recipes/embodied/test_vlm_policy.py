@@ -58,7 +58,7 @@ def test_what_is_drawn_is_what_is_evaluated(decoding: str) -> None:
     assert torch.equal(policy.from_env(actions), output.actions)
 
 
-def test_tokens_depend_on_those_before_them_only_one_after_the_other() -> None:
+def test_tokens_depend_on_earlier_ones_only_when_generated() -> None:
     inputs = make().prepare(environment()[1])
     first = torch.zeros(N, CHUNK, 3, dtype=torch.int64)
     other = first.clone()

@@ -156,7 +156,7 @@ def test_answers_under_way_go_on_under_new_weights() -> None:
     assert {each.prompt.slot: versions(each) for each in put} == {1: (0, 0), 0: (0, 0, 0, 1, 1, 1)}
 
 
-def test_without_partial_rollout_answers_end_under_the_weights_that_began_them() -> None:
+def test_answers_end_under_their_weights_without_partial_rollout() -> None:
     answering, put = made("runner.max_staleness=2", "runner.partial_rollout=false")
     script = Script(
         (0, NewWeights(0)),
@@ -172,7 +172,7 @@ def test_without_partial_rollout_answers_end_under_the_weights_that_began_them()
     assert {each.prompt.slot: versions(each) for each in put} == {0: (0,) * 6, 1: (0, 0), 2: (1,)}
 
 
-def test_a_prompt_waits_for_the_weights_that_it_needs_while_others_go_on() -> None:
+def test_prompt_waits_for_its_weights_while_others_continue() -> None:
     answering, put = made("runner.max_staleness=1")
     script = Script((0, NewWeights(0)), (0, (prompt(0, 8), prompt(1, 1, version=1))), (2, NewWeights(1)), (3, None))
 
@@ -273,7 +273,7 @@ def test_of_a_group_only_what_has_not_ended_goes_on() -> None:
     assert [each.versions for each in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
 
 
-def test_what_waits_to_go_on_is_kept_by_the_next_checkpoint_as_well() -> None:
+def test_waiting_answers_are_kept_by_the_next_checkpoint() -> None:
     begun = UnfinishedGroup(6, (_one_token(),))
     waits = prompt(0, 6, version=1)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, (waits,)), (1, KeepUnfinished(1)), (2, NewWeights(1)), (9, None)

@@ -106,7 +106,7 @@ def test_a_batch_keeps_what_the_engine_said_of_each_token(length: int) -> None:
     assert batch.answer_lengths.tolist() == [length]
 
 
-def test_answers_that_went_on_under_new_weights_are_told_from_those_of_one_version() -> None:
+def test_answers_under_mixed_weights_are_distinguished() -> None:
     versions = ((3, 3), (2, 3, 3), (2,), (), (3,))
     drawn = [
         Answer(

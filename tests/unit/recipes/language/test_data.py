@@ -193,7 +193,7 @@ class Gym:
         return 1.0 if answer == entry["answer"] else 0.01
 
 
-def test_problems_of_reasoning_gym_are_made_by_seeds_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_gym_problems_use_disjoint_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problem_sources.importlib, "import_module", lambda _: Gym())
     seeds: list[tuple[int, int]] = []
     for seed in (0, 1):

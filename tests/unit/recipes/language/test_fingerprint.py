@@ -19,7 +19,7 @@ def test_it_depends_on_contents_and_not_on_where_they_lie(dtype: torch.dtype, si
         assert fingerprint([("a", torn)]) != fingerprint([("a", values)])
 
 
-def test_it_depends_on_names_shapes_and_types_and_not_on_their_order() -> None:
+def test_fingerprint_depends_on_names_shapes_and_types() -> None:
     one, two = torch.arange(6.0), torch.arange(4.0)
     found = fingerprint([("a", one), ("b", two)])
 

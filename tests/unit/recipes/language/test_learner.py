@@ -59,9 +59,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-def test_answers_without_advantage_are_left_out_of_the_passes_and_not_of_the_mean(
-    monkeypatch: pytest.MonkeyPatch, how: Any
-) -> None:
+def test_answers_without_advantage_count_in_the_mean_alone(monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     batch = random_batch(0, groups=4, size=3)
     advantages = targets_of(batch).advantages.masked_fill((batch.groups < 2).repeat_interleave(batch.answer_lengths), 0)
     targets = TokenTargets(advantages=advantages, old_logprobs=batch.logprobs)
@@ -90,7 +88,7 @@ def test_nothing_to_learn_leaves_gradients_of_zero() -> None:
     assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
-def test_optimizer_steps_take_the_answers_that_were_dealt_to_them_in_an_order_that_the_seed_gives() -> None:
+def test_optimizer_steps_take_dealt_answers_in_seeded_order() -> None:
     batch = random_batch(1, groups=8, size=3)
     batch = replace(batch, minibatches=batch.groups % 4)
     made = learner(tiny_model(), LearnerSettings(minibatches=4))
@@ -105,7 +103,7 @@ def test_optimizer_steps_take_the_answers_that_were_dealt_to_them_in_an_order_th
     assert list(made._minibatches(batch.select(torch.empty(0, dtype=torch.int64)), 3)) == [[], [], [], []]
 
 
-def test_judging_a_batch_gives_each_answer_its_own_log_probabilities() -> None:
+def test_judged_batch_gives_each_answer_its_own_logprobs() -> None:
     batch = random_batch(2, groups=6, size=2)
 
     found = learner(tiny_model(), LearnerSettings(max_tokens=20)).evaluate(batch)
@@ -128,7 +126,7 @@ def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_an_update_that_is_not_finite_ends_the_run_or_is_skipped_and_counted() -> None:
+def test_nonfinite_update_ends_the_run_or_is_counted() -> None:
     batch, model = random_batch(0, size=3), tiny_model()
     before = [each.clone() for each in model.parameters()]
     targets = targets_of(batch)
@@ -207,7 +205,7 @@ def segment(sample: int, tokens: tuple[int, ...], trained: tuple[bool, ...], rew
     return replace(plain, sample=sample, tokens=tokens, trained=trained, rewards=rewards)
 
 
-def test_all_segments_of_a_trajectory_share_the_advantage_of_its_outcome() -> None:
+def test_segments_of_a_trajectory_share_its_advantage() -> None:
     parts = [
         segment(0, (5, 6, 7), (True, False, True)),
         segment(0, (8, 9), (True, True)),

@@ -82,9 +82,7 @@ PPO = (GROUPS, "algorithm.kl_beta=0.1", "reward.soft_overlong=3", "data.rollout_
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_critic_and_a_reference_take_part_in_every_step_and_resume(
-    train: LocalTrain, tmp_path: Path, staleness: int
-) -> None:
+def test_critic_and_reference_take_part_and_resume(train: LocalTrain, tmp_path: Path, staleness: int) -> None:
     ppo = (*PPO, f"runner.max_staleness={staleness}", "runner.max_steps=3", "runner.save_interval=2")
     whole = train(*ppo, config="math_laptop_ppo")
 
@@ -128,7 +126,7 @@ def test_deaths_change_no_weight(train: LocalTrain) -> None:
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_where_generation_never_stops_deaths_cost_and_double_no_prompt(
+def test_async_generation_loses_and_doubles_nothing_on_deaths(
     train: LocalTrain, learned: dict[int, list[GroupReport]], death: tuple[str, int, str]
 ) -> None:
     run = train(

@@ -55,7 +55,7 @@ def test_weights_are_counted_without_their_memory() -> None:
     assert parts(found["actor"], "init_worker") == {"base": 115, "weights": WEIGHTS, "copied weights": WEIGHTS}
 
 
-def test_an_engine_keeps_what_it_is_sent_where_nobody_else_is_sent_it() -> None:
+def test_sole_engine_keeps_the_received_weights() -> None:
     alone, shared = (parts(forecast(rollout=count)["actor"], "run_training")["sent weights"] for count in (1, 2))
     assert alone == shared + WEIGHTS
 

@@ -18,9 +18,7 @@ from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_bat
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize(("seed", "size", "common"), [(0, 1, 0), (1, 4, 0), (2, 1, 20), (3, 4, 20), (4, 3, 8)])
-def test_packed_sequences_have_the_log_probabilities_and_gradients_of_each_by_itself(
-    seed: int, size: int, common: int, share: bool
-) -> None:
+def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int, common: int, share: bool) -> None:
     model, plain = tiny_model(), tiny_model()
     policy = LanguagePolicy(model)
     batch = random_batch(seed, size=size, common=common)
@@ -97,7 +95,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_ever_whole(monkeypatch: pytest.Mon
     assert head.weight.grad is not None
 
 
-def test_what_is_kept_for_the_backward_pass_does_not_grow_with_tokens_by_vocabulary(
+def test_backward_memory_does_not_grow_with_the_vocabulary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     vocabulary = 1000
@@ -114,7 +112,7 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_tokens_by_vocabul
     assert sum(each.numel() for each in kept if vocabulary in each.shape[-1:]) == 0
 
 
-def test_layers_compute_again_in_the_backward_pass_and_drop_nothing() -> None:
+def test_checkpointed_layers_recompute_and_drop_nothing() -> None:
     gradients: list[list[torch.Tensor]] = []
     calls: list[int] = []
     for again in (False, True):
@@ -137,7 +135,7 @@ def test_layers_compute_again_in_the_backward_pass_and_drop_nothing() -> None:
         torch.testing.assert_close(plain, computed)
 
 
-def test_values_begin_at_nothing_and_learn_without_the_output_matrix() -> None:
+def test_values_start_at_zero_without_the_output_matrix() -> None:
     model = ValueModel(tiny_model())
     batch = random_batch(8)
     assert torch.equal(model(pack(batch)), torch.zeros(len(batch.trained)))
@@ -177,7 +175,7 @@ def test_a_temperature_divides_the_logits() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_segments_of_one_group_are_packed_with_prompts_of_their_own() -> None:
+def test_segments_of_a_group_pack_with_their_own_prompts() -> None:
     """Those of a branch begin with what was said before it."""
     plain = random_batch(0, groups=1, size=3, longest=20)
     prompt = plain.tokens[: int(plain.prompt_lengths[0])].tolist()

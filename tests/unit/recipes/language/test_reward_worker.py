@@ -66,7 +66,7 @@ FAILING = {
 }
 
 
-def test_the_first_failure_of_each_cause_is_told_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, hub, warnings = worker_of(monkeypatch, scores=FAILING)
 
     hub.channel("answers").put([group(0, "bad", "2", "bad"), group(1, "late", "bad")], key="0")

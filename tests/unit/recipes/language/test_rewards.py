@@ -333,7 +333,7 @@ def test_an_answer_whose_process_is_lost_is_scored_once_more(functions: str, nam
     assert (score.reward, score.failure) == (1.0, "")
 
 
-def test_functions_of_other_projects_are_called_as_they_are_there(functions: str) -> None:
+def test_foreign_reward_functions_are_called_as_at_home(functions: str) -> None:
     row = {"data_source": "gsm8k", "extra_info": {"n": 7}, "n": 9, "solution": "5"}
     items = [Item(prompt="2+3=", text=text, answer="5", row=row) for text in ("5", "6")]
     expected = {

@@ -95,7 +95,7 @@ def _changed(made: LocalJob) -> list[tuple[str, bool]]:
     return [(name, not torch.equal(value, fresh[name])) for name, value in made.weights().items()]
 
 
-def test_a_checkpoint_of_adapters_has_them_alone_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_adapter_checkpoint_holds_adapters_alone_and_resumes(tmp_path: Path) -> None:
     lora = "actor.model.lora={rank: 2}"
     whole, adapters = job("math_laptop"), job("math_laptop", lora)
     for name, made in (("whole", whole), ("adapters", adapters)):
@@ -203,9 +203,7 @@ def test_steps_smaller_than_half_the_bits_tell_add_up() -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("actor.model.lora={rank: 2}",)])
-def test_half_the_bits_are_what_engines_get_and_not_what_checkpoints_keep(
-    tmp_path: Path, given: tuple[str, ...]
-) -> None:
+def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, given: tuple[str, ...]) -> None:
     from safetensors.torch import load_file
 
     straight = job("math_laptop", BF16, *given)

@@ -47,7 +47,7 @@ def test_only_a_run_that_evaluates_has_environments(
     assert launched(*overrides) == components
 
 
-def test_a_folder_that_is_not_there_ends_the_run_before_it_starts(
+def test_missing_folder_ends_the_run_before_it_starts(
     config_of: Callable[..., SftConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of()

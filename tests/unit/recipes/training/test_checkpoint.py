@@ -73,7 +73,7 @@ def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, the
     assert "size" in str(caught.value)
 
 
-def test_weights_that_are_not_trained_are_written_where_nothing_else_has_them(tmp_path: Path) -> None:
+def test_untrained_weights_are_written_where_nothing_has_them(tmp_path: Path) -> None:
     def half_trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
         both = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))

@@ -21,7 +21,7 @@ def test_integers_and_texts_are_finite() -> None:
     assert not nonfinite_rows(np.array(["push", "pull"])).any()
 
 
-def test_the_error_names_tensor_value_and_place_and_travels_between_processes() -> None:
+def test_error_names_tensor_value_and_place_across_processes() -> None:
     error = NonFiniteError("reward", float("nan"), "step 3, environment 5", help="look for a division by zero")
     assert str(error) == (
         "step 3, environment 5: `reward` is nan, not a finite number\n  help: look for a division by zero"

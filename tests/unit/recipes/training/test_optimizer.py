@@ -63,7 +63,7 @@ def test_cosine_is_torch_s_own() -> None:
     assert factors(*range(1, 13), lr_scheduler="cosine", min_lr_ratio=0.1) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_total_training_steps_is_the_end_and_what_is_lowest_stays() -> None:
+def test_total_training_steps_is_the_end_and_the_minimum_holds() -> None:
     assert factors(1, 3, 5, 90, lr_scheduler="linear", total_training_steps=4, min_lr_ratio=0.2, last_step=90) == [
         1,
         0.6,
@@ -83,7 +83,7 @@ def test_the_file_decides_over_what_a_checkpoint_said() -> None:
     assert new.param_groups[0]["betas"] == (0.5, 0.999)
 
 
-def test_a_start_imports_neither_the_compiler_nor_what_shards_and_checkpoints_need() -> None:
+def test_start_imports_no_compiler_and_no_checkpointing() -> None:
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=240, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 

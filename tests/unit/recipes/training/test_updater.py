@@ -16,7 +16,7 @@ def updater(module: nn.Module, clip_grad: float = 0.0) -> Updater:
     return Updater(SingleProcess(module), torch.optim.SGD(module.parameters(), lr=1.0), clip_grad=clip_grad)
 
 
-def test_a_step_goes_down_the_mean_of_the_losses_and_records_each() -> None:
+def test_step_descends_the_mean_loss_and_records_each_loss() -> None:
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
     figures = Figures()
@@ -41,7 +41,7 @@ def test_gradients_are_clipped_by_their_norm() -> None:
     assert float(module.weight.detach()) == pytest.approx(-0.5)
 
 
-def test_a_metric_that_some_micro_batches_lack_is_the_mean_of_the_others() -> None:
+def test_metric_missing_in_micro_batches_is_the_mean_of_the_rest() -> None:
     def one(number: float) -> Tensor:
         return torch.tensor(number)
 
@@ -70,7 +70,7 @@ def test_weights_that_are_not_finite_are_refused_by_name() -> None:
         updater(module).check_weights("step 2")
 
 
-def test_weights_that_are_not_trained_are_not_looked_at_in_every_step() -> None:
+def test_untrained_weights_are_not_checked_in_every_step() -> None:
     module = nn.Linear(1, 1)
     nn.init.constant_(module.bias, float("inf"))
     module.bias.requires_grad_(False)

@@ -67,7 +67,7 @@ def test_nothing_is_taken_elsewhere() -> None:
     assert said(0, "take")[1] == [TextStep("it is not here. ")]
 
 
-def test_skilled_examples_take_the_treasure_and_others_take_anywhere() -> None:
+def test_skilled_examples_take_the_treasure_others_wander() -> None:
     async def played(seed: int, skill: float) -> tuple[float, int]:
         game, chance, gained, missed = Treasure(), random.Random(seed), 0.0, 0
         await game.reset(seed)

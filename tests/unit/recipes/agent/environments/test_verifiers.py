@@ -122,7 +122,7 @@ async def outcomes(agent: VerifiersAgent, *seeds: int, says: str = "hello") -> l
     )
 
 
-def test_episodes_share_what_is_served_and_each_has_a_token_of_its_own(stub: Stub) -> None:
+def test_episodes_share_a_server_with_tokens_of_their_own(stub: Stub) -> None:
     found = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
     assert found == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
     assert stub.served == 1

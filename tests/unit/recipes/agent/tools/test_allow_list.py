@@ -67,7 +67,7 @@ def test_what_is_no_url(url: str) -> None:
      "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1",
      "2002:7f00:1::", "nonsense"],
 )  # fmt: skip
-def test_private_addresses_are_reached_only_where_they_are_listed(address: str) -> None:
+def test_private_addresses_are_reached_only_when_listed(address: str) -> None:
     assert not AllowList(["example.org", "8.8.8.8"]).reachable(address)
 
 

@@ -118,7 +118,7 @@ def test_a_call_that_hangs_holds_up_no_other(servers: McpServers) -> None:
     assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
-def test_a_server_that_leaves_three_calls_without_an_answer_is_started_again(servers: McpServers) -> None:
+def test_server_is_restarted_after_three_unanswered_calls(servers: McpServers) -> None:
     (before,) = called(servers, ("pid", ""))
     assert [each.failure for each in called(servers, *[("hang", "")] * 3, timeout=0.3)] == ["timeout"] * 3
     # The old one may answer, leave a call without an answer, or end under it, until it has been told of the third.

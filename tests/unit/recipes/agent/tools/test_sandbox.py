@@ -128,14 +128,14 @@ def test_an_attempt_outside_of_the_sandbox_does_get_out(
     ],
     ids=["busy", "asleep", "deaf", "silent", "daemon"],
 )
-def test_a_program_that_is_given_up_has_ended_with_all_its_processes(program: str, tmp_path: Path) -> None:
+def test_abandoned_program_ends_with_all_its_processes(program: str, tmp_path: Path) -> None:
     started = _sandboxes()
     with pytest.raises(TimeoutError):
         ran(program, patience=1.0)
     assert _left(started) == set()
 
 
-def test_a_program_that_is_given_up_while_its_sandbox_is_made_ends() -> None:
+def test_program_abandoned_during_sandbox_creation_ends() -> None:
     async def give_up() -> None:
         for milliseconds in range(1, 41):
             task = asyncio.ensure_future(sandbox.run("import time; time.sleep(1000)", SandboxLimits()))
@@ -214,9 +214,7 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_where_namespaces_are_forbidden_doctor_says_what_allows_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_says_what_allows_forbidden_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("bwrap", "unshare", "setpriv", "prlimit"):
         program = tmp_path / name
         program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")

@@ -55,7 +55,7 @@ def one_env() -> Any:
 
 
 class TestEngagement:
-    def test_the_person_acts_from_the_first_motion_until_some_steps_without_one(self) -> None:
+    def test_person_acts_from_first_motion_until_some_idle_steps(self) -> None:
         engagement = Engagement(PersonOptions(release_steps=2))
         moves = [0.0, 0.05, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
         acts = [engagement.step(Controls((x, 0, 0))) is not None for x in moves]
@@ -72,7 +72,7 @@ class TestEngagement:
         assert gripped.gripper_closed
         assert engagement.step(Controls(verdict="success")) is None
 
-    def test_axes_are_scaled_beyond_the_dead_band_and_turned_round_on_demand(self) -> None:
+    def test_axes_are_scaled_beyond_the_dead_band_and_inverted(self) -> None:
         options = PersonOptions(deadband=0.2, speed=0.5, signs=(1, -1, 1, 1, 1, 1))
         motion = Engagement(options).step(Controls((0.6, 1.0, -1.0), (0.1, 0, 2.0)))
         assert motion is not None

@@ -171,7 +171,7 @@ def test_a_demonstration_tells_which_actions_were_whose() -> None:
         assert set(columns_of(episode, env.spec)) == set(features_of(env.spec, interventions=True))
 
 
-def test_only_what_people_did_is_imitated_where_that_is_asked_for() -> None:
+def test_only_human_actions_are_imitated_on_request() -> None:
     zeros = np.zeros((4, 1), np.float32)
     whole = Demonstrations("set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64))
     with pytest.raises(DatasetError, match="do not say in which rows somebody intervened"):

@@ -204,7 +204,7 @@ def test_strangers_do_not_fill_the_log(source: RemoteSource, caplog: pytest.LogC
     assert sum("a wrong token" in record.message for record in caplog.records) == 5
 
 
-def test_the_arm_is_held_where_the_person_falls_silent_and_the_run_ends_some_time(source: RemoteSource) -> None:
+def test_arm_is_held_when_its_person_falls_silent(source: RemoteSource) -> None:
     person = Person(source)
     person.say(message_of(FORWARD))
     until(source, lambda found: found == FORWARD)

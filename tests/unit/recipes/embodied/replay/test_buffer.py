@@ -102,7 +102,7 @@ def test_transitions_of_several_steps_are_those_of_the_reference(
     np.testing.assert_allclose(np.array(got), np.array(wanted), rtol=1e-6)
 
 
-def test_an_episode_that_is_cut_off_has_a_next_value_and_one_that_terminates_has_none() -> None:
+def test_truncated_episode_has_a_next_value_terminated_has_none() -> None:
     for outcome, discount in ((TERMINATES, 0.0), (CUT_OFF, 0.25), (BREAKS_OFF, 0.25)):
         history = History(1, 8)
         history.add(0, GOES_ON)
@@ -116,9 +116,7 @@ def test_an_episode_that_is_cut_off_has_a_next_value_and_one_that_terminates_has
 
 @settings(max_examples=30, deadline=None)
 @given(moves, st.integers(0, 2**32 - 1), st.booleans())
-def test_a_saved_buffer_samples_and_goes_on_as_the_one_it_was_saved_from(
-    added: list[tuple[int, int]], seed: int, prioritized: bool
-) -> None:
+def test_restored_buffer_samples_like_the_saved_one(added: list[tuple[int, int]], seed: int, prioritized: bool) -> None:
     how = Prioritization() if prioritized else None
     history = History(2, 24, how)
     for lane, outcome in added:
@@ -172,7 +170,7 @@ def test_priorities_decide_how_often_a_transition_is_drawn() -> None:
     np.testing.assert_allclose(each, probabilities.min() / probabilities, rtol=1e-3)
 
 
-def test_new_transitions_are_drawn_before_they_have_an_error_and_overwritten_ones_never() -> None:
+def test_new_transitions_are_drawn_first_overwritten_ones_never() -> None:
     history = History(1, 8, Prioritization(alpha=1.0))
     for _ in range(30):
         history.add(0, GOES_ON)

@@ -53,9 +53,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
             assert each[name].dtype == array.dtype
 
 
-def test_a_segment_cut_at_any_byte_keeps_every_record_before_and_can_be_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segment_cut_at_any_byte_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Hundreds of files, and no machine loses its power here.
     monkeypatch.setattr(os, "fsync", no_sync)
     written(tmp_path / "whole", 3)

@@ -248,7 +248,7 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_that_cannot_be_written_names_its_own_folder(tmp_path: Path) -> None:
+def test_unwritable_checkpoint_names_its_folder(tmp_path: Path) -> None:
     buffer = filled(Spill(MEMORY, tmp_path / "rows"))
     (tmp_path / "saved").write_text("no folder")
     with pytest.raises(ReplayError, match="cannot be saved") as caught:

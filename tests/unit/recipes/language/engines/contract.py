@@ -114,9 +114,7 @@ class EngineContract:
         engine.stop()
 
     @pytest.mark.parametrize("common", [0, 20])
-    def test_greedy_answers_and_their_logprobs_are_those_of_transformers(
-        self, engine: Engine, plain: Any, common: int
-    ) -> None:
+    def test_greedy_answers_and_logprobs_equal_transformers(self, engine: Engine, plain: Any, common: int) -> None:
         prompts = prompts_of(12, seed=common, common=common)
         lengths = [random.Random(index).randrange(1, 30) for index in range(len(prompts))]
         found = run(

@@ -105,9 +105,7 @@ def changed(**new: Any) -> Any:
         (lambda _: b"<html>", "not JSON"),
     ],
 )
-def test_an_answer_that_cannot_be_learned_from_is_one_clear_error(
-    server: FakeServer, engine: Engine, change: Any, words: str
-) -> None:
+def test_unlearnable_answer_is_one_clear_error(server: FakeServer, engine: Engine, change: Any, words: str) -> None:
     server.change = change
     with pytest.raises(RLinfError, match=words):
         ask(engine)
@@ -159,7 +157,7 @@ def test_the_token_is_sent_and_never_shown(server: FakeServer, folder: str, monk
         ServerEngine(settings(server), folder)
 
 
-def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_said(server: FakeServer, folder: str) -> None:
+def test_silent_server_is_waited_for_no_longer_than_configured(server: FakeServer, folder: str) -> None:
     engine = ServerEngine(settings(server, timeout=0.3, retries=5), folder, stop_token_ids=(END,))
     server.hold.clear()
     with pytest.raises(RLinfError, match=r"within 0\.3 s"):

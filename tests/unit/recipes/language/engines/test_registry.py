@@ -40,9 +40,7 @@ def answer(engine: Any) -> tuple[int, ...]:
     return run(engine, [Request(request_id="a", prompt=(4, 5, 6), params=params)])["a", 0].tokens
 
 
-def test_a_model_that_is_built_on_the_spot_is_the_same_in_every_engine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_locally_built_model_is_equal_in_every_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module: Any = ModuleType("sglang")
     module.Engine = StandIn
     monkeypatch.setitem(sys.modules, "sglang", module)

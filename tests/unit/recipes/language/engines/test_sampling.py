@@ -51,7 +51,7 @@ def test_tokens_come_as_often_as_their_probabilities_say() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 50_000])
-def test_a_token_is_where_the_cumulative_probability_passes_the_number(size: int) -> None:
+def test_token_is_drawn_where_the_cumulative_probability_passes(size: int) -> None:
     rows = 40
     logits = 3 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
     numbers = uniforms(torch.arange(rows), torch.zeros(rows, dtype=torch.int64))
@@ -94,7 +94,7 @@ def test_unlikely_tokens_are_left_out(top_k: int, top_p: float, kept: set[int]) 
     torch.testing.assert_close(logprobs, logits[0].log_softmax(-1)[tokens])
 
 
-def test_temperature_zero_takes_the_likeliest_beside_rows_that_are_drawn() -> None:
+def test_temperature_zero_is_greedy_beside_sampled_rows() -> None:
     logits = torch.tensor([[0.0, 3.0], [0.0, 3.0]])
 
     tokens, logprobs = draw(logits, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0], dtype=torch.float64))

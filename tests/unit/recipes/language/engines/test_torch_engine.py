@@ -56,7 +56,7 @@ def test_greedy_answers_are_those_of_generate(common: int, limit: int) -> None:
         torch.testing.assert_close(torch.tensor(answer.logprobs), exact, atol=1e-4, rtol=0)
 
 
-def test_a_sample_depends_on_seed_prompt_and_number_and_not_on_its_batch() -> None:
+def test_sample_depends_on_seed_prompt_and_number_alone() -> None:
     model = tiny_model()
     prompts = prompts_of(12)
     params = SamplingParams(max_new_tokens=12, seed=3)
@@ -149,7 +149,7 @@ def test_texts_and_tokens_end_answers_and_nothing_does_too_early() -> None:
     assert len(least.tokens) >= 5
 
 
-def test_frozen_answers_go_on_under_new_weights_and_say_which_token_had_which() -> None:
+def test_frozen_answers_continue_and_mark_weights_by_token() -> None:
     model, new = tiny_model(), tiny_model(seed=1)
     engine = TorchEngine(model)
     engine.submit(Request(request_id="0", prompt=(5, 6, 7), params=SamplingParams(max_new_tokens=10), group_size=3))
@@ -213,7 +213,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
     assert engine.unfinished == 0
 
 
-def test_a_merged_adapter_answers_as_peft_does_and_leaves_nothing_behind() -> None:
+def test_merged_adapter_answers_like_peft_and_leaves_no_trace() -> None:
     peft = pytest.importorskip("peft")
     plain: Any = tiny_model()
     base = {name: value.clone() for name, value in plain.state_dict().items()}
@@ -253,7 +253,7 @@ def left_padded(model: Any, prompts: list[tuple[int, ...]], length: int) -> list
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.nightly)])
-def test_uneven_prompts_with_ends_and_texts_are_answered_as_by_generate(count: int) -> None:
+def test_uneven_prompts_are_answered_like_generate(count: int) -> None:
     model, plain = tiny_model(seed=3), tiny_model(seed=3)
     # Likely ends, and logits far enough apart for other orders of addition not to matter.
     for each in (model, plain):
@@ -295,7 +295,7 @@ def test_uneven_prompts_with_ends_and_texts_are_answered_as_by_generate(count: i
     assert min(reasons["stop"], reasons["length"]) > count // 8
 
 
-def test_a_shared_prefix_is_computed_once_however_many_waves_there_are() -> None:
+def test_shared_prefix_is_computed_once_in_all_waves() -> None:
     model = tiny_model()
     prompts = prompts_of(12, common=40, longest=6)
     requests = [
@@ -313,7 +313,7 @@ def test_a_shared_prefix_is_computed_once_however_many_waves_there_are() -> None
     assert slow.stats().prefilled_tokens == 2 * 40 + own + len(prompts[0]) + len(prompts[1]) - 80
 
 
-def test_answers_that_must_not_end_early_leave_others_as_they_are() -> None:
+def test_answers_with_a_minimum_length_leave_others_alone() -> None:
     model = tiny_model()
     plain = Request(request_id="a", prompt=(7,), params=SamplingParams(max_new_tokens=20))
     drawn = run(TorchEngine(model), [plain])["a", 0]
@@ -351,7 +351,7 @@ def test_wrong_weights_change_nothing() -> None:
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_weights_of_another_precision_have_the_fingerprint_of_the_trainer() -> None:
+def test_weights_of_other_precision_keep_the_fingerprint() -> None:
     engine = TorchEngine(tiny_model())
     trained = tiny_model(seed=1).to(torch.bfloat16).state_dict()
     twin = TorchEngine(tiny_model(seed=2).to(torch.bfloat16))
@@ -383,7 +383,7 @@ def arriving(tensors: dict[str, torch.Tensor], *, may_keep: bool) -> ArrivingTen
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("may_keep", [True, False])
-def test_memory_of_weights_is_kept_where_that_is_allowed_and_fits(may_keep: bool, kind: torch.dtype) -> None:
+def test_memory_of_weights_is_kept_where_it_fits(may_keep: bool, kind: torch.dtype) -> None:
     model, new = tiny_model(seed=1), {name: each.to(kind) for name, each in tiny_model(seed=2).state_dict().items()}
     engine, twin = TorchEngine(model), TorchEngine(tiny_model(seed=3))
     came = {name: each.clone() for name, each in new.items()}

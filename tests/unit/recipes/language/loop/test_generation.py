@@ -97,7 +97,7 @@ def prompts(*workers: int, first: int = 0) -> list[Prompt]:
 
 
 @pytest.mark.usefixtures("together")
-def test_every_prompt_comes_back_once_and_the_end_lets_all_return() -> None:
+def test_every_prompt_returns_once_and_the_end_releases_all() -> None:
     workers = Workers()
     stream = stream_of(workers)
     stream.load_weights(3)

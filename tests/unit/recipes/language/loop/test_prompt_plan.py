@@ -39,7 +39,7 @@ def answered(prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool 
     )
 
 
-def test_a_synchronous_step_takes_the_next_problems_and_deals_them_to_the_workers() -> None:
+def test_synchronous_step_deals_the_next_problems_to_workers() -> None:
     plan = made()
 
     first = plan.due(range(1, 2), 0)
@@ -74,7 +74,7 @@ def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
     assert [each.problem for each in plan.take(1) if each.kept] == [2, 4]
 
 
-def test_in_asynchronous_mode_a_dropped_group_is_replaced_at_once() -> None:
+def test_asynchronous_mode_replaces_a_dropped_group_at_once() -> None:
     plan = made(max_staleness=1, max_refills=1)
     first = plan.due(range(1, 3), 0)
     assert [each.step for each in first] == [1, 1, 1, 2, 2, 2]
@@ -107,7 +107,7 @@ def test_a_report_of_nothing_that_was_asked_is_refused() -> None:
         plan.arrived(answered(prompt))
 
 
-def test_a_checkpoint_restores_what_was_buffered_and_asks_again_for_the_rest() -> None:
+def test_checkpoint_restores_the_buffer_and_asks_for_the_rest() -> None:
     plan = made(max_staleness=1, max_refills=1)
     first = plan.due(range(1, 3), 0)
     for prompt in first[:3]:
@@ -127,7 +127,7 @@ def test_a_checkpoint_restores_what_was_buffered_and_asks_again_for_the_rest() -
     assert again.taken == 10
 
 
-def test_prompts_whose_answers_a_checkpoint_has_go_on_unless_they_are_too_old() -> None:
+def test_checkpointed_prompts_continue_unless_too_old() -> None:
     plan = made(max_staleness=2)
     prompts = plan.due(range(1, 4), 0)
     for prompt in prompts[:4]:
@@ -149,7 +149,7 @@ def test_prompts_whose_answers_a_checkpoint_has_go_on_unless_they_are_too_old() 
     assert younger.restore(state, step=1, version=1).continued == tuple(positions[1:3])
 
 
-def test_restored_groups_that_are_too_old_for_a_smaller_bound_are_answered_again() -> None:
+def test_restored_groups_beyond_a_smaller_bound_are_redone() -> None:
     plan = made(max_staleness=2)
     for prompt in plan.due(range(1, 4), 0):
         plan.arrived(answered(prompt))
@@ -216,7 +216,7 @@ class Engines:
     dropping=st.sampled_from([0.0, 0.3, 0.9]),
     stopped=st.integers(0, 7),
 )
-def test_no_token_is_older_than_the_bound_and_no_prompt_is_lost_or_doubled(
+def test_tokens_stay_within_the_bound_and_prompts_come_once(
     seed: int, bound: int, batch: int, workers: int, refills: int, dropping: float, stopped: int
 ) -> None:
     """Steps of a trainer with engines that are fast, slow and late, stopped and resumed once."""

@@ -28,7 +28,7 @@ def group(slot: int, tokens: int) -> GroupReport:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 5])
-def test_every_optimizer_step_learns_from_the_same_groups_on_any_number_of_actors(minibatches: int) -> None:
+def test_optimizer_steps_use_equal_groups_on_any_actor_count(minibatches: int) -> None:
     rng = random.Random(0)
     groups = [group(slot, rng.randrange(1, 90)) for slot in range(40)]
     alone = assign(groups, 1, minibatches)[0]
@@ -40,7 +40,7 @@ def test_every_optimizer_step_learns_from_the_same_groups_on_any_number_of_actor
         assert dealt == assign(groups[::-1], actors, minibatches)
 
 
-def test_tokens_are_alike_between_optimizer_steps_and_within_each_between_actors() -> None:
+def test_tokens_are_balanced_between_steps_and_actors() -> None:
     rng = random.Random(1)
     groups = [group(slot, rng.randrange(1, 90)) for slot in range(64)]
     dealt = assign(groups, 4, 2)
