@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_policy_is_refused(actor_of: Actor, tmp_path: Pa
     actor_of("actor.model.hidden_dim=8").save_checkpoint(str(tmp_path / "global_step_1"))
     with pytest.raises(CheckpointError, match="cannot be read") as raised:
         actor_of().load_checkpoint(str(tmp_path / "global_step_1"))
-    assert "must have the sizes that it had" in (raised.value.help or "")
+    assert "must have the same sizes as when saved" in (raised.value.help or "")
 
 
 def test_data_of_another_environment_are_refused(actor_of: Actor) -> None:
