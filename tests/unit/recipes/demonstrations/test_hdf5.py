@@ -62,7 +62,7 @@ def test_robomimic(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="the file is not there"):
+    with pytest.raises(DatasetError, match="the file does not exist"):
         load_demonstrations([str(tmp_path / "none.hdf5")])
     damaged = tmp_path / "damaged.hdf5"
     damaged.write_bytes(b"nothing")
@@ -74,5 +74,5 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         load_demonstrations([str(empty)])
     file = tmp_path / "lift.hdf5"
     write(file, {"object": (10,)}, {}, (3,))
-    with pytest.raises(DatasetError, match="observes no `joints`"):
+    with pytest.raises(DatasetError, match="has no observation `joints`"):
         load_demonstrations([str(file)], ["joints"])
