@@ -1,4 +1,4 @@
-"""Any vector environment of Gymnasium, `gymnasium.make_vec`."""
+"""Gymnasium vector environments, `gymnasium.make_vec`."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -51,7 +51,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if mode != AutoresetMode.DISABLED:
             self._env.close()
             raise ConfigError(
-                f"`{settings.task}` begins episodes by itself ({mode}): their last observations would be lost",
+                f"`{settings.task}` resets its environments itself ({mode}): their last observations would be lost",
                 where="env.task",
                 help="write `options: {vectorization_mode: sync}`",
             )
@@ -76,23 +76,23 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         # Without a mask an environment that has never begun would be read.
         options = {} if mask.all() else {"options": {"reset_mask": mask}}
-        found, _ = self._env.reset(seed=seeds.tolist(), **options)
-        return self._read(found)
+        observation, _ = self._env.reset(seed=seeds.tolist(), **options)
+        return self._read(observation)
 
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:
-        found, rewards, terminations, truncations, infos = self._env.step(np.asarray(self._writes(actions)))
+        observation, rewards, terminations, truncations, infos = self._env.step(np.asarray(self._writes(actions)))
         name = next((name for name in _SUCCESS if name in infos), None)
         successes = None if name is None else np.asarray(infos[name], np.bool_) & infos.get(f"_{name}", True)
         return BatchStep(
-            self._read(found),
+            self._read(observation),
             np.asarray(rewards, np.float32),
             np.asarray(terminations, np.bool_),
             np.asarray(truncations, np.bool_),
             successes,
         )
 
-    def _read(self, found: Any) -> Observation:
-        rows = [self._reads(row) for row in iterate(self._env.observation_space, found)]
+    def _read(self, observation: Any) -> Observation:
+        rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:
