@@ -80,7 +80,7 @@ def reach_target(draws: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
-    """Return [B], what the rewards of `reach` are differences of."""
+    """Return the potential of `reach`, [B]; rewards are its differences."""
     return -2 * distance(target, hand)
 
 
