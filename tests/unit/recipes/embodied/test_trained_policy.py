@@ -118,7 +118,7 @@ def test_onnx_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str,
 def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:
     config = trained(tmp_path / "global_step_1", WORDS, model_type="vlm_policy")
     for kind in ("torchscript", "onnx"):
-        with pytest.raises(ConfigError, match="`vlm_policy` cannot be exported as a graph"):
+        with pytest.raises(ConfigError, match="`vlm_policy` cannot be exported as a tensor graph"):
             export(config, tmp_path / "global_step_1", tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
     export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
@@ -147,7 +147,7 @@ def test_a_policy_without_its_statistics_is_refused(tmp_path: Path) -> None:
     other = json.loads(file.read_text())
     other["states"]["mean"][0] += 1
     file.write_text(json.dumps(other))
-    with pytest.raises(ConfigError, match="not those of the policy"):
+    with pytest.raises(ConfigError, match="not match the policy"):
         load(tmp_path / "global_step_1", config)
 
 
