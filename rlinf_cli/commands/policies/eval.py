@@ -78,7 +78,7 @@ def evaluate(
         episodes=episodes,
         allow_training_starts=allow_training_starts,
         video=video,
-        tell=console.message,
+        emit=console.message,
     )
     if output is Output.JSON:
         console.result_json(found)

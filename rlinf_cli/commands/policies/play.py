@@ -64,7 +64,7 @@ def play(
         raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
     home = used.run.path / "videos" if used.run is not None else Path("videos")
     target = out or home / f"play-{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}.mp4"
-    found = function(used.job, weights, target, episodes=episodes, tell=console.message)
+    found = function(used.job, weights, target, episodes=episodes, emit=console.message)
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.play/1", **found})
     else:

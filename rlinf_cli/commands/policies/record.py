@@ -103,7 +103,7 @@ def record(
         successes_only=successes_only,
         video=video,
         fps=fps,
-        tell=console.message,
+        emit=console.message,
     )
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.record/1", **found})

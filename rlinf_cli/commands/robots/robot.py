@@ -169,10 +169,10 @@ def _arm(file: str, robot: str | None) -> Franka:
 
 def _robots(file: str) -> list[Listed]:
     """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
-    from recipes.embodied.robots.manual_control import robots_of
+    from recipes.embodied.robots.manual_control import list_robots
     from rlinf_cli.file.job_file import load_sound
 
-    return robots_of(load_sound(file).cluster)
+    return list_robots(load_sound(file).cluster)
 
 
 def _done(arm: Franka, what: str, message: str, output: Output) -> None:
