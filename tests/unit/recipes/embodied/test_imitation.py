@@ -66,8 +66,8 @@ def test_the_only_camera_is_the_only_camera(write: Callable[..., DemonstrationsC
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (EnvSpec(2, 7), "has 1 numbers in an action, and the environment 7"),
-        (EnvSpec(3, 1), "has 2 numbers in a state, and the environment 3"),
+        (EnvSpec(2, 7), "has 1 numbers in an action; the environment has 7"),
+        (EnvSpec(3, 1), "has 2 numbers in a state; the environment has 3"),
         (EnvSpec(2, 1, num_choices=4), "actions and the environment's are of different kinds"),
         (EnvSpec(2, 1, cameras={"main": (16, 8, 3)}), "8 x 8; the environment's are 16 x 8"),
         (EnvSpec(2, 1, cameras={"main": (8, 8, 3), "hand": (8, 8, 3)}), "has no camera `main`"),

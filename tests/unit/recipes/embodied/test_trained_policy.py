@@ -153,7 +153,7 @@ def test_a_policy_without_its_statistics_is_refused(tmp_path: Path) -> None:
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:
     trained(tmp_path / "global_step_1", STATES)
-    with pytest.raises(CheckpointError, match=r"has `hidden_dim: 32`, and `actor\.model\.hidden_dim` is 64"):
+    with pytest.raises(CheckpointError, match=r"has `hidden_dim: 32`, but `actor\.model\.hidden_dim` is 64"):
         load(tmp_path / "global_step_1", config_of({"hidden_dim": 64}))
     with pytest.raises(ConfigError, match="no policy in the folder"):
         load_policy(tmp_path)
