@@ -19,7 +19,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
     """Completions of an override, `key=value` or `~key`.
 
     Args:
-        values_only: offer what stands behind the `=`, for shells that part words there.
+        values_only: complete only the part after `=`, for shells that split words there.
     """
     model = _model(job)
     key, equals, value = incomplete.partition("=")
@@ -36,7 +36,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
 
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
-    """Return the fields that `rlinf explain` knows, section by section; further in while there is one only."""
+    """Return the fields that `rlinf explain` knows, one level at a time; descend while there is only one."""
     from rlinf_cli.file.field_docs import fields_below
     from rlinf_core.job.load import ClusterFile
     from rlinf_core.job.recipe import find_recipe, recipe_names
@@ -60,7 +60,7 @@ def _model(job: Job) -> type[BaseModel]:
 
 
 def _below(model: type[BaseModel], tree: MappingNode | None, incomplete: str) -> list[Path]:
-    """Return the paths one step below what is complete of a path; further down while there is one branch only."""
+    """Return the paths one level below the completed part of a path; descend while there is only one."""
     cut = max(incomplete.rfind("."), incomplete.rfind("["))
     try:
         parent: Path = to_path(parse_path(incomplete[:cut])[0]) if cut > 0 else ()
@@ -109,7 +109,7 @@ def _is_branch(model: type[BaseModel], path: Path) -> bool:
 
 
 def _values(model: type[BaseModel], path: Path) -> list[str]:
-    """Return what a field takes where that is a short list."""
+    """Return the values of a field that has a short list of them."""
     found: dict[str, None] = {}
     for annotation in types_at(model, path):
         if annotation is bool:

@@ -47,7 +47,7 @@ _BOUNDS: Final = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at mo
 
 
 class UnknownFieldError(ConfigError):
-    """The models know no field at this path; `help` tells what was probably meant."""
+    """No model has a field at this path; `help` names the likely one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class FieldDoc:
 
     Attributes:
         path: as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
-        type: what it holds, in words.
-        required: whether it must be given where its section is.
-        default: what holds without it, as one writes it; None where it is required or nothing holds.
+        type: its type, in words.
+        required: whether its section requires it.
+        default: its default as YAML; None where it is required or has none.
         description: what it means.
-        children: what may stand in it, each without children of its own.
+        children: its fields, without their own children.
     """
 
     path: str
@@ -78,7 +78,7 @@ class FieldDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A place in the models: what may stand there, and the field that says so."""
+    """A place in the models: the types allowed there, and the field that declares them."""
 
     path: str
     annotations: tuple[object, ...]
@@ -86,9 +86,9 @@ class _Spot:
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
-    """Return the documentation of the field at `path` of a file of this model; of the whole file for an empty path.
+    """Return the documentation of the field at `path` of this model; of the whole file for an empty path.
 
-    Indexes of lists may be given or left out: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
+    List indexes are optional: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
 
     Raises:
         UnknownFieldError: there is no such field.
@@ -101,7 +101,7 @@ def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
 
 
 def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
-    """Return what may stand at `path`, each field without its children; empty when there is no such path.
+    """Return the fields at `path`, without their children; empty when there is no such path.
 
     For completion, which must not fail.
     """
@@ -144,12 +144,12 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     elif help_text is None:
-        help_text = f"known keys: {quoted(found)}" if found else "nothing stands below it"
+        help_text = f"known keys: {quoted(found)}" if found else "it has no fields"
     raise UnknownFieldError(f"there is no `{name}` {where}", where=None if name == asked else asked, help=help_text)
 
 
 def _children(spot: _Spot) -> list[_Spot]:
-    """Return the fields of the sections that may stand here or in the items of a list here."""
+    """Return the fields of the sections allowed here, or in the items of a list here."""
     children: dict[str, _Spot] = {}
     pending = [(spot.path, annotation) for annotation in spot.annotations]
     while pending:
@@ -186,7 +186,7 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
 
 
 def _section_text(annotations: Iterable[object]) -> str:
-    """Return the first paragraph of what the section's model says about itself."""
+    """Return the first paragraph of the section model's docstring."""
     for annotation in annotations:
         section = model_of(annotation)
         if section is not None and section.__doc__:
@@ -244,7 +244,7 @@ def _default(field: FieldInfo) -> str | None:
 
 
 def _needs_data(field: FieldInfo) -> bool:
-    """Return whether the default follows from other fields, so that there is none to show."""
+    """Return whether the default depends on other fields, so that none can be shown."""
     return bool(field.default_factory_takes_validated_data)
 
 
@@ -265,7 +265,7 @@ def _as_written(value: object) -> str | None:
 
 
 def hardware_models() -> dict[str, type[RobotUnit]]:
-    """Return the models of all hardware types by name, but for those of packages that cannot be loaded."""
+    """Return the models of all hardware types by name, except those whose packages cannot be loaded."""
     found: dict[str, type[RobotUnit]] = {}
     for name in hardware_types():
         with suppress(PydanticCustomError):

@@ -1,8 +1,7 @@
-"""JSON Schema (draft 2020-12) of a file, for completion, hints and checks in editors.
+"""JSON Schema (draft 2020-12) of the job file, for completion and checks in editors.
 
-It accepts what we accept: numbers where text is meant (`label: 4090`), references where a number is meant
-(`${runner.max_steps}`), files whose base holds what they leave out (`extends`). Relations between values are beyond it;
-`rlinf validate` tells those.
+It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), references for numbers
+(`${runner.max_steps}`), required keys left to a base (`extends`). It does not express relations between values.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE: Final[Schema] = {"type": "string", "pattern": r"\$\{.+\}", "description": "A reference, ${...}."}
 _NULL: Final[Schema] = {"type": "null"}
 _EXTENDS: Final[Schema] = {
-    "description": "Base files, relative to this one, whose values hold wherever this file says nothing.",
+    "description": "Base files, relative to this one; this file overrides their values.",
     "type": ["string", "array"],
     "items": {"type": "string"},
     "minItems": 1,
@@ -36,12 +35,12 @@ _BELOW_ONE: Final = ("items", "additionalProperties", "if", "then", "else", "not
 
 
 class _Generator(GenerateJsonSchema):
-    # The one default that JSON cannot hold, a range of ports, is said by its description.
+    # A port range, the one default that JSON cannot express, is in the description instead.
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 def json_schema(model: type[BaseModel]) -> Schema:
-    """Return the schema of a file that is a `model` as a whole."""
+    """Return the schema of a file whose root is `model`."""
     definitions, references = _definitions({"file": model})
     requirements = _Requirements(definitions)
     whole = requirements.unless_extended(references["file"])
@@ -52,7 +51,7 @@ def json_schema(model: type[BaseModel]) -> Schema:
 def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
     """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
 
-    A file with a base may leave out what the base holds, `recipe` included.
+    A file with a base may leave out required keys, `recipe` included.
     """
     definitions, references = _definitions({**recipes, "": ClusterConfig})
     cluster: Schema = {"cluster": references.pop("")}
@@ -97,7 +96,7 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
 
 
 def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
-    """Let a key have the further names by which a file may give it, too."""
+    """Add the aliases under which a file may give a key."""
     source = foreign_names()
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
@@ -107,7 +106,7 @@ def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[
 
 
 def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:
-    """Let `hardware.type` decide what the items of `hardware.configs` are."""
+    """Select the item schema of `hardware.configs` by `hardware.type`."""
     properties = hardware["properties"]
     properties["type"] = {"description": properties["type"]["description"], "enum": list(units)}
     properties["configs"]["type"] = "array"
@@ -126,7 +125,7 @@ def _resolve(definitions: Mapping[str, Schema], schema: Schema) -> Schema:
 
 
 def _mend(schema: Schema) -> None:
-    """Name bounds as JSON Schema does, and let a reference stand for every number, boolean and choice below."""
+    """Translate bounds to JSON Schema, and accept a reference for every number, boolean and enum."""
     for ours, theirs in _BOUNDS.items():
         if ours in schema:
             schema[theirs] = schema.pop(ours)
@@ -139,7 +138,7 @@ def _mend(schema: Schema) -> None:
     for name, value in schema.get("properties", {}).items():
         _mend(value)
         value = _or_reference(value)
-        # `null` is the default of a key that has one.
+        # `null` means the default.
         schema["properties"][name] = value if name in schema.get("required", ()) else _or_null(value)
     if "properties" in schema and not schema.get("required") and schema.get("type") == "object":
         schema["type"] = ["object", "null"]
@@ -177,9 +176,9 @@ def _refuses_references(schema: Schema) -> bool:
 
 
 class _Requirements:
-    """Required keys, asked only of files without `extends`: elsewhere a base may hold them.
+    """Required keys, enforced only in files without `extends`: a base may provide them.
 
-    Items of lists keep their own requirements: a list of this file replaces the base's.
+    List items keep their requirements: a list replaces the base's list.
     """
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
@@ -187,12 +186,12 @@ class _Requirements:
         self._asked: list[Schema] = []
 
     def unless_extended(self, reference: Schema) -> Schema:
-        """Return `reference`, and the keys that it and the mappings in it require."""
+        """Return `reference` with the keys that it and its nested mappings require."""
         condition = {"if": {"not": {"required": ["extends"]}}, "then": self._of(reference)}
         return {"allOf": [reference, condition]}
 
     def remove(self) -> None:
-        """Take the requirements out of the definitions, once all of them have been asked for."""
+        """Remove the requirements from the definitions, after all of them were collected."""
         for schema in self._asked:
             schema.pop("required", None)
 

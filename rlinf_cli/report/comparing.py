@@ -13,7 +13,7 @@ from rlinf_cli.runs.run_comparison import Comparison
 
 
 def compared_page(found: Comparison) -> str:
-    """Return the page: what came out, the curves over each other, and what differs, what matters most first."""
+    """Return the page: results, overlaid curves, and differences, most important first."""
     runs: list[tuple[str, int, list[Band]]] = []
     for place, each in enumerate(found.sets):
         for run, lines in zip(each.runs, each.metrics, strict=True):

@@ -37,7 +37,7 @@ _MOST_FAULTS = 3
 
 
 class Setting(NamedTuple):
-    """A value of the configuration, and where it came from: a file with its line, `override` or `default`."""
+    """A value of the configuration and its origin: file and line, `override` or `default`."""
 
     path: str
     value: str
@@ -55,7 +55,7 @@ class ProcessRow(NamedTuple):
 
 
 class EnvRow(NamedTuple):
-    """A variable in the processes of a component: its value, or the values that differ from rank to rank."""
+    """A variable of a component's processes: one value, or a range where it differs by rank."""
 
     component: str
     name: str
@@ -80,7 +80,7 @@ class StepTimeline(NamedTuple):
 
 
 class PeakRow(NamedTuple):
-    """The most memory that a process held in a phase, and the forecast of that, in MiB; None: there is none."""
+    """The peak memory of a process in a phase, and its forecast, in MiB; None where unknown."""
 
     process: str
     phase: str
@@ -102,10 +102,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContent:
-    """Content of a report. Parts that the run did not leave are empty.
+    """Content of a report. Parts that the run does not have are empty.
 
     Attributes:
-        status, reason: how the run ended, as its state tells it or its vanished process shows.
+        status, reason: how the run ended, from its state or because its process has vanished.
         settings: the whole configuration.
         picture: the placement as an SVG document.
         videos: files below the run folder, the newest last.
@@ -135,7 +135,7 @@ class RunContent:
 
 
 def gather(folder: RunFolder) -> RunContent:
-    """Return what the report of a run shows. A part that cannot be read becomes a note.
+    """Return the content of a run's report. A part that cannot be read becomes a note.
 
     Raises:
         OSError: the metrics cannot be read.
@@ -172,7 +172,7 @@ def gather(folder: RunFolder) -> RunContent:
 
 
 def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
-    """Return what came out, as names and figures."""
+    """Return the results as names and figures."""
     newest = {name: column.values[-1] for name, column in series.columns.items()}
     rows: list[tuple[str, str]] = []
     if series.evaluations:
@@ -213,7 +213,7 @@ def _processes(placement: PlacementFile) -> list[ProcessRow]:
 
 
 def _environment(placement: PlacementFile) -> list[EnvRow]:
-    """Return the variables of each component's processes; a value that differs from rank to rank is told as a range."""
+    """Return the variables of each component's processes; a value that differs by rank becomes a range."""
     values: dict[tuple[str, str], list[str]] = {}
     layers: dict[tuple[str, str], str] = {}
     counts: dict[str, int] = {}
@@ -257,7 +257,7 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
-    """Return answers of the last step that has some, the best and the worst of them, and a few of the first step."""
+    """Return the best and worst answers of the last step with samples, and a few of the first step."""
     steps = answer_samples.sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
@@ -279,7 +279,7 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
 
 
 def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
-    """Return samples with the first of each prompt before the second ones: answers to one prompt are alike."""
+    """Return samples interleaved by prompt, since answers to one prompt are alike."""
     seen: Counter[str] = Counter()
     rounds: list[int] = []
     for each in ordered:
@@ -311,7 +311,7 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
 
 
 def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
-    """Return the most memory that each process held in each of its phases, beside the forecast that was kept."""
+    """Return the peak memory of each process by phase, beside the saved forecast."""
     try:
         peaks = read_peaks(folder.memory_file)
         forecast = read_forecast(folder.path)
