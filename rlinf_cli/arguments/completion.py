@@ -21,8 +21,7 @@ _YAML = (".yaml", ".yml")
 
 
 def _careful(complete: Complete) -> Complete:
-    """Return a completion that offers nothing on errors: a traceback would land in the line being typed.
-    """
+    """Return a completion that offers nothing on errors: a traceback would land in the line being typed."""
 
     @wraps(complete)
     def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:

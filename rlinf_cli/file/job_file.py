@@ -186,8 +186,7 @@ def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
 
 
 def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
-    """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure.
-    """
+    """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure."""
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
         from rlinf_cli.bootstrap import cluster_identity, preflight

@@ -12,13 +12,13 @@ from rlinf_cli.runs.metric_comparison import Difference, ResultGap, RunResult
 from rlinf_cli.runs.run_comparison import Comparison
 
 SCHEMA = "rlinf.compare/1"
-# More packages than these say together that the environments are different.
+# Differences in more packages than this are summarised.
 _MOST_ROWS = 40
 _ABSENT = "-"
 
 
 def comparison_text(found: Comparison) -> str:
-    """Return what differs, what matters most first, and what came out."""
+    """Return the differences, most important first, and the results."""
     parts = [_runs(found)]
     parts.append(first_difference(found))
     if found.differences:
@@ -28,9 +28,9 @@ def comparison_text(found: Comparison) -> str:
 
 
 def first_difference(found: Comparison) -> str:
-    """Return the difference that matters most, in one line."""
+    """Return the most important difference, in one line."""
     if not found.differences:
-        return "the runs differ in nothing that is recorded"
+        return "no recorded difference between the runs"
     first = found.differences[0]
     return f"first difference: {first.name} ({first.kind}), {' | '.join(map(_shown, first.values))}"
 
@@ -62,7 +62,7 @@ def difference_rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
 
 
 def compared(found: Comparison) -> list[str]:
-    """Return the names of what is compared: the sets, or the runs of the only one."""
+    """Return the names of the compared items: the sets, or the runs of a single set."""
     first, *others = found.sets
     return (
         [each.label for each in found.sets] if others else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
@@ -70,7 +70,7 @@ def compared(found: Comparison) -> list[str]:
 
 
 def verdict_lines(found: Comparison) -> list[str]:
-    """Return a line for each set but the first: how far it is from the first, and whether that is noise."""
+    """Return a line for each set but the first: its gap to the first, and whether that is noise."""
     first, *names = compared(found)
     return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
 

@@ -11,16 +11,16 @@ from rlinf_cli.bootstrap.preflight import DoctorReport
 from rlinf_cli.console import console
 
 SCHEMA = "rlinf.doctor/1"
-# More links that are as they should be are told in one line.
+# More good links than this are summarised in one line.
 _MOST_LINKS = 8
 
 
 def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
-    """Return the table, and what it comes to.
+    """Return the table and a summary.
 
     Args:
         report: what was found.
-        every_node: whether nodes of which the same is said have a line each.
+        every_node: whether nodes with equal findings have a line each.
     """
     if every_node:
         lines = [Merged(each, () if each.rank is None else (each.rank,)) for each in report.findings]
@@ -56,7 +56,7 @@ def _summary(report: DoctorReport) -> str:
         (report.count(CheckVerdict.SKIPPED), "not checked", "not checked"),
     ]
     listed = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
-    return f"{nodes}: {listed or 'nothing is wrong'}, {report.seconds:.1f} s"
+    return f"{nodes}: {listed or 'all checks passed'}, {report.seconds:.1f} s"
 
 
 def doctor_record(report: DoctorReport) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The hardware of nodes beside what is declared, as text and as data."""
+"""Hardware of nodes against declarations, as text and as data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
 
 
 def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
-    """Return a line for each node, then what is not as declared."""
+    """Return a line for each node, then the deviations from the declarations."""
     by_rank = {each.node.rank: each for each in seen}
     headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
     rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]

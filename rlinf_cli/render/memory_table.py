@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rlinf_core.process.process_memory import Peak
 
 
-# Said of a node whose memory nobody has declared.
-_WHOSE: Final = ", the memory of this machine; `memory_gib` of a node group or `--available GIB` says that of another"
+# For a node without declared memory.
+_WHOSE: Final = ", this machine's memory; for others set `memory_gib` of the node group or `--available GIB`"
 
 
 class MemoryView(NamedTuple):
@@ -21,11 +21,11 @@ class MemoryView(NamedTuple):
     Attributes:
         forecasts: by component.
         accelerated: components whose processes have accelerators.
-        peaks: that processes of a run had, by component and rank, by phase.
-        needs: what the processes of each node hold at most, by its rank.
-        nodes: what these nodes have.
+        peaks: measured peaks of a run, by component and rank, by phase.
+        needs: the peak demand of each node, by rank.
+        nodes: the memory of these nodes.
         fits: whether every node has enough.
-        change: overrides with which it would fit; None: none is known, or none is needed.
+        change: overrides with which the job fits; None if unknown or not needed.
     """
 
     forecasts: Sequence[ProcessForecast]
@@ -38,7 +38,7 @@ class MemoryView(NamedTuple):
 
 
 def memory_text(view: MemoryView) -> str:
-    """Return a table with a line for each phase of each component, the sums of nodes, and what would fit."""
+    """Return a table with a line for each phase of each component, sums per node, and a change that fits."""
     header = ("component", "processes", "phase", "forecast", "measured", "of which")
     rows = [header if view.peaks else tuple(each for each in header if each != "measured")]
     for each in view.forecasts:
@@ -67,15 +67,15 @@ def _of(available: int | None) -> str:
 
 
 def _on_device(view: MemoryView) -> str:
-    """Return the names of what lies in the memory of accelerators, in the order of the table."""
+    """Return the names of the parts in accelerator memory, in the order of the table."""
     phases = [phase for each in view.forecasts if each.component in view.accelerated for phase in each.phases]
     return ", ".join(dict.fromkeys(name for phase in phases for name in phase.parts if name in phase.on_device))
 
 
 def _remedy(view: MemoryView) -> str:
-    """Return what would fit, or what there is most of."""
+    """Return a change that fits, or else the largest part."""
     if view.change is not None:
-        return f"it would fit with: {' '.join(view.change)}"
+        return f"fits with: {' '.join(view.change)}"
     hosts_fit = all(need._replace(accelerator=0).fits(view.nodes[rank]) for rank, need in view.needs.items())
     sizes = [
         (size * each.processes, name, each, size)
@@ -88,13 +88,13 @@ def _remedy(view: MemoryView) -> str:
     whose_memory = "an accelerator" if hosts_fit else "a node"
     whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
     return (
-        f"{whose_memory} does not have enough memory, and no change of the file is known that fits:"
-        f" most is `{name}`, {_size(size)} in {whose} of `{each.component}`"
+        f"{whose_memory} does not have enough memory, and no known change of the file fits; the largest part is"
+        f" `{name}`, {_size(size)} in {whose} of `{each.component}`"
     )
 
 
 def _is_short(phase: PhaseForecast, name: str, *, accelerated: bool, on_device: bool) -> bool:
-    """Return whether a part lies in the memory that there is too little of: the accelerator's, or the host's."""
+    """Return whether a part is in the memory that is short: the accelerator's or the host's."""
     if on_device:
         return accelerated and name in phase.on_device
     return not accelerated or name not in phase.on_device | phase.host_only
@@ -146,7 +146,7 @@ def _measured(view: MemoryView, component: str, phase: str) -> str:
 
 
 def _peak(view: MemoryView, component: str, phase: str) -> int | None:
-    """Return the largest peak of the ranks of a component in a phase; None where none is known."""
+    """Return the largest peak over the ranks of a component in a phase; None if unknown."""
     found = [peaks[phase].rss for (name, _), peaks in view.peaks.items() if name == component and phase in peaks]
     return max(found, default=None)
 

@@ -199,7 +199,7 @@ def test_another_metric_and_a_picture(cli: Cli) -> None:
 
     assert ended.code == 0
     assert "env/return" in ended.out.splitlines()[0]
-    assert "the runs differ in nothing that is recorded" in ended.out
+    assert "no recorded difference between the runs" in ended.out
     assert "<svg" in Path("both.svg").read_text()
 
 

@@ -115,8 +115,8 @@ def test_accelerators_have_a_line_of_their_own() -> None:
         (("a.b=1", "c.d=2"), "it would fit with: a.b=1 c.d=2"),
         (
             None,
-            "a node does not have enough memory, and no change of the file is known that fits:"
-            " most is `simulators`, 20.0 GiB in the process of `env`",
+            "a node does not have enough memory, and no known change of the file fits; the largest part is"
+            " `simulators`, 20.0 GiB in the process of `env`",
         ),
     ],
 )
@@ -132,8 +132,8 @@ def test_fullest_part_is_named_where_an_accelerator_is_too_small() -> None:
         nodes={0: NodeMemory(64 * 1024 * MIB, 80 * MIB)},
     )
     assert memory_text(small).splitlines()[-1] == (
-        "an accelerator does not have enough memory, and no change of the file is known that fits:"
-        " most is `weights`, 100 MiB in each of 2 processes of `actor`"
+        "an accelerator does not have enough memory, and no known change of the file fits; the largest part is"
+        " `weights`, 100 MiB in each of 2 processes of `actor`"
     )
 
 

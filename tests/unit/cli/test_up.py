@@ -51,7 +51,7 @@ def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) 
     assert ended.out.startswith("cluster lab is up: 3 nodes, head 10.0.0.1:20000 (3 started), ")
     assert "node 2 (h2): join ok (10.0.0.3)" in ended.err.splitlines()
     again = cli("up", "lab.yaml", "--quiet")
-    assert "(nothing was missing)" in again.out
+    assert "(nothing to start)" in again.out
     assert again.err == ""
 
 

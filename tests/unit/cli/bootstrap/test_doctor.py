@@ -125,7 +125,7 @@ def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machin
     assert report.ok
     assert {each.verdict for each in report.findings} == {CheckVerdict.OK}
     text = doctor_text(report)
-    assert "3 of 3 nodes asked: nothing is wrong" in text
+    assert "3 of 3 nodes asked: all checks passed" in text
     assert "nodes 0-2" in text
     # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
     assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]

@@ -56,9 +56,7 @@ cluster:
     told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
     assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not reach it"]
     assert found["env-configs-unused"].severity is Severity.NOTE
-    assert (
-        found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it gives an interpreter"
-    )
+    assert found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it sets an interpreter"
 
 
 @pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])
