@@ -1,4 +1,4 @@
-"""Comments of YAML files, found by the places of what they stand beside."""
+"""Comments of YAML files, located by the values they belong to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlinf_core.config.yaml.reader import read
 
 _BEHIND: Final = re.compile(r"[\s,]+(#.*)$")
 _BEHIND_KEY: Final = re.compile(r"[\"']?\s*:(?:\s+[&!]\S+)*\s+(#.*)$")
-# Notes to Hydra, of which nothing is left.
+# Directives for Hydra, which are dropped.
 _HYDRA: Final = re.compile(r"#\s*@package\b")
 
 
 class Comments(NamedTuple):
-    """The comments of one value: whole lines above it, and what stands behind it; each with its `#`."""
+    """The comments of one value: whole lines above it, and the one after it; each with its `#`."""
 
     above: tuple[str, ...] = ()
     behind: str = ""
@@ -28,14 +28,14 @@ NO_COMMENTS: Final = Comments()
 
 
 class _Lines:
-    """The lines of a source that hold nothing but a comment."""
+    """The comment-only lines of a source."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
 
     @cached_property
     def comments(self) -> dict[int, str]:
-        """Comments by the number of their line, those inside texts of several lines excluded."""
+        """Return comments by line number, without those inside multi-line texts."""
         taken: set[int] = set()
         tree = read(self.source, Diagnostics())
         if tree is not None:
@@ -48,7 +48,7 @@ class _Lines:
         return found
 
     def above(self, number: int) -> tuple[str, ...]:
-        """Return the comments between a line and the content before it; blank lines do not matter."""
+        """Return the comments between a line and the content before it, across blank lines."""
         lines = self.source.text.splitlines()
         found: list[str] = []
         number -= 1
@@ -87,12 +87,12 @@ class CommentFinder:
         return Comments(self._above(node.span), _behind(node.span, _BEHIND))
 
     def at_end(self, source: SourceText) -> tuple[str, ...]:
-        """Return the comments behind the last value of a source."""
+        """Return the comments after the last value of a source."""
         return self._of(source).above(len(source.text.splitlines()) + 1)
 
     def _above(self, span: Span) -> tuple[str, ...]:
         line = span.begin.line
-        # In braces or behind a dash: the comments above the line are those of what begins it.
+        # In braces or after a dash, the comments above belong to the first value of the line.
         before = span.source.line(line)[: span.begin.column - 1].strip()
         return self._of(span.source).above(line) if before in ("", "-", "?", "- -") else ()
 
@@ -121,7 +121,7 @@ def _behind(span: Span, pattern: re.Pattern[str]) -> str:
 
 
 def _mark(node: Node, taken: set[int]) -> None:
-    """Add the lines of scalars to `taken`: what looks like a comment there is text."""
+    """Add the lines of scalars to `taken`: a `#` there is text."""
     if isinstance(node, ScalarNode):
         taken.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
     elif isinstance(node, MappingNode):

@@ -1,7 +1,7 @@
-"""References as OmegaConf writes them: absolute, relative, and resolvers such as `${oc.env:NAME}`.
+"""OmegaConf references: absolute, relative, and resolvers such as `${oc.env:NAME}`.
 
-Ours are absolute, and know the environment alone. A reference to a value that is carried over stays one, under the
-value's new name; any other is replaced by what it stands for, where that can be known without running anything.
+rlinf references are absolute and have the environment resolver only. A reference to a value that is carried over is
+kept, under the value's new name; any other is replaced by its value, if that is known without running code.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Number = int | float
 
 
 class UnresolvableError(Exception):
-    """A reference whose value cannot be known; the text says why."""
+    """A reference whose value is unknown; the message gives the reason."""
 
 
 class Rewritten(NamedTuple):
-    """A value with references in our form.
+    """A value with rlinf references.
 
     Attributes:
         raw, plain: the new scalar.
-        note: what has changed in meaning, or None.
+        note: the change of meaning, or None.
     """
 
     raw: str
@@ -39,7 +39,7 @@ class Rewritten(NamedTuple):
 
 
 class _Interpolation(NamedTuple):
-    """`${...}` in a text: what stands between the braces."""
+    """`${...}` in a text: the part between the braces."""
 
     body: str
 
@@ -50,7 +50,7 @@ def has_reference(node: Node) -> bool:
 
 
 def split(text: str) -> list[str | _Interpolation]:
-    """Return the literal pieces of a text and the references between them; those within references stay text.
+    """Return the literal pieces of a text and the references between them; nested references stay text.
 
     Raises:
         UnresolvableError: a `${` is never closed.
@@ -90,13 +90,13 @@ class References:
     environ: Mapping[str, str]
 
     def target(self, body: str, path: Path) -> Path | None:
-        """Return the path that `${body}` at `path` refers to; None where it is a resolver."""
+        """Return the path that `${body}` at `path` refers to; None for a resolver."""
         if _RESOLVER.match(body):
             return None
         name = body.strip()
         dots = len(name) - len(name.lstrip("."))
         if dots > len(path):
-            raise UnresolvableError(f"`${{{body}}}` leads above the file")
+            raise UnresolvableError(f"`${{{body}}}` points above the root of the file")
         base = path[: len(path) - dots] if dots else ()
         try:
             steps, _ = parse_path(name[dots:])
@@ -106,20 +106,20 @@ class References:
         return (*base, *(int(each) if isinstance(each, str) and each.isdigit() else each for each in to_path(steps)))
 
     def node(self, path: Path, depth: int = 0) -> Node | None:
-        """Return what stands at a path, mappings that are references on the way followed."""
+        """Return the node at a path, following references to mappings on the way."""
         current: Node | None = self.tree
         for index, segment in enumerate(path):
             current = self.followed(current, path[:index], depth) if current is not None else None
-            # A name of digits may be the key of a mapping.
+            # A numeric name may be the key of a mapping.
             current = child(current, segment) if current is not None else None
         return current
 
     def followed(self, node: Node, path: Path, depth: int = 0) -> Node:
-        """Return what a value that is one reference to another refers to in the end; any other value itself."""
+        """Return the final target of a value that is a single reference; any other value unchanged."""
         while isinstance(node, ScalarNode) and "${" in node.raw:
             depth += 1
             if depth > MAX_DEPTH:
-                raise UnresolvableError(f"`{node.raw}` leads back to itself")
+                raise UnresolvableError(f"`{node.raw}` refers back to itself")
             pieces = split(node.raw)
             if len(pieces) != 1 or not isinstance(pieces[0], _Interpolation):
                 return node
@@ -131,13 +131,13 @@ class References:
         return node
 
     def value(self, node: Node, path: Path, depth: int = 0) -> Node:
-        """Return a value without references.
+        """Return a value with all references resolved.
 
         Raises:
-            UnresolvableError: it cannot be known.
+            UnresolvableError: its value is unknown.
         """
         if depth > MAX_DEPTH:
-            raise UnresolvableError("this reference leads back to itself")
+            raise UnresolvableError("this reference refers back to itself")
         if not isinstance(node, ScalarNode) or "${" not in node.raw:
             return node
         pieces = split(node.raw)
@@ -150,13 +150,13 @@ class References:
         for piece in pieces:
             found = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
             if found is not None and not isinstance(found, ScalarNode):
-                raise UnresolvableError(f"`{node.raw}` has a section or a list inside a text")
+                raise UnresolvableError(f"`{node.raw}` puts a section or a list into a text")
             text += found.raw if isinstance(found, ScalarNode) else str(piece)
         return ScalarNode(node.span, text, text, plain=False)
 
     def _value_of(self, body: str, path: Path, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            raise UnresolvableError(f"`${{{body}}}` leads back to itself")
+            raise UnresolvableError(f"`${{{body}}}` refers back to itself")
         match = _RESOLVER.match(body)
         if match is not None:
             return self._resolve(match[1], _arguments(body[match.end() :]), path, depth)
@@ -196,7 +196,7 @@ class References:
             found = self._argument(each, path, depth)
             number = found.value if isinstance(found, ScalarNode) else None
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise UnresolvableError(f"`{each}` is no number to compute with")
+                raise UnresolvableError(f"`{each}` is not a number")
             numbers.append(number)
         try:
             result = _ARITHMETIC[name](*numbers)
@@ -205,15 +205,15 @@ class References:
         return ScalarNode(self.tree.span, f"{result!r}", result)
 
     def rewritten(self, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> Rewritten:
-        """Return a scalar with its references in our form.
+        """Return a scalar with rlinf references.
 
         Args:
             node: a scalar that holds references.
-            path: where it stands in the composed tree.
-            names: the paths of values that are carried over as they are, each with its path in the new file.
+            path: its path in the composed tree.
+            names: the paths of values that are carried over unchanged, each with its path in the new file.
 
         Raises:
-            UnresolvableError: it has no counterpart, and its value cannot be known.
+            UnresolvableError: it has no counterpart, and its value is unknown.
         """
         pieces = [
             self._symbol(piece.body, path, names) if isinstance(piece, _Interpolation) else piece
@@ -228,7 +228,7 @@ class References:
         return Rewritten(found.raw.replace("${", "$${"), found.plain, note)
 
     def _symbol(self, body: str, path: Path, names: Mapping[Path, Path]) -> str | None:
-        """Return a reference in our form; None where there is no such form."""
+        """Return the rlinf form of a reference; None if there is none."""
         match = _RESOLVER.match(body)
         if match is None:
             target = names.get(self.target(body, path) or ())
@@ -250,7 +250,7 @@ class References:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the arguments of a resolver: those between commas outside braces and quotes."""
+    """Return the arguments of a resolver, split at commas outside braces and quotes."""
     found, depth, quote, start = [""][:0], 0, "", 0
     for index, character in enumerate(text):
         if quote:
@@ -283,11 +283,11 @@ _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "min": min,
 }
 _UNKNOWN: Final = {
-    "hydra": "`hydra:` tells about a run of Hydra, and there is none here",
-    "now": "`now:` names folders by the time: every run has a folder of its own here",
+    "hydra": "`hydra:` describes a Hydra run, which does not exist here",
+    "now": "`now:` names folders by time; here every run gets its own folder",
 }
 
 
 def list_items(node: Node) -> tuple[Node, ...]:
-    """Return the items of a list; none of anything else."""
+    """Return the items of a list; empty for anything else."""
     return node.items if isinstance(node, SequenceNode) else ()

@@ -1,4 +1,4 @@
-"""The summary of a conversion: what was carried over, renamed and left out, for people and for programs."""
+"""The summary of a conversion: keys carried over, renamed and omitted, as text and as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA: Final = "rlinf.import/1"
 
 
 def verdict(converted: Converted) -> str:
-    """Return what validation says of the new file, in a few words."""
+    """Return the result of validating the new file, in a few words."""
     errors, lacking = len(converted.errors), len(converted.lacking)
     if errors:
         return f"{errors} error{'s' * (errors != 1)}"
@@ -22,7 +22,7 @@ def verdict(converted: Converted) -> str:
 
 
 def counts(converted: Converted) -> dict[Fate, int]:
-    """Return how many keys had each fate."""
+    """Count the keys by fate."""
     return {fate: sum(each.fate is fate for each in converted.outcomes) for fate in Fate}
 
 
@@ -33,7 +33,7 @@ def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     yield f"{target or 'nothing written'}: recipe `{converted.recipe}` ({converted.why}), from {converted.project}"
     yield f"  {len(converted.outcomes)} keys: {listed}"
     yield from _block("Renamed", _pairs(converted))
-    yield from _block("Changed in meaning", _notes(converted))
+    yield from _block("Meaning changed", _notes(converted))
     yield from _block("Not needed", _reasons(converted, Fate.NOT_NEEDED))
     yield from _block("Not available", _reasons(converted, Fate.LEFT_OUT))
     yield from _block("Added", [(format_path(each.path), f"{each.value}: {each.why}") for each in converted.added])

@@ -1,4 +1,4 @@
-"""Writing of the new file: values, comments, and remarks on what is left out."""
+"""Writing of the new file: values, comments, and remarks on omitted keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
 
 def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[KeyOutcome]]:
-    """Return the text of the new file, and what has become of each key."""
+    """Return the text of the new file, and the outcome for each key."""
     document = FileSection()
     document.put(("recipe",), Value(conversion.recipe, (), Comments(_opening(conversion))))
     names = {
@@ -81,7 +81,7 @@ def _section_order(conversion: Conversion) -> list[Path]:
 def _one(
     conversion: Conversion, step: KeyDecision, names: Mapping[Path, Path], document: FileSection
 ) -> tuple[KeyOutcome, list[str]]:
-    """Write one key; return what has become of it, and its lines in the remark where it was left out."""
+    """Write one key; return its outcome, and its lines in the remark if it was omitted."""
     leaf, result = step.leaf, step.result
     if isinstance(result, LeftOut):
         return _lost(step, result.reason, Fate.NOT_NEEDED if result.quiet else Fate.LEFT_OUT)
@@ -96,7 +96,7 @@ def _one(
         except UnresolvableError as error:
             return _lost(step, str(error))
         news = [each for each in (put.note, note) if each]
-        changed = tuple(f"# Changed in meaning: {each}" for each in news)
+        changed = tuple(f"# Meaning changed: {each}" for each in news)
         value.comments = step.comments._replace(above=(*step.comments.above, *changed))
         document.put(put.path, value)
         targets.append(format_path(put.path))
@@ -115,7 +115,7 @@ def _lost(step: KeyDecision, reason: str, fate: Fate = Fate.LEFT_OUT) -> tuple[K
 
 
 def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Path, Path]) -> tuple[Value, str | None]:
-    """Return a value as YAML, its references in our form, and what that changes."""
+    """Return a value as YAML with rlinf references, and a note on any change of meaning."""
     value = put.value
     if isinstance(value, ScalarNode):
         text, note = _scalar(conversion, value, leaf.path, names)

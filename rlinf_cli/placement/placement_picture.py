@@ -1,4 +1,4 @@
-"""The picture of a placement, built from its processes."""
+"""Construction of the picture model from a placement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
 
 
 def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
-    """Return the rank of each robot in its group, by its node, its type and its index among the node's of that type."""
+    """Return the rank of each robot in its group, by node, type and index among the node's robots of that type."""
     found: dict[tuple[int, str, int], int] = {}
     for group in topology.groups.values():
         if group.unit is None or group.unit.robot is None:
@@ -82,7 +82,7 @@ def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
 def _card(
     node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
 ) -> Card:
-    """Place processes on the node as a whole: a cell of a node that has nothing else, and loose beside hardware."""
+    """Add processes on the node as a whole: as a cell where the node has no units, else as loose processes."""
     robots = {robot.type for robot in node.robots}
     cells: list[Cell] = []
     loose: tuple[User, ...] = ()
@@ -122,7 +122,7 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
 
 
 def _content(node: NodeInfo) -> str:
-    """Return `8 × A800`, `1 Franka`, `no accelerators`; nothing where nobody knows, which the headline says once."""
+    """Return `8 × A800`, `1 Franka`, `no accelerators`; empty where unknown, which the headline states once."""
     parts: list[str] = []
     if node.num_accelerators:
         model = node.accelerator_model
@@ -133,7 +133,7 @@ def _content(node: NodeInfo) -> str:
 
 
 def labels_of(topology: ClusterTopology, node: int) -> tuple[str, ...]:
-    """Return the labels of the user's groups that a node is in."""
+    """Return the labels of the user-defined groups of a node."""
     return tuple(
         info.label
         for info in topology.groups.values()

@@ -1,4 +1,4 @@
-"""The contract `rlinf.placement/1`."""
+"""The format `rlinf.placement/1`."""
 
 from __future__ import annotations
 

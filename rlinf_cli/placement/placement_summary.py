@@ -1,4 +1,4 @@
-"""A placement in a few lines: a row per component, who shares what, what is idle. Ranges, never a row per process."""
+"""A placement in a few lines: a row per component, shared units, idle units. Ranges, never a row per process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def processes_table(job: SoundJob, layout: JobLayout) -> str:
 
 
 def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
-    """Return the interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
+    """Return the interpreters and the variables not set by the runtime, each with its nodes and its source."""
     interpreters: dict[tuple[str, str], dict[int, None]] = {}
     variables: dict[tuple[str, str], dict[int, None]] = {}
     secrets = secret_texts(job)
@@ -76,7 +76,7 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
 
 
 def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
-    """Return a process for each node and group that has one: what a file gives depends on nothing else."""
+    """Return one process for each node and group: the environment from the file depends on nothing else."""
     found = {
         (each.cluster_node_rank, each.node_group_label): each
         for placements in layout.placements.values()
@@ -98,11 +98,11 @@ def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopo
     nodes = {placement.cluster_node_rank for placement in placements}
     if all(topology.nodes[node].num_accelerators == 0 for node in nodes):
         return "none"
-    return "all of its node's, none reserved"
+    return "all of its node, none reserved"
 
 
 def _share(placements: Sequence[Placement]) -> str:
-    """Return what one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
+    """Return a process's share of units: `1`, `2`, `1/4` of a unit shared by four; `-` without a unit."""
     if not any(placement.local_hardware_ranks for placement in placements):
         return "-"
     users: dict[tuple[int, int], int] = {}
@@ -119,7 +119,7 @@ def _share(placements: Sequence[Placement]) -> str:
 
 
 def sharing_lines(picture: Picture) -> list[str]:
-    """Return which components share which units, and which units nobody uses; a line per distinct set of components."""
+    """Return shared and idle units; a line per distinct set of components."""
     by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
     for card in _cards(picture):
         for components, kind, units in _units(card):
@@ -131,7 +131,7 @@ def sharing_lines(picture: Picture) -> list[str]:
         lines.append(f"{' + '.join(components)} share {places}" if components else f"idle: {places}")
     empty = [rank for card in _cards(picture) if not card.cells and not card.loose for rank in card.ranks]
     if empty:
-        lines.append(f"idle: {_nodes(empty)}, where nothing is placed")
+        lines.append(f"idle: {_nodes(empty)} (no component)")
     return lines
 
 
@@ -141,7 +141,7 @@ def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
 
 
 def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Return the components on a node's units, the kind of those units, and which."""
+    """Return the components on a node's units, the kind of those units, and their ranks."""
     indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for cell in card.cells:
         indices.setdefault((cell.components, cell.kind), []).append(cell.index)

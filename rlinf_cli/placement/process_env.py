@@ -1,4 +1,4 @@
-"""The environment of one process: its interpreter and every variable, each with what set it."""
+"""The environment of one process: its interpreter and every variable, each with its source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
 
 
 def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str, Any]:
-    """Return the contract `rlinf.env/1`."""
+    """Return the format `rlinf.env/1`."""
     python = process_interpreter(job.cluster, placement, job.tree)
     secrets = secret_texts(job)
     return {

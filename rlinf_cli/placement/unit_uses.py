@@ -43,7 +43,7 @@ class UnitUse:
 def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[UnitUse]:
     """Return every known accelerator and robot, node by node, used or not.
 
-    A node as a whole is listed where it has neither, and where processes were placed on nodes rather than on hardware.
+    A node as a whole is listed if it has neither, or if processes were placed on nodes rather than on hardware.
     """
     users: dict[tuple[int, str, int], list[tuple[str, int]]] = {}
     for component, processes in placements.items():

@@ -84,9 +84,9 @@ def test_what_is_not_carried_over_is_replaced_by_its_value(text: str, value: str
     ("text", "why"),
     [
         ("${a.nothing}", "refers to nothing"),
-        ("${a.self}", "leads back to itself"),
-        ("${a.one}", "leads back to itself"),
-        ("${......b}", "leads above the file"),
+        ("${a.self}", "refers back to itself"),
+        ("${a.one}", "refers back to itself"),
+        ("${......b}", "points above the root of the file"),
         ("${now:%Y}", "every run has a folder of its own"),
         ("${hydra:runtime.cwd}", "there is none here"),
         ("${seed_of:run}", "no resolver `seed_of`"),
