@@ -1,4 +1,4 @@
-"""The summary of a run that has ended: a few lines for people, and the contract `rlinf.train/1`."""
+"""The summary of a finished run: a few lines of text, and the format `rlinf.train/1`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlinf_core.process.known_secrets import hidden
 SCHEMA = "rlinf.train/1"
 
 
-# Keys without effect that a summary names.
+# The number of keys without effect that a summary names.
 _NAMED: Final = 4
 
 
 def summary_text(
     progress: RunProgress, folder: Path, report: Path | None = None, unread: Sequence[Diagnostic] = ()
 ) -> str:
-    """Return the summary of a run that is finished; `unread` are the keys of its file that changed nothing."""
+    """Return the summary of a finished run; `unread` are the keys of its file without effect."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
         found = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
@@ -43,7 +43,7 @@ def summary_text(
         named = ", ".join(
             f"{format_path(each.path)} ({each.span.source.name}:{each.span.begin.line})" for each in unread[:_NAMED]
         )
-        more = f" and {len(unread) - _NAMED} more; `rlinf validate` tells why" if len(unread) > _NAMED else ""
+        more = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
         rows.append(("no effect", f"{named}{more}"))
     if report is not None:
         rows.append(("report", shown(report)))
@@ -64,7 +64,7 @@ def summary_record(
     report: Path | None = None,
     unread: Sequence[Diagnostic] = (),
 ) -> dict[str, Any]:
-    """Return the contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
+    """Return the format `rlinf.train/1`. Seconds are wall-clock; a metric that is not finite is null."""
     known = progress if progress is not None and progress.started is not None else None
     evaluation = known.evaluation if known else None
     return {
@@ -91,7 +91,7 @@ def summary_record(
 
 
 def shown(path: Path) -> str:
-    """Return a path as a person would type it here: relative to the working folder where it lies below it."""
+    """Return a path as a user would type it: relative to the working folder if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal: a block of a few lines at its end, drawn again several times a second."""
+"""The live view of a run on a terminal: a block of a few lines, redrawn several times a second."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRest
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
-# What stays above the block when it has moved on.
+# Events whose lines stay above the block.
 _LASTING = (RunStarted, Evaluated, CheckpointSaved, RunRestarted)
 
 
 class TerminalView(View):
-    """The live view. What the program prints meanwhile, and events that last, scroll away above the block.
+    """The live view. Program output and lasting events scroll away above the block.
 
     Args:
         title: of the run, as in `embodied`.
-        place: its folder, as it is shown.
+        place: its folder, as displayed.
     """
 
     def __init__(self, progress: RunProgress, title: str, place: str) -> None:
@@ -47,7 +47,7 @@ class TerminalView(View):
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
-        # What is printed meanwhile goes to `Live`, which passes on more than colours. It puts the streams back.
+        # `Live` redirects the streams but passes on more than colours; it restores them at the end.
         sys.stdout, sys.stderr = (guarded_stream(each, True, hidden) for each in (sys.stdout, sys.stderr))
         return self
 
@@ -69,7 +69,7 @@ class TerminalView(View):
 
 
 def block(progress: RunProgress, title: str, place: str) -> Group:
-    """Return the lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
+    """Return the current lines of the live view; lines that are too long are truncated."""
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     head = Text(place)
     if progress.started is not None and progress.started.components:
@@ -80,7 +80,7 @@ def block(progress: RunProgress, title: str, place: str) -> Group:
 
 def _line(label: str, style: str, width: int, text: Text) -> Text:
     whole = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
-    # The view moves the cursor itself, so its stream escapes nothing.
+    # The view moves the cursor itself, so its stream does not escape.
     whole.plain = replaced(hidden(whole.plain))
     return whole
 
@@ -99,7 +99,7 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     whole, shares = progress.shares()
     if whole is not None:
         spent = [(labels.short_phase(name), f"{share:.0%}") for name, share in shares]
-        rows.append(("time", Text(f"{labels.duration(whole)} a step: ", style="dim") + _figures(spent)))
+        rows.append(("time", Text(f"{labels.duration(whole)} a step:  ", style="dim") + _figures(spent)))
     work = progress.shares_of_components()
     if work:
         rows.append(("work", _work(work)))

@@ -328,7 +328,7 @@ class TestAFailure:
         monkeypatch.setattr(logging.FileHandler, "emit", emit)
         ended = cli("train", "recipe=fake")
         assert ended.code == 0
-        assert ended.err.count("cannot be written any more: [Errno 28] No space left on device") == 1
+        assert ended.err.count("can no longer be written:  [Errno 28] No space left on device") == 1
         assert "Traceback" not in ended.err
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ class TestAnEndBeforeItsTime:
         assert process.stderr is not None
         process.send_signal(signal.SIGINT)
         for line in process.stderr:
-            if line == "ending; Ctrl-C again ends at once\n":
+            if line == "ending; press Ctrl-C again to end at once\n":
                 break
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

@@ -142,5 +142,5 @@ def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytes
 def test_hosts_that_nobody_brought_up(cli: Cli, head: Head, fake_recipe: Path) -> None:
     ended = cli("train", "farm.yaml", "-q")
     assert (ended.code, ended.out) == (3, "")
-    assert "error: the machines of the file are not up\n  where: farm.yaml\n" in ended.err
+    assert "error: the file's machines are not up\n  where: farm.yaml\n" in ended.err
     assert not (fake_recipe / "runs").exists()
