@@ -1,4 +1,4 @@
-"""Comparison of runs: what differs between them, and whether their results differ by more than noise.
+"""Comparison of runs: their differences, and whether their results differ by more than noise.
 
 Pure: reads nothing. Intervals are of 95 %.
 """
@@ -16,7 +16,7 @@ from rlinf_cli.runs.provenance import Provenance
 
 
 class Kind(StrEnum):
-    """A kind of difference. The order is that in which kinds matter: the first difference is told first."""
+    """A kind of difference, in order of importance."""
 
     RECIPE = "recipe"
     EVALUATION = "evaluation protocol"
@@ -31,10 +31,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which runs differ.
+    """A difference between runs.
 
     Attributes:
-        kind: what kind of thing it is.
+        kind: its kind.
         name: a key of the configuration, a package, a file.
         values: its value in each run, None where a run has none.
     """
@@ -50,12 +50,12 @@ class RunResult:
 
     Attributes:
         metric: its full name.
-        value: of an evaluation the last one; of training the mean of the last `LAST_STEPS` steps that have one; NaN
-            where there is none.
+        value: the last one of evaluations; of training, the mean over the last `LAST_STEPS` steps with a value; NaN if
+        there is none.
         step: of the last value.
-        low, high: its interval; None where it is not known.
-        count: what it is the mean of: episodes, or steps; None where that is not known.
-        basis: what the interval is made of, in words; empty without one.
+        low, high: its interval; None if unknown.
+        count: the number of episodes or steps averaged; None if unknown.
+        basis: the source of the interval, in words; empty without one.
     """
 
     metric: str
@@ -73,8 +73,8 @@ class ResultGap:
 
     Attributes:
         gap: the difference.
-        low, high: its interval; None where noise cannot be known.
-        basis: what the interval is made of, in words.
+        low, high: its interval; None if the noise is unknown.
+        basis: the source of the interval, in words.
     """
 
     gap: float
@@ -84,13 +84,13 @@ class ResultGap:
 
     @property
     def larger_than_noise(self) -> bool | None:
-        """Whether the interval leaves 0 out; None where noise cannot be known."""
+        """Whether the interval excludes 0; None if the noise is unknown."""
         if self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
 
 
-# Keys of the run itself that change neither what is learned nor how it is judged.
+# Keys of the run itself that affect neither training nor evaluation.
 _INCIDENTAL: Final = (
     "runner.logger",
     "runner.resume_dir",
@@ -103,17 +103,17 @@ _INCIDENTAL: Final = (
     "runner.max_samples",
     "actor.checkpoint_save_path",
 )
-# Steps whose mean stands for the result of training: a single step is too noisy.
+# Training results are averaged over this many steps: a single step is too noisy.
 LAST_STEPS: Final = 10
 _FEWEST_STEPS: Final = 3
 
 
 def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Provenance | None]) -> list[Difference]:
-    """Return everything in which runs differ, what matters most first.
+    """Return all differences between runs, most important first.
 
     Args:
         configs: the resolved configuration of each run, as plain data.
-        provenances: those of each run, in the same order; None where a run has none, which is no difference.
+        provenances: of each run, in the same order; None for a run without, which is no difference.
     """
     flat = [_flat(config) for config in configs]
     found = [_of_key(name, [each.get(name) for each in flat]) for name in _names(flat) if not _incidental(name)]
@@ -122,20 +122,20 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
         known = [cast("Mapping[str, str]", getattr(each, part)) if each is not None else None for each in provenances]
         for name in _names([each for each in known if each is not None]):
             values = tuple(None if each is None else each.get(name) for each in known)
-            # A run without provenance says nothing of versions and code.
+            # A run without provenance has no versions or code to compare.
             if len({value for value, each in zip(values, known, strict=True) if each is not None}) > 1:
                 found.append(Difference(kind, name, values))
     found = [each for each in found if len(set(each.values)) > 1]
-    # What training changes in evaluations matters as much as an evaluation of its own kind, and comes before it.
+    # Evaluation keys that only follow training keys are reported after them.
     leading = _leading_evaluations({each.name: each for each in found})
     order = list(Kind)
     return sorted(found, key=lambda each: order.index(Kind.EVALUATION if each.name in leading else each.kind))
 
 
 def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
-    """Return the keys of training sections that differ as the same keys of evaluation sections do.
+    """Return the training keys that differ in the same way as the corresponding evaluation keys.
 
-    An evaluation takes from training what its own section leaves out (`env.eval.task` from `env.train.task`), and a
+    An evaluation inherits from training what its own section omits (`env.eval.task` from `env.train.task`), and a
     resolved configuration holds both.
     """
     twins = {
@@ -155,7 +155,7 @@ def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _flat(value: object, name: str = "") -> dict[str, str]:
-    """Return every single value by the dotted path of its key, as text."""
+    """Return every scalar as text, by the dotted path of its key."""
     if isinstance(value, Mapping) and value:
         found: dict[str, str] = {}
         for key, each in cast("Mapping[Any, Any]", value).items():
@@ -194,9 +194,9 @@ def _of_key(name: str, values: Sequence[str | None]) -> Difference:
 def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
     """Return the result of a run by one metric, with its interval.
 
-    That of an evaluation is the one which was written with it (`<metric>_low`, `<metric>_high`), or for a share of
-    episodes Wilson's, by their number (`eval/episodes`). That of training is Student's for the mean of the last steps,
-    which depend on each other: a hint.
+    An evaluation's interval is the one recorded with it (`<metric>_low`, `<metric>_high`), or for a share of episodes
+    Wilson's, from their number (`eval/episodes`). A training interval is Student's t for the mean of the last steps;
+    these are correlated, so it is only a hint.
 
     Args:
         metric: its full name, as in `eval/success_at_end`.
@@ -220,11 +220,11 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
 
 
 def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
-    """Return the 95 % interval of one evaluation's figure, and how many episodes it is the mean of; None: not known.
+    """Return the 95 % interval of an evaluation metric, and the number of episodes averaged; None if unknown.
 
     Args:
         metric: its full name, below `eval/`; it has a value.
-        metrics: those of the same evaluation.
+        metrics: all metrics of the same evaluation.
     """
     space, _, name = metric.rpartition("/")
     low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
@@ -240,11 +240,11 @@ def _is_evaluation(space: str) -> bool:
 
 
 def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:
-    """Return how far the results of two sets of runs differ, and by how much they would by chance.
+    """Return the gap between the results of two sets of runs, with its confidence interval.
 
-    Runs of a set differ in nothing but seeds. With several in both sets the interval is Welch's of the two means; else
-    it is made of the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10), which
-    does not know how much other seeds would differ.
+    Runs of a set differ only in their seeds. With several runs in both sets the interval is Welch's for the two means;
+    else it combines the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10),
+    which ignores the variance between seeds.
     """
     ours, theirs = [each.value for each in first], [each.value for each in second]
     gap = mean(theirs) - mean(ours)
@@ -253,7 +253,7 @@ def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGa
     a, b = first[0], second[0]
     gap = b.value - a.value
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        return ResultGap(gap, None, None, "a single value each; several seeds would show the noise")
+        return ResultGap(gap, None, None, "a single value each; run several seeds to measure the noise")
     low = gap - math.hypot(b.value - b.low, a.high - a.value)
     high = gap + math.hypot(b.high - b.value, a.value - a.low)
     return ResultGap(gap, low, high, f"{a.basis} of one run each; other seeds may differ more")

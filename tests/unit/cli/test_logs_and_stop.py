@@ -284,7 +284,7 @@ class TestSeveralLiveRuns:
         assert (ended.code, ended.out) == (2, "")
         said = " ".join(ended.err.split())
         names = ", ".join(f"runs/{each.path.name}" for each in runs)
-        assert f"2 runs are going on: name one of {names}" in said
+        assert f"2 runs are active: name one of {names}" in said
         assert all(each.refresh().alive for each in runs)
 
     def test_one_that_is_named(self, cli: Cli, runs: list[RunFolder]) -> None:

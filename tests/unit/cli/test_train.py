@@ -352,7 +352,7 @@ class TestAnEndBeforeItsTime:
         # The step under way is finished, as far as there was one.
         assert state.step in (1, 2)
         assert f"{word} after step {state.step}; the run folder is runs/" in err
-        assert "\nnothing is kept: no checkpoint was written\n" in err
+        assert "\nnothing was saved: no checkpoint was written\n" in err
         assert "Traceback" not in err
         assert (state.status, state.reason) == ("interrupted", word)
 

@@ -115,7 +115,7 @@ def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monk
 def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head) -> None:
     ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
     assert ended.code == 0
-    assert "runs on a Ray of its own on this machine\n" in ended.err
+    assert "runs on a private Ray on this machine\n" in ended.err
 
 
 def test_the_cluster_of_another_file_is_joined_where_it_fits(
