@@ -1,4 +1,4 @@
-"""`rlinf import`: job files of RLinf and verl as files of rlinf."""
+"""`rlinf import`: convert job files of RLinf and verl."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def import_(
         typer.Option(
             "--out",
             metavar="FILE|FOLDER",
-            help="The new file, or the folder of new files; `-`: standard output. By default NAME.rlinf.yaml beside"
-            " the original.",
+            help="Output file, or folder for several; `-` for standard output. Default: NAME.rlinf.yaml beside the"
+            " original.",
             show_default=False,
         ),
     ] = None,
@@ -42,24 +42,24 @@ def import_(
         typer.Option(
             "--search-path",
             metavar="FOLDER",
-            help="Look here too for what a defaults list names. May be repeated.",
+            help="Additional search folder for defaults lists. May be repeated.",
             show_default=False,
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a file of the new name.", show_default=False)
+        bool, typer.Option("--replace", help="Overwrite an existing output file.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn job files of RLinf and verl into files of rlinf.
+    """Convert job files of RLinf and verl to rlinf files.
 
-    Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments stay;
-    a key that has no counterpart becomes a comment with the reason. The summary lists every key that was renamed or
-    left out, and what `rlinf validate` says of the result. KEY=VALUE is an override as Hydra takes it.
+    Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
+    kept; a key without a counterpart becomes a comment with the reason. The summary lists every renamed or omitted key,
+    and the result of `rlinf validate`. KEY=VALUE is a Hydra override.
 
-    Of a FOLDER every job file is converted, those below it too, and a table printed.
+    With a FOLDER, every job file in it and below is converted, and a table is printed.
 
     rlinf import examples/config/libero_grpo.yaml
     rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2
@@ -84,7 +84,7 @@ app = command(import_, no_args_is_help=True)
 
 
 def _is_override(argument: str) -> bool:
-    """Return True for `key=value`, and for `group/below=name`, which names no file that is there."""
+    """Return True for `key=value`, and for `group/below=name` if no such file exists."""
     return is_override(argument) or ("=" in argument and not os.path.exists(argument))
 
 
@@ -95,7 +95,7 @@ class _Request(NamedTuple):
 
 
 class _Imported(NamedTuple):
-    """One file: converted and written, or what kept it from that."""
+    """The result for one file: converted and written, or the error."""
 
     source: Path
     target: Path | None = None
@@ -151,13 +151,13 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
     from rlinf_core.errors import ConfigError
 
     if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
-        raise typer.BadParameter("a folder has several files: `--out` names a folder for them")
+        raise typer.BadParameter("for a folder, `--out` must be a folder")
     jobs, others = job_files(folder)
     if not jobs:
         raise ConfigError(
-            f"there is no job file in `{folder}`",
+            f"no job file in `{folder}`",
             why=f"YAML files below it: {len(others)}, none of them with `runner`, `trainer` or `actor_rollout_ref`",
-            help="name the folder of the files that jobs are started with",
+            help="name the folder with the main files of jobs",
         )
     imported: list[_Imported] = []
     for source in jobs:
@@ -169,7 +169,7 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
     else:
         _table(imported, folder)
         if others and not console.verbosity.quiet:
-            console.message(f"{len(others)} other YAML files are fragments of these, or no job files")
+            console.message(f"{len(others)} other YAML files are fragments of these, or not job files")
     return max((each.exit_code for each in imported), key=lambda code: code is not ExitCode.OK)
 
 
@@ -188,15 +188,15 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
         if target is not None:
             if target.exists() and (not request.replace or target.samefile(source)):
                 raise ConfigError(
-                    f"`{target}` is there already",
-                    help="name another file by `--out`"
+                    f"`{target}` already exists",
+                    help="name another file with `--out`"
                     if target.samefile(source)
-                    else "name another file by `--out`, or replace it by `--replace`",
+                    else "name another file with `--out`, or overwrite it with `--replace`",
                 )
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise RLinfError(f"cannot make the folder `{target.parent}`", why=error.strerror) from error
+                raise RLinfError(f"cannot create the folder `{target.parent}`", why=error.strerror) from error
             write_whole(target, converted.text)
     except RLinfError as error:
         return _Imported(source, findings=found.diagnostics, error=error)
@@ -211,7 +211,7 @@ def _show_failure(imported: _Imported) -> None:
 
 
 def _show_findings(imported: _Imported) -> None:
-    """Print what was found while the file was composed."""
+    """Print the findings from composing the file."""
     from rlinf_cli.file.findings import finding_blocks
 
     if imported.findings is not None and len(imported.findings):

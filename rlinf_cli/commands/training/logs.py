@@ -1,4 +1,4 @@
-"""`rlinf logs`: what the processes of a run logged, or log."""
+"""`rlinf logs`: the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def logs(
         typer.Option(
             "--component",
             metavar="NAME",
-            help="Only this component's, as `actor`; `driver` is the run itself.",
+            help="Only this component, as `actor`; `driver` is the run itself.",
             autocompletion=completion.logged_components,
             show_default=False,
         ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's.", show_default=False)
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
     ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=-1, help="How many of the last lines; -1: all.")
+        int, typer.Option("--lines", "-n", metavar="N", min=-1, help="Number of last lines; -1 for all.")
     ] = 50,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.", show_default=False)
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.", show_default=False)
     ] = False,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what the processes of a run log, in the order of time.
+    """Show the logs of a run's processes, merged by time.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on (of several you are
-    asked which), else the last one.
+    RUN is a run folder or its name in the folder of runs; by default the active run (if several are active, you are
+    asked to choose), else the last one.
     """
     from rlinf_cli.runs.run_lookup import find_run
 
@@ -80,7 +80,7 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
         raise RunError(
             f"this run has no log of `{component}`",
             where=str(folder.path),
-            why="logs of workers on other machines stay there unless the run folder is shared",
+            why="logs of workers on other machines stay there unless the run folder is on shared storage",
             help=did_you_mean(component, known) or f"it has logs of {quoted(known)}",
         )
     ranks = sorted({file.rank for file in chosen(files, component, None)}, key=lambda text: text.split("_"))
@@ -90,7 +90,7 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
 
 
 def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
-    """Print the end of the logs; return what reads on from there."""
+    """Print the end of the logs; return followers for what comes after."""
     from rlinf_cli.runs.log_files import ALL, Follower, entries, merged, moment_of, tail
 
     parts: list[str] = []
@@ -103,11 +103,11 @@ def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
 
 
 def _follow(folder: RunFolder, component: str | None, rank: int | None, followers: dict[object, Follower]) -> None:
-    """Print what is appended, by files that come later, too, until the run has ended."""
+    """Print appended lines, also of new files, until the run has ended."""
     from rlinf_cli.runs.log_files import Follower, chosen, entries, log_files, merged
 
     while True:
-        # Before reading: what was written before the end is printed.
+        # Checked before reading, so that the last lines are printed.
         going_on = folder.refresh().going_on
         for file in chosen(log_files(folder.logs), component, rank):
             followers.setdefault(file.path, Follower(file.path, 0))

@@ -1,4 +1,4 @@
-"""`rlinf recipes`: what can be trained."""
+"""`rlinf recipes`: list the installed recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = "rlinf.recipes/1"
 
 
 def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """List what can be trained."""
+    """List the installed recipes and their configs."""
     from pathlib import Path
 
     from rlinf_cli.live.run_summary import shown
@@ -48,9 +48,7 @@ app = command(recipes)
 
 
 def _listed() -> list[Recipe]:
-    """Return every installed recipe; one that cannot be loaded is told on standard error and does not hide the
-    others.
-    """
+    """Return every installed recipe; report one that cannot be loaded on standard error."""
     from rlinf_core.errors import ConfigError
     from rlinf_core.job.recipe import find_recipe, recipe_names
 

@@ -197,7 +197,7 @@ class TestPrune:
         assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
         assert not list((here / "backup").iterdir())
         assert original.checkpoints.latest() is not None
-        # The original's own go with it, and the listing says so before.
+        # The original's own are deleted with it, and the listing says so before.
         assert f"{kept}, " in cli("runs", "prune", "--status", "finished").out
         assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
         assert (original.path.exists(), kept.exists()) == (False, False)

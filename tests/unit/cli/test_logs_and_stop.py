@@ -218,7 +218,7 @@ class TestStop:
         again = cli("stop")
         assert again.code == 1
         assert (
-            f"error: no run is going on\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
+            f"error: no run is active\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
         )
         named = cli("stop", run.path.name)
         assert (named.code, named.out) == (0, f"runs/{run.path.name} is interrupted already\n")

@@ -135,7 +135,7 @@ class TestPrune:
         ended = cli("runs", "prune", runs["live"].path.name, runs["sums"].path, "--delete")
 
         assert ended.code == 0
-        assert f"{runs['live'].path.name} is going on and stays" in ended.err
+        assert f"{runs['live'].path.name} is active and kept" in ended.err
         assert [name for name, run in runs.items() if run.path.exists()] == ["good", "bad", "live"]
 
     def test_the_newest_are_kept(self, cli: Cli, runs: dict[str, RunFolder]) -> None:

@@ -216,7 +216,7 @@ class TestADryRun:
         (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
         ended = cli("train", "job.yaml", "runner.max_steps=2")
         assert ended.code == 0
-        assert "the placement is known when the nodes have told their accelerators" in ended.err
+        assert "the placement depends on the nodes' accelerators, which the file does not declare" in ended.err
 
     def test_a_run_assumes_nothing(self, cli: Cli) -> None:
         ended = cli("train", "recipe=fake", "--assume", "8")

@@ -1,4 +1,4 @@
-"""`rlinf inspect hardware`: what the nodes have, beside what the file declares."""
+"""`rlinf inspect hardware`: the hardware of the nodes against the file's declarations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def hardware(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the accelerators, robots and cameras that the nodes have, declared against found.
+    """Show the accelerators, robots and cameras of the nodes, found against declared.
 
-    Asks the machines of FILE, or those of the cluster that is up. The exit status is 1 where something declared is
-    missing, 3 where a node cannot be reached.
+    Probes the machines of FILE, or those of the running cluster. The exit status is 1 if declared hardware is missing,
+    3 if a node cannot be reached.
     """
     from rlinf_cli.bootstrap.checks.devices import judged
     from rlinf_cli.bootstrap.checks.finding import CheckVerdict
