@@ -1,4 +1,4 @@
-"""Sums of a forecast of memory, of hosts and of their accelerators, and what the nodes have."""
+"""Sums of a memory forecast per host and accelerator, against the nodes' memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class NodeMemory(NamedTuple):
-    """The memory that a node has.
+    """The memory of a node.
 
     Attributes:
-        host: bytes; None: not known.
-        accelerator: bytes of each of its accelerators; None: not known.
-        is_here: `host` is the memory of this machine, for want of anything that says what the node has.
+        host: bytes; None if unknown.
+        accelerator: bytes of each of its accelerators; None if unknown.
+        is_here: whether `host` is this machine's memory, as nothing declares the node's.
     """
 
     host: int | None = None
@@ -27,18 +27,18 @@ class NodeMemory(NamedTuple):
 
 
 class NodeNeed(NamedTuple):
-    """The memory that the processes of a node hold at most.
+    """The peak memory of the processes of a node.
 
     Attributes:
         host: bytes of the host's memory.
-        accelerator: bytes of the accelerator that is used most; 0: none is.
+        accelerator: bytes of the most used accelerator; 0 if none is used.
     """
 
     host: int
     accelerator: int = 0
 
     def fits(self, has: NodeMemory) -> bool:
-        """Return whether a node has enough; what is not known counts as enough."""
+        """Return whether a node has enough memory; unknown memory counts as enough."""
         return (has.host is None or self.host <= has.host) and (
             has.accelerator is None or self.accelerator <= has.accelerator
         )
@@ -47,12 +47,12 @@ class NodeNeed(NamedTuple):
 def node_memory(
     cluster: ClusterConfig, ranks: Iterable[int], *, given: float | None, here: int | None
 ) -> dict[int, NodeMemory]:
-    """Return the memory of nodes by rank: what is given, else what the file declares, else that of this machine.
+    """Return the memory of nodes by rank: as given, else as declared, else this machine's.
 
     Args:
         cluster: the section of the file.
         ranks: of the nodes.
-        given: GiB of each node's host, which win over the file; None: not given.
+        given: GiB of each node's host, overriding the file; None if not given.
         here: bytes of this machine.
     """
     found: dict[int, NodeMemory] = {}
@@ -68,17 +68,17 @@ def node_memory(
 
 
 def _bytes(sizes: Sequence[float]) -> int | None:
-    """Return the least of some sizes in GiB; None where there is none."""
+    """Return the least of sizes in GiB, in bytes; None if there are none."""
     return int(min(sizes) * 2**30) if sizes else None
 
 
 def accelerated(placements: Mapping[str, Sequence[Placement]]) -> Collection[str]:
-    """Return the components whose processes have accelerators assigned to them."""
+    """Return the components whose processes have assigned accelerators."""
     return {name for name, each in placements.items() if any(one.local_accelerator_rank is not None for one in each)}
 
 
 def sums(forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[Placement]]) -> dict[int, NodeNeed]:
-    """Return the most that the processes of each node hold, by the node's rank."""
+    """Return the peak demand of each node's processes, by rank."""
     hosts: Counter[int] = Counter()
     devices: Counter[tuple[int, int]] = Counter()
     for each in forecasts:
@@ -94,5 +94,5 @@ def sums(forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence
 
 
 def fit(needs: Mapping[int, NodeNeed], has: Mapping[int, NodeMemory]) -> bool:
-    """Return whether every node has enough."""
+    """Return whether every node has enough memory."""
     return all(need.fits(has[rank]) for rank, need in needs.items())

@@ -82,7 +82,7 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
             "cannot tell from here whether the run is active",
             where=str(folder.path),
             why=f"its driver was {process}, on another machine or container, or insufficiently identified",
-            help=f"run the same command on {process.host or 'the machine of the driver'}\nwhere that machine or"
+            help=f"run the same command on {process.host or 'the machine of the driver'}\nif that machine or"
             f" container is gone for good, `rlinf stop {shown(folder.path)} --force` releases the run, so that it"
             " can be resumed",
         )

@@ -188,7 +188,7 @@ def test_a_failed_node_leaves_the_others_up_and_is_tried_again(site: Site) -> No
 
 
 def test_without_the_head_nobody_is_started(site: Site) -> None:
-    site.fake.nodes[0].start_error = {"message": "Ray ended while it started", "rc": 1, "lines": "last words"}
+    site.fake.nodes[0].start_error = {"message": "Ray ended during startup", "rc": 1, "lines": "last words"}
     report = site.up()
     [failure] = report.failures
     assert (failure.phase, failure.rc, failure.lines) == (Phase.HEAD, 1, "last words")
