@@ -1,4 +1,4 @@
-"""The plan of what is done on each node, from the file and from the nodes' answers. Pure."""
+"""The plan of actions on each node, from the file and the nodes' facts. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_cli.bootstrap.phases import NodeFailure, Phase
 from rlinf_core.errors import RLinfError
 from rlinf_core.node.cluster_records import ClusterRecord
 
-# Ray's logs and what it spills need room from the start; below this it ends in ways that name no disk.
+# Ray's logs and spilled objects need space; below this it fails with obscure errors.
 _LEAST_DISK_BYTES: Final = 256 * 2**20
 _LEAST_SHM_BYTES: Final = 100 * 2**20
 
@@ -22,17 +22,16 @@ class Action(StrEnum):
     START = "start"
     KEEP = "keep"
     RESTART = "restart"
-    """It runs, but belongs to a head that is gone."""
+    """It runs, but its head is gone."""
 
 
 class Own(NamedTuple):
-    """The software of this machine, which every node is compared with.
+    """The software of this machine, the reference for every node.
 
     Attributes:
-        fingerprints: that rlinf's and the recipes' code on this machine has had during this run; None when it is
-            shipped and so need not be there.
+        fingerprints: of the rlinf and recipes code on this machine during this run; None if the code is synced.
         token_digest: of the cluster's token; None without authentication.
-        spec: what holds for the whole cluster, as part of each node's record.
+        spec: cluster-wide settings, part of each node's record.
     """
 
     fingerprints: frozenset[str] | None
@@ -41,22 +40,22 @@ class Own(NamedTuple):
 
 
 class NodeActions(NamedTuple):
-    """The actions on the nodes that can be used, and the failures of the others."""
+    """The actions on usable nodes, and the failures of the others."""
 
     actions: dict[int, Action]
     failures: list[NodeFailure]
 
 
 def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> NodeActions:
-    """Return what is to be done.
+    """Return the action for each node.
 
     Args:
         nodes: by rank.
-        facts: what each node that answered says; see `node_probe.probe`.
-        own: what they are compared with.
+        facts: the facts of each node that answered; see `node_probe.probe`.
+        own: the reference for comparisons.
 
     Raises:
-        RLinfError: a node runs something else than the file says.
+        RLinfError: a running node contradicts the file.
     """
     _refuse_contradictions(nodes, facts, own)
     actions: dict[int, Action] = {}
@@ -81,13 +80,13 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
-    """Refuse to forget a node that is up and no longer in the file.
+    """Check that no running node would be forgotten because it is no longer in the file.
 
     Args:
-        before: what is recorded.
+        before: the recorded nodes.
         name: of the cluster.
         nodes: of the file.
-        alone: whether each node is started by itself, so that none has a host.
+        alone: whether each node is started by hand, so that none has a host.
 
     Raises:
         RLinfError: a node that is up is not in the file, or elsewhere.
@@ -105,14 +104,14 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
         else:
             continue
         raise RLinfError(
-            f"cluster `{name}` is up, and is not what the file says",
+            f"the running cluster `{name}` does not match the file",
             why=difference,
-            help=f"end it by `rlinf down --name {name}`, or give this one another `--name`",
+            help=f"end it with `rlinf down --name {name}`, or use another `--name` for this one",
         )
 
 
 def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
-    """Return what a node's record says it is."""
+    """Return the specification in a node's record."""
     return {**node.fingerprint(), **own.spec}
 
 
@@ -146,9 +145,9 @@ def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapp
     if found:
         more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
         raise RLinfError(
-            "what runs is not what the file says",
+            "the running nodes do not match the file",
             why="\n".join([*found[:8], *more]),
-            help="end it by `rlinf down` and run `rlinf up` again, or correct the file",
+            help="run `rlinf down` and `rlinf up` again, or correct the file",
         )
 
 
@@ -210,23 +209,23 @@ def _software(
         if said["python"][:2] != head["python"][:2]:
             return failure(
                 f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
-                "Ray's processes talk to each other in objects of one minor version",
+                "Ray's processes exchange pickled objects, which requires one minor version of Python",
                 "give its group an interpreter of the same minor version",
             )
         if ray != head["ray"]:
             return failure(
                 f"`{path}` has ray {ray}, the head runs {head['ray']}",
-                "processes of two versions of Ray cannot form a cluster",
+                "different versions of Ray cannot form a cluster",
                 f"`{path} -m pip install ray=={head['ray']}`",
             )
     if own.fingerprints is not None and said["fingerprint"] not in own.fingerprints:
         if said["fingerprint"] is None:
-            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or ship it by `--sync`")
+            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or copy it with `--sync`")
         place = said.get("places", {}).get("rlinf_core", "")
         return failure(
-            "its rlinf is not the one here",
+            "its rlinf differs from the one here",
             f"the code in {place} has fingerprint {said['fingerprint']}, here {min(own.fingerprints)}",
-            "install the same rlinf there, or ship it by `--sync`",
+            "install the same rlinf there, or copy it with `--sync`",
         )
     return None
 
@@ -256,7 +255,9 @@ def _room(node: NodeTarget, said: Mapping[str, Any]) -> NodeFailure | None:
                 node.name,
                 Phase.PROBE,
                 "the disk is full" if what != "/dev/shm" else "/dev/shm is full or too small",
-                f"{free >> 20} MiB are free for {what}, Ray needs {least >> 20}",
-                "make room on it" if what != "/dev/shm" else "make room in it, or give the container a larger one",
+                f"{free >> 20} MiB free for {what}, Ray needs {least >> 20}",
+                "free some space on it"
+                if what != "/dev/shm"
+                else "free some space in it, or start the container with a larger one",
             )
     return None

@@ -1,6 +1,6 @@
-"""The preflight: every node is asked at once what it has, the links between them are measured, and all is judged.
+"""The preflight: probe every node in parallel, measure the links between them, and evaluate the checks.
 
-Nothing is started but for the moment of a measurement, and nothing is written.
+Nothing is started except for measurements, and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
-# Seconds that a node may take to look at itself: a tool of a vendor's may need twenty.
+# Seconds for a node to collect its facts: vendor tools may need twenty.
 LOOK_SECONDS: Final = 45.0
 LINK_SECONDS: Final = 60.0
 
@@ -37,19 +37,19 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """The file and the nodes to be examined.
+    """The file and the nodes to examine.
 
     Attributes:
         cluster: the section of the file.
         nodes: of it, by rank.
-        cluster_id: what the processes of this cluster are marked with, so that they count as no stranger's.
+        cluster_id: the mark of this cluster's processes, which may hold its ports.
         fingerprint: of the code here.
         recipe: of the file, or None.
-        own_recipe: what `node_inspect.recipe_of` says of it here.
-        recorded: the cluster of this name that is up, or None.
-        link_seconds: that measuring may take; 0 to leave it.
-        links_at_once: how many are measured at a time.
-        trials: programs of the recipe that are run where components are placed.
+        own_recipe: the result of `node_inspect.recipe_of` on this machine.
+        recorded: the running cluster of this name, or None.
+        link_seconds: time limit for measuring links; 0 to skip it.
+        links_at_once: how many are measured concurrently.
+        trials: the recipe's programs to run where components are placed.
     """
 
     cluster: ClusterConfig
@@ -70,8 +70,8 @@ class DoctorReport(NamedTuple):
     Attributes:
         findings: in the order of the checks.
         num_nodes: of the file.
-        num_reached: that could be asked.
-        seconds: that it took.
+        num_reached: that answered.
+        seconds: the duration.
     """
 
     findings: tuple[Finding, ...]
@@ -99,12 +99,12 @@ class Look(NamedTuple):
 
 
 async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> DoctorReport:
-    """Return everything that can be known before a job starts.
+    """Run all preflight checks.
 
     Args:
-        request: what is to be looked at.
-        transport: the way to the nodes.
-        tell: is told what is waited for.
+        request: the file and the nodes.
+        transport: the transport to the nodes.
+        tell: called with a message before a wait.
     """
     begun = time.monotonic()
     look = await look_at(request.nodes, request.cluster_id, transport, tell, recipe=request.recipe)
@@ -119,7 +119,7 @@ async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> D
 async def look_at(
     nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
 ) -> Look:
-    """Return what each node says about itself, all at once."""
+    """Return the facts of each node, collected in parallel."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
@@ -148,7 +148,7 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
 
 
 def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
-    """Return why a node said nothing: it was not reached, or its interpreter does not do."""
+    """Return the finding for a node without facts: unreachable, or with an unusable interpreter."""
     what = f"{answer.message}: {answer.why}" if answer.why and answer.why not in answer.message else answer.message
     if answer.result.kind is CommandOutcome.DONE:
         return Finding("interpreter", CheckVerdict.FAULT, what, node.rank, node.name, answer.help)
@@ -157,7 +157,7 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
 
 
 def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
-    """Return the checks over what the nodes say. Pure, but for the mode of the token's file."""
+    """Return the findings of all checks on the nodes' facts. Pure, except for the mode of the token file."""
     recorded = request.recorded
     here = [
         *access.token(recorded.token_path if recorded else None),
@@ -169,7 +169,7 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
     declared = request.cluster.head_address
     head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
     of_groups = software.of_groups(seen)
-    # An interpreter that does not answer is told once, and not for each thing that it lacks.
+    # An interpreter that does not run is reported once, not for each missing package.
     answering = [*seen, *(each for each in of_groups if not each.facts.get("fault"))]
     return distinct(
         [
@@ -194,7 +194,7 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
 
 
 async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
-    """Run the programs of the recipe, on all nodes at once."""
+    """Run the recipe's trial programs, on all nodes in parallel."""
     if not request.trials:
         return []
     by_rank = {each.node.rank: each for each in seen}
@@ -231,7 +231,7 @@ async def _try(trial: Trial, each: Seen, request: DoctorRequest, transport: Tran
     said = answer.data or {"fault": answer.message}
     interpreter = own.interpreter if own is not None else each.node.interpreter
     if "found" not in said:
-        what = f"`{interpreter}` does not run `{trial.module}`: {said['fault']}"
+        what = f"`{interpreter}` cannot run `{trial.module}`:  {said['fault']}"
         return each.finding(trial.what, CheckVerdict.FAULT, what)
     found = said["found"]
     return each.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
@@ -254,11 +254,11 @@ async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transp
 
 
 def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether the components can be placed on what all nodes together turned out to have."""
+    """Check that the components can be placed on the hardware found."""
     try:
         topology = ClusterTopology.from_nodes([devices.node_info(each) for each in seen], cluster)
     except PlacementError:
-        return []  # what was found is not what is declared, which is told for itself
+        return []  # the hardware found contradicts the declarations, which is its own finding
     found: list[Finding] = []
     for name, entry in cluster.component_placement.items():
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
@@ -266,28 +266,28 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
             first = resolution.problems[0]
             found.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
         elif resolution.lacks_accelerators:
-            what = f"no accelerator found: `{name}` is placed by number, and would compute on the CPU"
+            what = f"no accelerator found: `{name}` is placed by rank, and would run on the CPU"
             found.append(
-                Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is meant")
+                Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is intended")
             )
     return found
 
 
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
-    """Return the nodes on which the processes of each component will run."""
+    """Return the nodes of each component's processes."""
     placed = _placed(cluster, seen)
     return {name: sorted({each.cluster_node_rank for each in placements}) for name, placements in placed.items()}
 
 
 def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[Placement]]:
-    """Return the places of each component's processes, by what is declared, else by what was found."""
+    """Return the placement of each component, by declared hardware, else by hardware found."""
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):
         nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]
         try:
             topology = ClusterTopology.from_nodes(nodes, cluster)
         except PlacementError:
-            return {}  # what was found is not what is declared, which is told for itself
+            return {}  # the hardware found contradicts the declarations, which is its own finding
     found: dict[str, list[Placement]] = {}
     for name in cluster.component_placement:
         alone = cluster.model_copy(update={"component_placement": {name: cluster.component_placement[name]}})

@@ -1,4 +1,4 @@
-"""Checks of the nodes' hardware: accelerators, robots and cameras, declared against found."""
+"""Checks of the nodes' hardware: accelerators, robots and cameras, found against declared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
 
 def accelerators(seen: Sequence[Seen]) -> list[Finding]:
-    """As many as declared, and of the declared model where the system tells one."""
+    """Check the number of accelerators, and their model if the system reports one."""
     return [_accelerators(each) for each in seen]
 
 
@@ -22,7 +22,9 @@ def _accelerators(each: Seen) -> Finding:
     declared, said = each.node.accelerators, each.facts["accelerators"]
     if "found" not in said:
         verdict = CheckVerdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else CheckVerdict.FAULT
-        what = "nobody looked, because rlinf is not there" if each.facts["fingerprint"] is None else said["fault"]
+        what = (
+            "not checked, because rlinf is not installed there" if each.facts["fingerprint"] is None else said["fault"]
+        )
         return each.finding("accelerators", verdict, what)
     models: list[str | None] = said["found"]["models"]
     what, data = found_text(said), {"found": len(models), "models": models}
@@ -33,7 +35,7 @@ def _accelerators(each: Seen) -> Finding:
         named = f" {declared.model}" if declared.model else ""
         found = f"{len(models)} of" if models else "no accelerator found,"
         message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
-        help = "repair the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
+        help = "fix the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
         return each.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
     other = sorted({model for model in models if model and wanted not in _folded(model)})
@@ -46,12 +48,12 @@ def _accelerators(each: Seen) -> Finding:
 
 
 def _folded(model: str) -> str:
-    """Return `RTX 4090` is what `NVIDIA GeForce RTX-4090` holds."""
+    """Fold case and separators, so that `RTX 4090` matches `NVIDIA GeForce RTX-4090`."""
     return "".join(filter(str.isalnum, model.casefold()))
 
 
 def found_text(said: Any) -> str:
-    """Return `8 NVIDIA (A800)`, `none`, or why nobody knows."""
+    """Return `8 NVIDIA (A800)`, `none`, or why it is unknown."""
     if "found" not in said:
         return f"unknown: {said['fault']}"
     models = said["found"]["models"]
@@ -62,7 +64,7 @@ def found_text(said: Any) -> str:
 
 
 def node_info(seen: Seen) -> NodeInfo:
-    """Return a node that answered, with the accelerators that it has; they are unknown where it could not tell."""
+    """Return the `NodeInfo` of a node that answered, with its accelerators if known."""
     node = NodeInfo(seen.node.rank)
     said = seen.facts["accelerators"].get("found")
     if said is None:
@@ -74,7 +76,7 @@ def node_info(seen: Seen) -> NodeInfo:
 
 
 def robots(seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether each declared robot answers on the node that it is attached to."""
+    """Check that each declared robot answers on its node."""
     found: list[Finding] = []
     for each in seen:
         answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
@@ -83,24 +85,24 @@ def robots(seen: Sequence[Seen]) -> list[Finding]:
                 found.append(each.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
             for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
-                fault = answers.get((host, port), "it was not asked")
+                fault = answers.get((host, port), "not checked")
                 found.append(_robot(each, kind, f"{host}:{port}", fault, node))
     return found
 
 
 def _robot(each: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
-    """Return the finding about one controller; `controller_node` is the node that runs it, where the file says so."""
+    """Return the finding about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     there = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
     if fault is None:
         return each.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
-    help = f"switch the robot and its controller{there} on, and check the cable, `robot_ip` and the node's route to it"
+    help = f"switch on the robot and its controller{there}, and check the cable, `robot_ip` and the node's route to it"
     return each.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
 def cameras(seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether each declared camera is plugged in, where the maker's package can tell."""
+    """Check that each declared camera is plugged in, if the vendor's package is installed."""
     return [
         finding
         for each in seen
@@ -110,12 +112,12 @@ def cameras(seen: Sequence[Seen]) -> list[Finding]:
 
 
 def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
-    said = each.facts["cameras"].get(make) or {"fault": "it was not asked"}
+    said = each.facts["cameras"].get(make) or {"fault": "not checked"}
     listed = ", ".join(serials)
     if "found" not in said:
         package = _PACKAGE.get(make, make)
         if "ModuleNotFoundError" in said["fault"]:
-            what = f"{make} {listed}: `{package}` is not installed there, so nobody looked"
+            what = f"{make} {listed}: `{package}` is not installed there, so it was not checked"
             return [each.finding("camera", CheckVerdict.SKIPPED, what)]
         return [each.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
     present = {str(serial) for serial in said["found"]}

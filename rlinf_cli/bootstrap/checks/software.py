@@ -1,4 +1,4 @@
-"""Interpreters, Ray, and rlinf itself: there, and the same everywhere."""
+"""Checks of interpreters, Ray, and rlinf itself: installed, and equal everywhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OLDEST: Final = (3, 11)
 
 
 def interpreters(seen: Sequence[Seen]) -> list[Finding]:
-    """Return each node's Python: new enough, and of the head's minor version."""
+    """Check that each node's Python is new enough, and of the head's minor version."""
     head = _head(seen)
     return [_interpreter(each, head) for each in seen]
 
 
 def of_groups(seen: Sequence[Seen]) -> list[Seen]:
-    """Return the nodes once more for each interpreter of a node group, with what that one says in its environment."""
+    """Return the nodes again for each interpreter of a node group, with that interpreter's facts."""
     return [
         each._replace(node=replace(each.node, interpreter=environment.interpreter), facts={**each.facts, **said})
         for each in seen
@@ -30,7 +30,7 @@ def of_groups(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Finding]:
-    """Return whether the variables that travel from the driver are set on this machine."""
+    """Check that the variables of `cluster.forward_env` are set on this machine."""
     if not names:
         return []
     try:
@@ -46,10 +46,10 @@ def _interpreter(each: Seen, head: Seen) -> Finding:
     path, python = each.node.interpreter, each.facts["python"]
     version = ".".join(map(str, python))
     what = f"`{path}` is Python {version}"
-    help = "give its group another `python_interpreter_path`"
+    help = "set another `python_interpreter_path` for its group"
     fault = each.facts.get("fault")
     if fault:
-        return each.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot tell its versions: {fault}", help)
+        return each.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions:  {fault}", help)
     if tuple(python[:2]) < _OLDEST:
         return each.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
     if python[:2] != head.facts["python"][:2]:
@@ -58,13 +58,13 @@ def _interpreter(each: Seen, head: Seen) -> Finding:
             "interpreter",
             CheckVerdict.FAULT,
             f"{what}, {head.node.name} runs {of_head}",
-            "give its group an interpreter of the same minor version",
+            "set an interpreter of the same minor version for its group",
         )
     return each.ok("interpreter", what)
 
 
 def rays(seen: Sequence[Seen]) -> list[Finding]:
-    """Return each node's Ray: there, and of the head's version."""
+    """Check that each node has Ray, in the head's version."""
     head = _head(seen)
     return [_ray(each, head) for each in seen]
 
@@ -73,23 +73,23 @@ def _ray(each: Seen, head: Seen) -> Finding:
     path, version, wanted = each.node.interpreter, each.facts["ray"], head.facts["ray"]
     if version is None:
         package = f"ray=={wanted}" if wanted else "ray"
-        return each.finding("ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"`{path} -m pip install {package}`")
+        return each.finding("ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"run `{path} -m pip install {package}`")
     if wanted is not None and version != wanted:
         return each.finding(
             "ray",
             CheckVerdict.FAULT,
             f"`{path}` has ray {version}, {head.node.name} has {wanted}",
-            f"`{path} -m pip install ray=={wanted}`",
+            f"run `{path} -m pip install ray=={wanted}`",
         )
     return each.ok("ray", f"ray {version}")
 
 
 def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
-    """Return whether the rlinf and the recipes that each node would import are the ones here.
+    """Check that the rlinf and the recipes that each node would import equal those on this machine.
 
     Args:
         seen: the nodes.
-        own: the fingerprint of the code here.
+        own: the fingerprint of the code on this machine.
     """
     return [_code(each, own) for each in seen]
 
@@ -108,23 +108,23 @@ def _code(each: Seen, own: str | None) -> Finding:
         return each.finding(
             "code",
             CheckVerdict.FAULT,
-            f"the code in {where} has fingerprint {found}, here it is {own}",
-            "install the same rlinf there; a package of another's named `recipes` may stand before it",
+            f"the code in {where} has fingerprint {found}, on this machine {own}",
+            "install the same rlinf there; another package named `recipes` may shadow it",
         )
     return each.ok("code", f"rlinf {each.facts['rlinf']}, fingerprint {found}")
 
 
 def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
-    """Return whether each node has the recipe of the file as it is here, where it is none of rlinf's own.
+    """Check that each node has the same recipe as this machine, if it is not one of rlinf's.
 
     Args:
         seen: the nodes.
         name: of the recipe; None without one.
-        own: what `node_inspect.recipe_of` says here.
+        own: the result of `node_inspect.recipe_of` on this machine.
     """
     here = (own or {}).get("found")
     if name is None or here is None or str(here["value"]).startswith("recipes."):
-        return []  # rlinf's own are part of its code
+        return []  # rlinf's own recipes are part of its code
     return [_recipe(each, name, here) for each in seen]
 
 
@@ -145,7 +145,7 @@ def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
 
 
 def _head(seen: Sequence[Seen]) -> Seen:
-    """Return what the others are compared with: node 0, or where it did not answer what most of the others have."""
+    """Return the reference for comparisons: node 0, or if it did not answer, the majority of the others."""
     for each in seen:
         if each.node.is_head:
             return each

@@ -244,7 +244,7 @@ def no_room(folder: str, error: OSError) -> NodeError:
     return NodeError(
         "the disk is full" if full else "the node's folder cannot be written",
         why=f"{folder}: {error.strerror}",
-        help="make room on it" if full else "check its owner and permissions",
+        help="free some space on it" if full else "check its owner and permissions",
     )
 
 

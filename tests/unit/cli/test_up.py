@@ -116,7 +116,7 @@ def test_what_contradicts_is_an_error_of_status_1(cli: Cli, site: FakeCluster) -
     cli("up", "lab.yaml")
     ended = cli("up", "lab.yaml", "cluster.ports=21000-21999")
     assert ended.code == 1
-    assert "what runs is not what the file says" in ended.err
+    assert "the running nodes do not match the file" in ended.err
     assert ended.out == ""
 
 

@@ -268,7 +268,7 @@ OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
             "`lab.sort:recipe` ef01, here `lab.sort:recipe` abcd",
         ),
         ({"fault": "No module named 'lab'"}, "cannot load recipe `sort`: No module named 'lab'"),
-        (None, "it was not asked"),
+        (None, "not checked"),
     ],
 )
 def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:

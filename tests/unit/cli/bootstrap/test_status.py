@@ -94,7 +94,7 @@ def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
 @pytest.mark.parametrize(
     ("change", "state", "detail", "help"),
     [
-        ({"record": None}, State.ABSENT, "nothing of the cluster runs there", "rlinf up"),
+        ({"record": None}, State.ABSENT, "the cluster does not run there", "rlinf up"),
         ({"record": {"alive": False, "folder": "/tmp/f", "address": "a"}}, State.DIED, "/tmp/f/up.log", "rlinf up"),
         ({"listed": False}, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
         ({"kind": CommandOutcome.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),

@@ -119,7 +119,7 @@ def test_when_the_head_died_all_start_again(site: Site) -> None:
 def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: Nodes) -> None:
     site.up()
     text = "cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  ports: 21000-21999\n"
-    with pytest.raises(RLinfError, match="what runs is not what the file says") as caught:
+    with pytest.raises(RLinfError, match="the running nodes do not match the file") as caught:
         site.up(make_nodes(text=text))
     assert "node 0 (h0): `ports` is `20000-20999`, the file says `21000-21999`" in str(caught.value.why)
     assert site.started() == []
@@ -222,7 +222,7 @@ def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
         ({"python": (3, 12, 1)}, "`/opt/python` is Python 3.12.1, the head runs 3.11.7", "same minor version"),
         ({"python": (3, 8, 1)}, "`/opt/python` is Python 3.8.1", "another `python_interpreter_path`"),
         ({"fingerprint": None}, "`/opt/python` has no rlinf", "--sync"),
-        ({"fingerprint": "other"}, "its rlinf is not the one here", "--sync"),
+        ({"fingerprint": "other"}, "its rlinf differs from the one here", "--sync"),
         ({"disk_free": 1 << 20}, "the disk is full", "make room"),
         ({"shm_free": 1 << 20}, "/dev/shm is full or too small", "make room"),
         ({"taken": [["node_manager", 20001, "pid 7, `sshd`"]]}, "port 20001 is taken", "`cluster.ports`"),
