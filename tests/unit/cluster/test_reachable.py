@@ -31,7 +31,7 @@ def test_where_nobody_listens() -> None:
     [
         (None, "said nothing within 0.2 s"),
         (b"", "or hung up"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answers in another way"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak gRPC"),
     ],
 )
 def test_where_something_else_than_a_head_listens(
