@@ -163,7 +163,9 @@ class ClusterTopology:
         Raises:
             ConfigError: an assumption cannot be read or names no group of the configuration.
         """
-        assumptions = [parse_assumption(each) if isinstance(each, str) else each for each in assume]
+        assumptions = [
+            parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
+        ]
         check_labels(assumptions, cluster)
         found: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
         for group, count, model in accelerator_claims(cluster, assumptions):

@@ -105,7 +105,9 @@ def _spelled(found: list[Path], model: type[BaseModel], tree: MappingNode | None
 
 
 def _is_branch(model: type[BaseModel], path: Path) -> bool:
-    return any(model_of(each) or value_type(each) or item_type(each) for each in types_at(model, path))
+    return any(
+        model_of(annotation) or value_type(annotation) or item_type(annotation) for annotation in types_at(model, path)
+    )
 
 
 def _values(model: type[BaseModel], path: Path) -> list[str]:

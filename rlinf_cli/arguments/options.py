@@ -71,7 +71,7 @@ LogPath = Annotated[
 
 def assumed(assume: Iterable[str] | None) -> list[str]:
     """Return the `--assume` options of the command line."""
-    return [word for each in assume or () for word in ("--assume", each)]
+    return [word for assumption in assume or () for word in ("--assume", assumption)]
 
 
 def key_values(words: Iterable[str] | None) -> dict[str, str]:

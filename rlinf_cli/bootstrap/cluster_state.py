@@ -102,7 +102,7 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> S
     members = await joined
     known = None if members is None else _by_rank(members["nodes"])
     statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
-    jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
+    jobs = None if members is None else tuple(_job(job) for job in members["jobs"])
     seconds = time.monotonic() - begun
     return StatusReport(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
@@ -110,10 +110,10 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> S
 def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the head's entries by rank; a restarted node also has entries of its dead predecessors."""
     found: dict[str, Mapping[str, Any]] = {}
-    for each in members:
-        rank = str(each["rank"])
-        if each["alive"] or rank not in found:
-            found[rank] = each
+    for member in members:
+        rank = str(member["rank"])
+        if member["alive"] or rank not in found:
+            found[rank] = member
     return found
 
 

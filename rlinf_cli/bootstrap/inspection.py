@@ -61,7 +61,7 @@ def _jobs_of_cluster() -> list[JobRecord]:
     joined = engine.connect(None, "rlinf-inspection", may_start=False)
     ray = ray_api()
     named = ray.util.list_named_actors(all_namespaces=True)
-    spaces = [each["namespace"] for each in named if each["name"] == MANAGER]
+    spaces = [actor["namespace"] for actor in named if actor["name"] == MANAGER]
     found: list[JobRecord] = []
     for space in spaces:
         try:

@@ -223,8 +223,10 @@ def _environments(
         given = process_environment(cluster, rank, label)
         if given.interpreter is not None and (given.variables or given.interpreter != ray):
             variables = {variable.name: variable.value for variable in given.variables}
-            each = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
-            found.setdefault(repr((each.interpreter, sorted(variables.items()), each.has_robots)), each)
+            environment = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
+            found.setdefault(
+                repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment
+            )
     return tuple(found.values())
 
 

@@ -204,25 +204,25 @@ async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, trans
 
 def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
     """Return a finding for each link."""
-    found = [_finding(each, seen) for each in measured]
+    found = [_finding(link, seen) for link in measured]
     if left:
         what = f"{len(left)} of {len(left) + len(measured)} links were not measured for lack of time"
         found.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more with `--link-seconds`"))
     return found
 
 
-def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
-    link = each.link
+def _finding(measured: Measured, seen: Mapping[int, Seen]) -> Finding:
+    link = measured.link
     where = f"{seen[link.one].node.name} - {seen[link.other].node.name}"
     uses = ", ".join(link.uses)
     data: dict[str, Any] = {"from": link.one, "to": link.other, "uses": list(link.uses)}
-    if each.fault is not None:
+    if measured.fault is not None:
         help = "open `cluster.ports` between the machines, and check the address and the route between them"
-        what = f"{each.fault} ({uses})"
-        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": each.fault})
-    data |= {"latency_seconds": each.latency, "bytes_per_second": each.bandwidth}
-    what = f"{figures([each.latency], [each.bandwidth])} ({uses})"
-    if each.bandwidth < _SLOW_BYTES:
+        what = f"{measured.fault} ({uses})"
+        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": measured.fault})
+    data |= {"latency_seconds": measured.latency, "bytes_per_second": measured.bandwidth}
+    what = f"{figures([measured.latency], [measured.bandwidth])} ({uses})"
+    if measured.bandwidth < _SLOW_BYTES:
         help = "check the cable, the network card's speed and the choice of network (`RLINF_NET_IF`)"
         return Finding("link", CheckVerdict.WARNING, f"slow: {what}", None, where, help, data)
     return Finding("link", CheckVerdict.OK, what, None, where, "", data)
@@ -237,6 +237,6 @@ def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
 
     fast = max(bandwidths) >= 1e9
     return (
-        f"{span([each * 1e3 for each in latencies], 'ms')}, "
-        f"{span([each / (1e9 if fast else 1e6) for each in bandwidths], 'GB/s' if fast else 'MB/s')}"
+        f"{span([seconds * 1e3 for seconds in latencies], 'ms')}, "
+        f"{span([rate / (1e9 if fast else 1e6) for rate in bandwidths], 'GB/s' if fast else 'MB/s')}"
     )

@@ -141,7 +141,9 @@ def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapp
         ):
             found.append(f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token")
             continue
-        found += [f"{node.name}: {each}" for each in _differences(record.get("spec") or {}, spec_of(node, own))]
+        found += [
+            f"{node.name}: {difference}" for difference in _differences(record.get("spec") or {}, spec_of(node, own))
+        ]
     if found:
         more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
         raise RLinfError(
@@ -159,7 +161,7 @@ def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
             continue
         if isinstance(before, dict) and isinstance(now, dict):
             old, new = cast("dict[str, str]", before), cast("dict[str, str]", now)
-            changed = [f"`{each}`" for each in sorted({*old, *new}) if old.get(each) != new.get(each)]
+            changed = [f"`{key}`" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
             found.append(f"`{name}` differ in {', '.join(changed)}")
         else:
             found.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")

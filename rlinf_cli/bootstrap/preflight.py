@@ -80,7 +80,7 @@ class DoctorReport(NamedTuple):
     seconds: float
 
     def count(self, verdict: CheckVerdict) -> int:
-        return sum(each.verdict is verdict for each in self.findings)
+        return sum(finding.verdict is verdict for finding in self.findings)
 
     @property
     def reached(self) -> bool:
@@ -112,7 +112,7 @@ async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> D
     findings += await _trials(request, look.seen, transport, tell)
     if request.link_seconds and len(look.seen) > 1:
         findings += await _links(request, look.seen, transport, tell)
-    reached = len(request.nodes) - sum(each.verdict is CheckVerdict.UNREACHABLE for each in findings)
+    reached = len(request.nodes) - sum(finding.verdict is CheckVerdict.UNREACHABLE for finding in findings)
     return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
 
@@ -124,8 +124,8 @@ async def look_at(
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
-    seen = [each for each in answers if isinstance(each, Seen)]
-    return Look(seen, [each for each in answers if isinstance(each, Finding)])
+    seen = [answer for answer in answers if isinstance(answer, Seen)]
+    return Look(seen, [answer for answer in answers if isinstance(answer, Finding)])
 
 
 async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> Seen | Finding:
@@ -134,12 +134,14 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
         "verb": "inspect",
         "cluster": cluster_id,
         "env": node.env,
-        "environments": [each.request() for each in node.environments],
+        "environments": [environment.request() for environment in node.environments],
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
         "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
-        "camera_environment": next((each.request() for each in node.environments if each.has_robots), None),
+        "camera_environment": next(
+            (environment.request() for environment in node.environments if environment.has_robots), None
+        ),
     }
     answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
     if answer.data is None:
@@ -167,13 +169,13 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
     if not seen:
         return here
     declared = request.cluster.head_address
-    head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
+    head = next((links.address_of(machine.facts, declared) for machine in seen if machine.node.is_head), declared)
     of_groups = software.of_groups(seen)
     # An interpreter that does not run is reported once, not for each missing package.
-    answering = [*seen, *(each for each in of_groups if not each.facts.get("fault"))]
+    answering = [*seen, *(machine for machine in of_groups if not machine.facts.get("fault"))]
     return distinct(
         [
-            *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
+            *(machine.ok("reach", "answers over ssh" if machine.node.host else "is this machine") for machine in seen),
             *access.machines(seen),
             *software.interpreters([*seen, *of_groups]),
             *software.rays(answering),
@@ -197,13 +199,13 @@ async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Trans
     """Run the recipe's trial programs, on all nodes in parallel."""
     if not request.trials:
         return []
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in seen}
     placed = _placed(request.cluster, by_rank)
     wanted: list[tuple[Trial, Seen]] = []
     for trial in request.trials:
         variables: dict[int, list[dict[str, str]]] = {}
-        for each in placed.get(trial.component, ()):
-            variables.setdefault(each.cluster_node_rank, []).append(each.environment())
+        for placement in placed.get(trial.component, ()):
+            variables.setdefault(placement.cluster_node_rank, []).append(placement.environment())
         for rank in sorted(variables.keys() & by_rank.keys()):
             last = (json.dumps(variables[rank]),) if trial.each_process else ()
             wanted.append((trial._replace(arguments=(*trial.arguments, *last)), by_rank[rank]))
@@ -211,34 +213,34 @@ async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Trans
         return []
     names = ", ".join(dict.fromkeys(trial.what for trial, _ in wanted))
     tell(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
-    return list(await asyncio.gather(*(_try(trial, each, request, transport) for trial, each in wanted)))
+    return list(await asyncio.gather(*(_try(trial, machine, request, transport) for trial, machine in wanted)))
 
 
-async def _try(trial: Trial, each: Seen, request: DoctorRequest, transport: Transport) -> Finding:
+async def _try(trial: Trial, machine: Seen, request: DoctorRequest, transport: Transport) -> Finding:
     labels = request.cluster.component_placement[trial.component].node_group or ()
-    own = next((own for own in each.node.environments if own.label in labels), None)
+    own = next((own for own in machine.node.environments if own.label in labels), None)
     asked: dict[str, Any] = {
         "verb": "try",
         "cluster": request.cluster_id,
-        "env": each.node.env,
+        "env": machine.node.env,
         "module": trial.module,
         "arguments": list(trial.arguments),
         "seconds": trial.seconds,
         "environment": own.request() if own is not None else None,
     }
-    deadline = each.node.connect_seconds + trial.seconds + LOOK_SECONDS
-    answer = await ask(transport, each.node, asked, deadline=deadline)
+    deadline = machine.node.connect_seconds + trial.seconds + LOOK_SECONDS
+    answer = await ask(transport, machine.node, asked, deadline=deadline)
     said = answer.data or {"fault": answer.message}
-    interpreter = own.interpreter if own is not None else each.node.interpreter
+    interpreter = own.interpreter if own is not None else machine.node.interpreter
     if "found" not in said:
         what = f"`{interpreter}` cannot run `{trial.module}`:  {said['fault']}"
-        return each.finding(trial.what, CheckVerdict.FAULT, what)
+        return machine.finding(trial.what, CheckVerdict.FAULT, what)
     found = said["found"]
-    return each.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
+    return machine.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
 
 
 async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in seen}
     wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
     tell(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
@@ -256,7 +258,7 @@ async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transp
 def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
     """Check that the components can be placed on the hardware found."""
     try:
-        topology = ClusterTopology.from_nodes([devices.node_info(each) for each in seen], cluster)
+        topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in seen], cluster)
     except PlacementError:
         return []  # the hardware found contradicts the declarations, which is its own finding
     found: list[Finding] = []
@@ -276,7 +278,9 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
     """Return the nodes of each component's processes."""
     placed = _placed(cluster, seen)
-    return {name: sorted({each.cluster_node_rank for each in placements}) for name, placements in placed.items()}
+    return {
+        name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
+    }
 
 
 def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[Placement]]:

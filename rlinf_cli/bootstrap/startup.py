@@ -323,8 +323,8 @@ class _Run:
         self._compare(answer.data)
 
     def _compare(self, members: Mapping[str, Any]) -> None:
-        alive = {str(each["rank"]): each for each in members["nodes"] if each["alive"]}
-        dead = {str(each["rank"]): each for each in members["nodes"] if not each["alive"]}
+        alive = {str(member["rank"]): member for member in members["nodes"] if member["alive"]}
+        dead = {str(member["rank"]): member for member in members["nodes"] if not member["alive"]}
         by_rank = {node.rank: node for node in self._nodes}
         for rank in sorted(self._up):
             if str(rank) in alive:
@@ -404,5 +404,5 @@ class _Run:
         )
         head = self._up.get(0) or next(iter(self._up.values()), None)
         address = str(head["gcs"]) if head else ""
-        failures = tuple(sorted(self._failures, key=lambda each: each.rank))
+        failures = tuple(sorted(self._failures, key=lambda failure: failure.rank))
         return UpReport(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)

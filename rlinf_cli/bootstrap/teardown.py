@@ -125,7 +125,9 @@ async def take_down(
         if not alone:
             _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
-    return DownReport(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
+    return DownReport(
+        name, ordered, tuple(sorted(failures, key=lambda failure: failure.rank)), time.monotonic() - begun
+    )
 
 
 async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:

@@ -297,11 +297,11 @@ def _yaml(value: Any, indent: str = "") -> list[str]:
     lines: list[str] = []
     if isinstance(value, Mapping):
         items: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        for key, each in items.items():
-            lines += _entry(f"{indent}{_key(key)}:", each, f"{indent}  ")
+        for key, item in items.items():
+            lines += _entry(f"{indent}{_key(key)}:", item, f"{indent}  ")
     else:
-        for each in value:
-            first, *rest = _yaml(each, f"{indent}  ")
+        for item in value:
+            first, *rest = _yaml(item, f"{indent}  ")
             lines += [f"{indent}- {first.lstrip()}", *rest]
     return lines
 

@@ -45,7 +45,7 @@ def escaping() -> Generator[None, None, None]:
     Results, which programs read, are masked at their source.
     """
     before = sys.stdout, sys.stderr
-    out, err = (unguarded_stream(each) for each in before)
+    out, err = (unguarded_stream(stream) for stream in before)
     sys.stdout = guarded_stream(out, colored(out))
     sys.stderr = guarded_stream(err, colored(err), hidden)
     try:

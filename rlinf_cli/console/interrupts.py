@@ -192,7 +192,7 @@ class Interrupts:
         self._imports = is_importing(frame)
         if self._imports or (frame is not None and frame.f_code.co_name in _LOSING):
             return False
-        return _holds(frame, lambda each: each.f_code is self._within)
+        return _holds(frame, lambda caller: caller.f_code is self._within)
 
     def _watch_end(self) -> None:
         """Retrigger the handler until it could raise, and end the process after the grace period."""
@@ -236,7 +236,7 @@ def _is_forked(process: int, number: int) -> bool:
 
 def is_importing(frame: FrameType | None) -> bool:
     """Return whether a module is being imported at `frame`."""
-    return _holds(frame, lambda each: each.f_code.co_filename.startswith(_IMPORTS))
+    return _holds(frame, lambda caller: caller.f_code.co_filename.startswith(_IMPORTS))
 
 
 def _holds(frame: FrameType | None, condition: Callable[[FrameType], bool]) -> bool:

@@ -171,7 +171,9 @@ def _members(annotation: object) -> Iterator[object]:
 
 def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
     field = spot.field
-    type_text = " or ".join(dict.fromkeys(type_in_words(each) for each in spot.annotations if each is not type(None)))
+    type_text = " or ".join(
+        dict.fromkeys(type_in_words(annotation) for annotation in spot.annotations if annotation is not type(None))
+    )
     if field is None:
         return FieldDoc(spot.path, type_text, not spot.path, None, _section_text(spot.annotations), children)
     bounds = _bounds(field.metadata)

@@ -34,7 +34,7 @@ def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the findings about keys without effect."""
     from rlinf_cli.lint.no_effect import NO_EFFECT
 
-    return [each for each in found if each.code == NO_EFFECT]
+    return [diagnostic for diagnostic in found if diagnostic.code == NO_EFFECT]
 
 
 def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:

@@ -132,9 +132,9 @@ def without_training_data(job: Job) -> Job:
     keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     kept = Diagnostics()
     kept.extend(
-        each
-        for each in job.diagnostics
-        if each.code not in _ABOUT_FILES or not any(each.path[: len(key)] == key for key in keys)
+        diagnostic
+        for diagnostic in job.diagnostics
+        if diagnostic.code not in _ABOUT_FILES or not any(diagnostic.path[: len(key)] == key for key in keys)
     )
     return job._replace(diagnostics=kept)
 
@@ -201,9 +201,9 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
 
         look = run(work())
         if look.findings:
-            lines = [f"{each.where}: {each.what}" for each in look.findings]
+            lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
             missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"
             raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(each) for each in look.seen]
+        return [node_info(machine) for machine in look.seen]
 
     return probe

@@ -130,8 +130,8 @@ def _mend(schema: Schema) -> None:
         if ours in schema:
             schema[theirs] = schema.pop(ours)
     for below in _BELOW_ALL:
-        for each in schema.get(below, ()):
-            _mend(each)
+        for branch in schema.get(below, ()):
+            _mend(branch)
     for below in _BELOW_ONE:
         if isinstance(schema.get(below), dict):
             _mend(schema[below])
@@ -149,7 +149,7 @@ def _mend(schema: Schema) -> None:
 
 def _or_reference(schema: Schema) -> Schema:
     if "anyOf" in schema:
-        if any(_refuses_references(each) for each in schema["anyOf"]) and _REFERENCE not in schema["anyOf"]:
+        if any(_refuses_references(choice) for choice in schema["anyOf"]) and _REFERENCE not in schema["anyOf"]:
             schema["anyOf"].append(_REFERENCE)
         return schema
     if not _refuses_references(schema):
@@ -202,10 +202,10 @@ class _Requirements:
             found["required"] = target["required"]
             self._asked.append(target)
         properties: Mapping[str, Schema] = target.get("properties", {})
-        below = {name: each for name, value in properties.items() if (each := self._of(value))}
+        below = {name: requirement for name, value in properties.items() if (requirement := self._of(value))}
         if below:
             found["properties"] = below
         entries: Schema | bool = target.get("additionalProperties", False)
-        if isinstance(entries, dict) and (each := self._of(entries)):
-            found["additionalProperties"] = each
+        if isinstance(entries, dict) and (entry_requirement := self._of(entries)):
+            found["additionalProperties"] = entry_requirement
         return found

@@ -70,14 +70,14 @@ class Converted:
     @property
     def errors(self) -> list[Diagnostic]:
         """Errors of the new file itself."""
-        found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
-        return [each for each in found if each.code not in OF_THIS_MACHINE]
+        found = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in found if error.code not in OF_THIS_MACHINE]
 
     @property
     def lacking(self) -> list[Diagnostic]:
         """Errors of this machine: packages, folders and variables that the new file needs."""
-        found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
-        return [each for each in found if each.code in OF_THIS_MACHINE]
+        found = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in found if error.code in OF_THIS_MACHINE]
 
 
 def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
@@ -113,7 +113,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
     """Drop values already set by another key, and values in the place of a section."""
     taken: dict[Path, str] = {}
-    values = [put.path for step in conversion.steps for put in puts(step.result)] + [each.path for each in added]
+    values = [put.path for step in conversion.steps for put in puts(step.result)] + [extra.path for extra in added]
     holders = {path[:size] for path in values for size in range(1, len(path))}
     for step in conversion.steps:
         for put in puts(step.result):
@@ -141,7 +141,7 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     if ("runner", "max_steps") not in given:
         yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
-    if conversion.project is Project.VERL and all(isinstance(each, int) for each in lengths):
+    if conversion.project is Project.VERL and all(isinstance(length, int) for length in lengths):
         yield Added(("runner", "seq_length"), sum(lengths), "prompt and answer together")
 
 
@@ -170,11 +170,14 @@ def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:
     """Return the refused values that can be removed, each with the reason."""
     given = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
     found: dict[Path, str] = {}
-    for each in job.diagnostics:
-        if each.severity is not Severity.ERROR or each.code in OF_THIS_MACHINE or each.code in _SIZES:
+    for diagnostic in job.diagnostics:
+        if diagnostic.severity is not Severity.ERROR or diagnostic.code in OF_THIS_MACHINE or diagnostic.code in _SIZES:
             continue
-        at = next((each.path[:size] for size in range(len(each.path), 0, -1) if each.path[:size] in given), None)
+        at = next(
+            (diagnostic.path[:size] for size in range(len(diagnostic.path), 0, -1) if diagnostic.path[:size] in given),
+            None,
+        )
         if at is None or at[-1] in _NEVER_LEFT_OUT or at[0] == "cluster":
             continue
-        found[at] = each.message + (f": {each.help}" if each.help else "")
+        found[at] = diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else "")
     return found

@@ -162,7 +162,7 @@ class Conversion:
         if not annotations:
             return None, "it has no counterpart"
         fields = fields_at(self.model, target)
-        if name in fields or not any(model_of(each) for each in annotations):
+        if name in fields or not any(model_of(annotation) for annotation in annotations):
             return (*target, name), None
         ours = other_names_of(annotations).get(name)
         if ours is not None:

@@ -116,7 +116,7 @@ def compose_hydra(
 def _as_yaml_1_1(node: Node) -> Node:
     """Return a tree with words and numbers resolved by YAML 1.1, as OmegaConf does."""
     if isinstance(node, MappingNode):
-        return MappingNode(node.span, tuple(Entry(each.key, _as_yaml_1_1(each.value)) for each in node.entries))
+        return MappingNode(node.span, tuple(Entry(entry.key, _as_yaml_1_1(entry.value)) for entry in node.entries))
     if isinstance(node, SequenceNode):
         return SequenceNode(node.span, tuple(map(_as_yaml_1_1, node.items)))
     if not node.plain:
@@ -235,7 +235,7 @@ class _Composer:
             return []
         real = os.path.realpath(file)
         if real in chain:
-            names = " -> ".join(f"`{os.path.basename(each)}`" for each in (*chain[chain.index(real) :], real))
+            names = " -> ".join(f"`{os.path.basename(file)}`" for file in (*chain[chain.index(real) :], real))
             self._report("extends-cycle", node, f"these defaults form a cycle: {names}", "remove one of them")
             return []
         if len(chain) >= MAX_DEPTH or len(self.sources) >= MAX_FILES:
@@ -271,7 +271,11 @@ class _Composer:
                 listed = os.listdir(os.path.join(folder, os.path.dirname(relative)))
             except OSError:
                 continue
-            beside |= {os.path.join(os.path.dirname(relative), each[:-5]) for each in listed if each.endswith(".yaml")}
+            beside |= {
+                os.path.join(os.path.dirname(relative), entry_name[:-5])
+                for entry_name in listed
+                if entry_name.endswith(".yaml")
+            }
         searched = ", ".join(f"`{folder}`" for folder in dict.fromkeys(map(os.path.normpath, self.folders)))
         hint = did_you_mean(relative, sorted(beside)) or "name its folder with `--search-path FOLDER`"
         self._report("base-unreadable", node, f"there is no `{relative}.yaml` in {searched}", hint)

@@ -103,7 +103,13 @@ class References:
         except PathSyntaxError as error:
             raise UnresolvableError(f"`${{{body}}}` is no reference: {error.message}") from error
         # `a.0` is an item of a list in OmegaConf; `a[0]` too.
-        return (*base, *(int(each) if isinstance(each, str) and each.isdigit() else each for each in to_path(steps)))
+        return (
+            *base,
+            *(
+                int(segment) if isinstance(segment, str) and segment.isdigit() else segment
+                for segment in to_path(steps)
+            ),
+        )
 
     def node(self, path: Path, depth: int = 0) -> Node | None:
         """Return the node at a path, following references to mappings on the way."""
@@ -192,11 +198,11 @@ class References:
 
     def _computed(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         numbers: list[Number] = []
-        for each in arguments:
-            found = self._argument(each, path, depth)
+        for argument in arguments:
+            found = self._argument(argument, path, depth)
             number = found.value if isinstance(found, ScalarNode) else None
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise UnresolvableError(f"`{each}` is not a number")
+                raise UnresolvableError(f"`{argument}` is not a number")
             numbers.append(number)
         try:
             result = _ARITHMETIC[name](*numbers)

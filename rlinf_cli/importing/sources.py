@@ -47,7 +47,7 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     if file is None:
         return ReadJob(None, diagnostics)
     values = [argument.lstrip("+") for argument in overrides]
-    values = [each for each in values if each.partition("=")[0] not in file.groups]
+    values = [value for value in values if value.partition("=")[0] not in file.groups]
     _, parsed = parse_overrides(values, diagnostics)
     changed = apply_overrides(file.tree, parsed, diagnostics)
     return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)

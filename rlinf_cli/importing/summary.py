@@ -23,7 +23,7 @@ def verdict(converted: Converted) -> str:
 
 def counts(converted: Converted) -> dict[Fate, int]:
     """Count the keys by fate."""
-    return {fate: sum(each.fate is fate for each in converted.outcomes) for fate in Fate}
+    return {fate: sum(outcome.fate is fate for outcome in converted.outcomes) for fate in Fate}
 
 
 def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
@@ -36,7 +36,7 @@ def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     yield from _block("Meaning changed", _notes(converted))
     yield from _block("Not needed", _reasons(converted, Fate.NOT_NEEDED))
     yield from _block("Not available", _reasons(converted, Fate.LEFT_OUT))
-    yield from _block("Added", [(format_path(each.path), f"{each.value}: {each.why}") for each in converted.added])
+    yield from _block("Added", [(format_path(extra.path), f"{extra.value}: {extra.why}") for extra in converted.added])
     yield from _block("Wrong", _findings(converted.errors))
     yield from _block("Missing on this machine", _findings(converted.lacking))
     yield ""
@@ -54,19 +54,26 @@ def _block(title: str, pairs: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _pairs(converted: Converted) -> list[tuple[str, str]]:
-    return [(each.source, f"-> {', '.join(each.targets)}") for each in converted.outcomes if each.fate is Fate.RENAMED]
+    return [
+        (outcome.source, f"-> {', '.join(outcome.targets)}")
+        for outcome in converted.outcomes
+        if outcome.fate is Fate.RENAMED
+    ]
 
 
 def _notes(converted: Converted) -> list[tuple[str, str]]:
-    return [(", ".join(each.targets), each.note) for each in converted.outcomes if each.note]
+    return [(", ".join(outcome.targets), outcome.note) for outcome in converted.outcomes if outcome.note]
 
 
 def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
-    return [(each.source, each.reason or "") for each in converted.outcomes if each.fate is fate]
+    return [(outcome.source, outcome.reason or "") for outcome in converted.outcomes if outcome.fate is fate]
 
 
 def _findings(found: list[Diagnostic]) -> list[tuple[str, str]]:
-    return [(format_path(each.path), each.message + (f": {each.help}" if each.help else "")) for each in found]
+    return [
+        (format_path(diagnostic.path), diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else ""))
+        for diagnostic in found
+    ]
 
 
 def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
@@ -79,9 +86,9 @@ def record(converted: Converted, source: str, target: str | None) -> dict[str, A
         "project": str(converted.project),
         "recipe": converted.recipe,
         "counts": {fate.name.lower(): number for fate, number in counts(converted).items()},
-        "keys": [_key(each) for each in converted.outcomes],
+        "keys": [_key(outcome) for outcome in converted.outcomes],
         "added": [
-            {"path": format_path(each.path), "value": each.value, "reason": each.why} for each in converted.added
+            {"path": format_path(extra.path), "value": extra.value, "reason": extra.why} for extra in converted.added
         ],
         "valid": not converted.errors,
         "valid_here": converted.job.ok,

@@ -34,13 +34,13 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
         if lines and outcome.reason:
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
     told: set[str] = set()
-    for each in added:
-        if each.path not in conversion.refused:
-            listed = isinstance(each.value, list)
-            text = f"[{', '.join(map(inline, each.value))}]" if listed else inline(each.value)
-            above = () if each.why in told else (f"# Added: {each.why}",)
-            told.add(each.why)
-            document.put(each.path, Value(text, (), Comments(above)))
+    for extra in added:
+        if extra.path not in conversion.refused:
+            listed = isinstance(extra.value, list)
+            text = f"[{', '.join(map(inline, extra.value))}]" if listed else inline(extra.value)
+            above = () if extra.why in told else (f"# Added: {extra.why}",)
+            told.add(extra.why)
+            document.put(extra.path, Value(text, (), Comments(above)))
     for path, comments in conversion.sections.items():
         section = find_section(document, path)
         if section is not None:
@@ -95,8 +95,8 @@ def _one(
             value, note = _value(conversion, put, leaf, names)
         except UnresolvableError as error:
             return _lost(step, str(error))
-        news = [each for each in (put.note, note) if each]
-        changed = tuple(f"# Meaning changed: {each}" for each in news)
+        news = [text for text in (put.note, note) if text]
+        changed = tuple(f"# Meaning changed: {text}" for text in news)
         value.comments = step.comments._replace(above=(*step.comments.above, *changed))
         document.put(put.path, value)
         targets.append(format_path(put.path))

@@ -44,7 +44,7 @@ def _report(
     bases: Collection[SourceText],
 ) -> None:
     report = Report(view, diagnostics)
-    wrong = {each.path for each in diagnostics if each.severity is Severity.ERROR}
+    wrong = {diagnostic.path for diagnostic in diagnostics if diagnostic.severity is Severity.ERROR}
     dead: dict[Path, _Match] = {}
     for match in _matches(config, world_sizes, view.tree):
         for leaf in _written(view.tree, match.path, config, bases):
@@ -57,15 +57,15 @@ def _report(
             by_match.setdefault(match, []).append(leaf)
     found = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
     if found and _is_written_out(config):
-        found = [each for each in found if each.severity is Severity.ERROR]
-    for each in found:
-        each.tell(report, view.tree)
+        found = [finding for finding in found if finding.severity is Severity.ERROR]
+    for reported in found:
+        reported.tell(report, view.tree)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
     """Return the sources of a job that came with a package, if the user also gave others."""
-    ours = {os.path.realpath(each) for each in (*shipped_configs().values(), recipe.default_config)}
-    found = [each for each in sources if each.kind == "file" and os.path.realpath(each.name) in ours]
+    ours = {os.path.realpath(file) for file in (*shipped_configs().values(), recipe.default_config)}
+    found = [source for source in sources if source.kind == "file" and os.path.realpath(source.name) in ours]
     return found if len(found) < len(sources) else []
 
 
@@ -134,8 +134,8 @@ def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[
     entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
     return [
         path
-        for path, each in (_leaves(entry, top) if entry is not None else ())
-        if each.key.span.source not in bases and not _says_nothing(each, config, path)
+        for path, leaf in (_leaves(entry, top) if entry is not None else ())
+        if leaf.key.span.source not in bases and not _says_nothing(leaf, config, path)
     ]
 
 
@@ -159,8 +159,8 @@ def _owner(config: BaseModel, path: Path) -> object:
 
 def _leaves(entry: Entry, path: Path) -> Iterator[tuple[Path, Entry]]:
     if isinstance(entry.value, MappingNode) and entry.value.entries:
-        for each in entry.value.entries:
-            yield from _leaves(each, (*path, each.key.raw))
+        for child in entry.value.entries:
+            yield from _leaves(child, (*path, child.key.raw))
     else:
         yield path, entry
 
@@ -173,12 +173,12 @@ def _read_elsewhere(tree: MappingNode, dead: Collection[Path]) -> set[Path]:
     for entry in tree.entries:
         for path, leaf in _leaves(entry, (entry.key.raw,)):
             places.setdefault((id(leaf.key.span.source), leaf.key.span.start), []).append(path)
-    return {path for paths in places.values() if not all(each in dead for each in paths) for path in paths}
+    return {path for paths in places.values() if not all(path in dead for path in paths) for path in paths}
 
 
 def _is_read(path: Path, referred: Collection[Path]) -> bool:
     """Return whether a reference reads the value at `path`, its parent, or a part of it."""
-    return any(path[: len(each)] == each or each[: len(path)] == path for each in referred)
+    return any(path[: len(reference)] == reference or reference[: len(path)] == path for reference in referred)
 
 
 def _is_changed(config: BaseModel, path: Path) -> bool:
@@ -192,7 +192,7 @@ def _common(paths: Sequence[Path], least: int) -> Path:
     """Return the longest common prefix of `paths`, of at least `least` segments."""
     first = paths[0]
     size = len(first)
-    while size > least and any(each[:size] != first[:size] for each in paths):
+    while size > least and any(path[:size] != first[:size] for path in paths):
         size -= 1
     return first[:size]
 

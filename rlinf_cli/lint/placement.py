@@ -37,7 +37,7 @@ def lint(job: Job) -> Iterator[Diagnostic]:
     placed = [Placed(name, path, job.resolutions[name]) for name, path in paths.items() if name in job.resolutions]
     linter = _Linter(job.tree, job.cluster, job.topology, placed)
     yield from linter.unknown_accelerators()
-    if not placed or len(placed) < len(paths) or any(each.resolution.problems for each in placed):
+    if not placed or len(placed) < len(paths) or any(component.resolution.problems for component in placed):
         return
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
@@ -58,16 +58,16 @@ class _Linter:
         self.topology = topology
         self.placed = placed
         self.paths = group_paths(tree)
-        self.coverages = [(each, covered) for each in placed if (covered := each.resolution.coverage())]
+        self.coverages = [(component, covered) for component in placed if (covered := component.resolution.coverage())]
         # A component whose resources are unknown may use any node of its groups.
         self.uncertain = merge_ranges(
             nodes
-            for each in placed
-            if each.resolution.selection is None
-            for group in each.resolution.groups
+            for component in placed
+            if component.resolution.selection is None
+            for group in component.resolution.groups
             for nodes in group.node_ranges
         )
-        self.nodes = [(each, _nodes_by_label(each)) for each in placed]
+        self.nodes = [(component, _nodes_by_label(component)) for component in placed]
 
     def _warn(
         self, code: str, message: str, path: Path, help: str, related: tuple[tuple[Span, str], ...] = ()
@@ -80,11 +80,11 @@ class _Linter:
     def unknown_accelerators(self) -> Iterator[Diagnostic]:
         """Return the groups with undeclared accelerators, with the components that count them."""
         users: dict[str, list[Placed]] = {}
-        for each in self.placed:
-            for label in each.resolution.unknown:
-                users.setdefault(label, []).append(each)
+        for component in self.placed:
+            for label in component.resolution.unknown:
+                users.setdefault(label, []).append(component)
         for label, components in users.items():
-            names = [f"`{each.name}`" for each in components]
+            names = [f"`{component.name}`" for component in components]
             listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
             ranks = self.topology.groups[label].node_ranks
             nodes = _nodes([rank for rank in ranks if self.topology.nodes[rank].num_accelerators is None])
@@ -104,14 +104,14 @@ class _Linter:
 
     def missing_accelerators(self) -> Iterator[Diagnostic]:
         """Return components placed on accelerator ranks whose nodes have no accelerators."""
-        for each in self.placed:
-            if each.resolution.lacks_accelerators:
-                nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+        for component in self.placed:
+            if component.resolution.lacks_accelerators:
+                nodes = merge_ranges(piece for pieces in _nodes_by_label(component).values() for piece in pieces)
                 on = _nodes([rank for piece in nodes for rank in piece])
                 yield self._warn(
                     "no-accelerator-found",
-                    f"no accelerator found on {on}: `{each.name}` is placed by rank, and would run on the CPU",
-                    map_path(self.tree, each.path),
+                    f"no accelerator found on {on}: `{component.name}` is placed by rank, and would run on the CPU",
+                    map_path(self.tree, component.path),
                     "`rlinf doctor` shows each node's accelerators; write `node_group: node` to run on the CPU",
                 )
 
@@ -144,7 +144,7 @@ class _Linter:
 
     def idle_robots(self) -> Iterator[Diagnostic]:
         """Report groups of robots that no component is placed on."""
-        used = {group.label for each, _ in self.nodes for group in each.resolution.groups}
+        used = {group.label for component, _ in self.nodes for group in component.resolution.groups}
         for group in self.topology.groups.values():
             robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT
             if robots and group.label not in used and group.label in self.paths:
@@ -182,8 +182,8 @@ class _Linter:
     def denser_placements(self) -> Iterator[Diagnostic]:
         """Return components with at least two processes per accelerator, twice as many as any other."""
         densities = [
-            (each, each.resolution.world_size / len(covered))
-            for each, covered in self.coverages
+            (component, component.resolution.world_size / len(covered))
+            for component, covered in self.coverages
             if covered.unit == ACCELERATORS
         ]
         if len(densities) < 2:
@@ -202,20 +202,20 @@ class _Linter:
     def partial_sharing(self) -> Iterator[Diagnostic]:
         """Return pairs of components that share some hardware while each has some to itself."""
         distinct: dict[Coverage, Placed] = {}
-        for each, covered in self.coverages:
+        for component, covered in self.coverages:
             if covered.unit.kind is not UnitKind.NODE:
-                distinct.setdefault(covered, each)
+                distinct.setdefault(covered, component)
         for unit in dict.fromkeys(covered.unit for covered in distinct):
-            alike = [(covered, each) for covered, each in distinct.items() if covered.unit == unit]
+            alike = [(covered, component) for covered, component in distinct.items() if covered.unit == unit]
             for first, second in overlapping(covered.ranges for covered, _ in alike):
-                (theirs, other), (ours, each) = alike[first], alike[second]
+                (theirs, other), (ours, component) = alike[first], alike[second]
                 shared = sum(map(len, intersect(ours.ranges, theirs.ranges)))
                 if shared < min(len(ours), len(theirs)):
                     yield self._warn(
                         "partial-sharing",
-                        f"components `{other.name}` and `{each.name}` share {unit.counted(shared)}, and each has"
+                        f"components `{other.name}` and `{component.name}` share {unit.counted(shared)}, and each has"
                         " others of its own",
-                        map_path(self.tree, each.path),
+                        map_path(self.tree, component.path),
                         "place them on the same resources or on separate ones, or ignore this if it is intended",
                         ((place(self.tree, map_path(self.tree, other.path)), f"`{other.name}` is placed at"),),
                     )
@@ -250,13 +250,13 @@ class _Linter:
         several = _covered_twice(ranges.values())
         alone = {
             group.label: subtract(
-                merge_ranges(piece for each in group.env_configs for piece in _nodes_of(each, ranges[group.label])),
+                merge_ranges(piece for entry in group.env_configs for piece in _nodes_of(entry, ranges[group.label])),
                 several,
             )
             for group in self.cluster.node_groups
             if group.env_configs
         }
-        for each, by_label in self.nodes:
+        for component, by_label in self.nodes:
             for through in RESERVED_LABELS:
                 own = by_label.get(through, ())
                 missed = {label: nodes for label, given in alone.items() if (nodes := intersect(given, own))}
@@ -267,21 +267,21 @@ class _Linter:
                     ) + (" and others" if len(missed) > _LISTED else "")
                     yield self._note(
                         "env-configs-unused",
-                        f"`{each.name}` is placed through `{through}`: the `env_configs` of {listed} do not apply",
-                        _group_path(self.tree, each.path),
+                        f"`{component.name}` is placed through `{through}`: the `env_configs` of {listed} do not apply",
+                        _group_path(self.tree, component.path),
                         f"place it with `node_group: {next(iter(missed))}` if they should",
                     )
 
     def accelerators_not_reserved(self) -> Iterator[Diagnostic]:
         """Return components without accelerators on nodes where others have some: they see all of them."""
         numbers = self.topology.numbers(ACCELERATORS)
-        holding = [(each, covered.ranges) for each, covered in self.coverages if covered.unit == ACCELERATORS]
+        holding = [(component, covered.ranges) for component, covered in self.coverages if covered.unit == ACCELERATORS]
         if not holding:
             return
-        for each, covered in self.coverages:
+        for viewer, covered in self.coverages:
             if covered.unit == ACCELERATORS:
                 continue
-            nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+            nodes = merge_ranges(piece for pieces in _nodes_by_label(viewer).values() for piece in pieces)
             seen = merge_ranges(numbers.on(piece) for piece in nodes)
             shared = {other.name: intersect(ranges, seen) for other, ranges in holding}
             names = [name for name, pieces in shared.items() if pieces]
@@ -295,9 +295,9 @@ class _Linter:
                 holds = "hold" if len(names) > 1 else "holds"
                 yield self._note(
                     "accelerators-not-reserved",
-                    f"`{each.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
+                    f"`{viewer.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
                     " of them",
-                    map_path(self.tree, each.path),
+                    map_path(self.tree, viewer.path),
                     "place it on accelerators if it uses one",
                 )
 

@@ -69,7 +69,7 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
         if value is not None and (word, value) not in _NOTHING_SAID:
             found.append((word, figure(value)))
     # In environments the return is the sum of the rewards: one of them is enough.
-    return [each for each in found if each[0] != "reward" or "return" not in dict(found)]
+    return [headline for headline in found if headline[0] != "reward" or "return" not in dict(found)]
 
 
 def headline_metric(names: Collection[str], namespace: str) -> str | None:

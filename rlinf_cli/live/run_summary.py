@@ -41,7 +41,8 @@ def summary_text(
         rows.append(("curve", shown(progress.curve)))
     if unread:
         named = ", ".join(
-            f"{format_path(each.path)} ({each.span.source.name}:{each.span.begin.line})" for each in unread[:_NAMED]
+            f"{format_path(diagnostic.path)} ({diagnostic.span.source.name}:{diagnostic.span.begin.line})"
+            for diagnostic in unread[:_NAMED]
         )
         more = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
         rows.append(("no effect", f"{named}{more}"))
@@ -85,7 +86,8 @@ def summary_record(
         "report": str(report) if report else None,
         "restarts": known.restart.restart if known and known.restart else 0,
         "no_effect": [
-            {"key": format_path(each.path), "place": str(each.span), "message": each.message} for each in unread
+            {"key": format_path(diagnostic.path), "place": str(diagnostic.span), "message": diagnostic.message}
+            for diagnostic in unread
         ],
     }
 

@@ -48,7 +48,7 @@ class TerminalView(View):
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
         # `Live` redirects the streams but passes on more than colours; it restores them at the end.
-        sys.stdout, sys.stderr = (guarded_stream(each, True, hidden) for each in (sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (guarded_stream(stream, True, hidden) for stream in (sys.stdout, sys.stderr))
         return self
 
     def __exit__(

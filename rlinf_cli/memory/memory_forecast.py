@@ -71,5 +71,7 @@ def read_forecast(folder: Path) -> dict[tuple[str, str], int]:
     except OSError as error:
         raise RunError("the memory forecast cannot be read", where=str(file), why=error.strerror) from error
     return {
-        (component, phase.phase): int(phase.total) for component, each in components.items() for phase in each.phases
+        (component, phase.phase): int(phase.total)
+        for component, component_forecast in components.items()
+        for phase in component_forecast.phases
     }

@@ -46,6 +46,8 @@ def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
     except OSError as error:
         raise RunError("the memory of the run cannot be read", where=str(file), why=error.strerror) from error
     return {
-        (each.component, each.rank): {phase: Peak(peak.rss, peak.device) for phase, peak in each.phases.items()}
-        for each in processes
+        (process.component, process.rank): {
+            phase: Peak(peak.rss, peak.device) for phase, peak in process.phases.items()
+        }
+        for process in processes
     }

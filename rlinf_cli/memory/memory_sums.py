@@ -58,9 +58,11 @@ def node_memory(
     found: dict[int, NodeMemory] = {}
     for rank in ranks:
         members = [group for group in cluster.node_groups if rank in group.node_ranks]
-        hosts = [given] if given is not None else [each.memory_gib for each in members if each.memory_gib is not None]
-        declared = [each.accelerators.memory_gib for each in members if each.accelerators is not None]
-        accelerators = [each for each in declared if each is not None]
+        hosts = (
+            [given] if given is not None else [member.memory_gib for member in members if member.memory_gib is not None]
+        )
+        declared = [member.accelerators.memory_gib for member in members if member.accelerators is not None]
+        accelerators = [size for size in declared if size is not None]
         host = _bytes(hosts)
         is_here = host is None and here is not None
         found[rank] = NodeMemory(here if host is None else host, _bytes(accelerators), is_here)
@@ -74,19 +76,23 @@ def _bytes(sizes: Sequence[float]) -> int | None:
 
 def accelerated(placements: Mapping[str, Sequence[Placement]]) -> Collection[str]:
     """Return the components whose processes have assigned accelerators."""
-    return {name for name, each in placements.items() if any(one.local_accelerator_rank is not None for one in each)}
+    return {
+        name
+        for name, component_placements in placements.items()
+        if any(one.local_accelerator_rank is not None for one in component_placements)
+    }
 
 
 def sums(forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[Placement]]) -> dict[int, NodeNeed]:
     """Return the peak demand of each node's processes, by rank."""
     hosts: Counter[int] = Counter()
     devices: Counter[tuple[int, int]] = Counter()
-    for each in forecasts:
-        for placement in placements[each.component]:
+    for forecast in forecasts:
+        for placement in placements[forecast.component]:
             node, index = placement.cluster_node_rank, placement.local_accelerator_rank
-            hosts[node] += each.on_host(accelerated=index is not None)
+            hosts[node] += forecast.on_host(accelerated=index is not None)
             if index is not None:
-                devices[node, index] += each.on_device
+                devices[node, index] += forecast.on_device
     fullest: Counter[int] = Counter()
     for (node, _), size in devices.items():
         fullest[node] = max(fullest[node], size)

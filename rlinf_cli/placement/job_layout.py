@@ -93,7 +93,9 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
 
     whole = CLUSTER_LABEL in waiting
     assumptions = ("8",) if whole else tuple(f"{label}=8" for label in waiting)
-    better = shlex.join((*map(mask_text, asked), *(word for each in assumptions for word in ("--assume", each))))
+    better = shlex.join(
+        (*map(mask_text, asked), *(word for assumption in assumptions for word in ("--assume", assumption)))
+    )
     where = "the nodes" if whole else quoted(waiting)
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",

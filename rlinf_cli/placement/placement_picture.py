@@ -31,7 +31,7 @@ def picture_of(
         card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
         grouped.setdefault(labels_of(topology, node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
-    sizes = tuple((name, len(each)) for name, each in placements.items())
+    sizes = tuple((name, len(component_placements)) for name, component_placements in placements.items())
     return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
 
 

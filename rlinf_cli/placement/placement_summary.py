@@ -21,8 +21,11 @@ _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", 
 def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
     """Return the whole summary."""
     rows = [
-        (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
-        for name, each in layout.placements.items()
+        (
+            *_row(name, component_placements, layout.resources[name]),
+            _visible_accelerators(component_placements, job.topology),
+        )
+        for name, component_placements in layout.placements.items()
     ]
     lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
@@ -33,7 +36,8 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
 def processes_table(job: SoundJob, layout: JobLayout) -> str:
     """Return a row per process."""
     interpreters = {
-        place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
+        place: process_interpreter(job.cluster, placement).path
+        for place, placement in _one_for_each_environment(layout).items()
     }
     hosts, numbers = hosts_by_rank(job.cluster), robot_numbers(job.topology)
     rows: list[tuple[str, ...]] = []
@@ -78,9 +82,9 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
 def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
     """Return one process for each node and group: the environment from the file depends on nothing else."""
     found = {
-        (each.cluster_node_rank, each.node_group_label): each
+        (placement.cluster_node_rank, placement.node_group_label): placement
         for placements in layout.placements.values()
-        for each in placements
+        for placement in placements
     }
     return dict(sorted(found.items()))
 

@@ -103,7 +103,7 @@ def process_variables(
             found[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
     for variable in environment.variables:
         found[variable.name] = _from_group(variable, tree)
-    return sorted(found.values(), key=lambda each: each.name)
+    return sorted(found.values(), key=lambda variable: variable.name)
 
 
 def _from_group(variable: GroupVariable, tree: MappingNode | None) -> ProcessVariable:

@@ -34,7 +34,7 @@ def status_text(report: StatusReport) -> str:
 
 def _row(node: NodeStatus) -> tuple[str, ...]:
     host = _host(node)
-    versions = tuple(each or "-" for each in (node.python, node.ray, node.rlinf))
+    versions = tuple(version or "-" for version in (node.python, node.ray, node.rlinf))
     return (str(node.rank), ", ".join(node.groups) or "-", host, str(node.state), node.address or "-", *versions)
 
 

@@ -38,9 +38,9 @@ def first_difference(found: Comparison) -> str:
 def run_rows(found: Comparison) -> list[tuple[str, ...]]:
     """Return set, run, status, step and result of each run."""
     return [
-        (each.label, shown(run.path), run.state.status, str(result.step), _result(result))
-        for each in found.sets
-        for run, result in zip(each.runs, each.results, strict=True)
+        (run_set.label, shown(run.path), run.state.status, str(result.step), _result(result))
+        for run_set in found.sets
+        for run, result in zip(run_set.runs, run_set.results, strict=True)
     ]
 
 
@@ -58,21 +58,23 @@ def _differences(found: Comparison) -> str:
 
 def difference_rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
     """Return the kind, the name, and the value in each run, of each difference."""
-    return [(each.kind, each.name, *map(_shown, each.values)) for each in found]
+    return [(difference.kind, difference.name, *map(_shown, difference.values)) for difference in found]
 
 
 def compared(found: Comparison) -> list[str]:
     """Return the names of the compared items: the sets, or the runs of a single set."""
     first, *others = found.sets
     return (
-        [each.label for each in found.sets] if others else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
+        [run_set.label for run_set in found.sets]
+        if others
+        else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
     )
 
 
 def verdict_lines(found: Comparison) -> list[str]:
     """Return a line for each set but the first: its gap to the first, and whether that is noise."""
     first, *names = compared(found)
-    return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
+    return [f"{name} - {first}: {_verdict(gap)}" for name, gap in zip(names, found.verdicts, strict=True)]
 
 
 def _verdict(found: ResultGap) -> str:
@@ -101,24 +103,24 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
         "metric": found.metric,
         "sets": [
             {
-                "label": each.label,
+                "label": run_set.label,
                 "runs": [
                     {"folder": str(run.path), "status": run.state.status, **_result_record(result)}
-                    for run, result in zip(each.runs, each.results, strict=True)
+                    for run, result in zip(run_set.runs, run_set.results, strict=True)
                 ],
             }
-            for each in found.sets
+            for run_set in found.sets
         ],
-        "differences": [_difference_record(each) for each in found.differences],
+        "differences": [_difference_record(difference) for difference in found.differences],
         "verdicts": [
             {
-                "gap": each.gap,
-                "low": each.low,
-                "high": each.high,
-                "larger_than_noise": each.larger_than_noise,
-                "basis": each.basis,
+                "gap": verdict.gap,
+                "low": verdict.low,
+                "high": verdict.high,
+                "larger_than_noise": verdict.larger_than_noise,
+                "basis": verdict.basis,
             }
-            for each in found.verdicts
+            for verdict in found.verdicts
         ],
     }
 
@@ -127,5 +129,5 @@ def _result_record(found: RunResult) -> dict[str, Any]:
     return {"step": found.step, "value": found.value, "low": found.low, "high": found.high, "count": found.count}
 
 
-def _difference_record(each: Difference) -> dict[str, Any]:
-    return {"kind": str(each.kind), "name": each.name, "values": list(each.values)}
+def _difference_record(difference: Difference) -> dict[str, Any]:
+    return {"kind": str(difference.kind), "name": difference.name, "values": list(difference.values)}

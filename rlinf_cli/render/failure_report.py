@@ -96,13 +96,13 @@ def _flat(error: BaseException) -> Iterator[Failure]:
     if isinstance(error.__cause__, WorkerGroupError):
         yield from _flat(error.__cause__)
     if isinstance(error, WorkerGroupError):
-        for rank, each in zip(error.ranks, error.exceptions, strict=True):
+        for rank, exception in zip(error.ranks, error.exceptions, strict=True):
             place = error.places.get(rank)
-            consequence = is_consequence(error.group, rank, each)
-            yield Failure(each, consequence, error.group, rank, error.method, place)
+            consequence = is_consequence(error.group, rank, exception)
+            yield Failure(exception, consequence, error.group, rank, error.method, place)
     elif isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _flat(each)
+        for exception in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _flat(exception)
     else:
         yield Failure(error)
 

@@ -17,18 +17,18 @@ _WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
 
 def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
     """Return a line for each node, then the deviations from the declarations."""
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in seen}
     headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
     rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]
     blocks = [console.table(headers, rows, right=(0, 3))]
-    wrong = [each for each in findings if each.verdict in _WRONG]
+    wrong = [finding for finding in findings if finding.verdict in _WRONG]
     if wrong:
-        blocks.append("\n".join(_trouble(each) for each in wrong))
+        blocks.append("\n".join(_trouble(finding) for finding in wrong))
     return "\n\n".join(blocks)
 
 
 def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tuple[str, ...]:
-    attached = [each for each in findings if each.rank == node.rank and each.check in ("robot", "camera")]
+    attached = [finding for finding in findings if finding.rank == node.rank and finding.check in ("robot", "camera")]
     facts = seen.facts if seen else None
     return (
         str(node.rank),
@@ -38,7 +38,7 @@ def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tu
         size(facts["memory"]) if facts else "-",
         _declared(node),
         found_text(facts["accelerators"]) if facts else "not reached",
-        "; ".join(each.what for each in attached) or "-",
+        "; ".join(finding.what for finding in attached) or "-",
     )
 
 
@@ -49,19 +49,19 @@ def _declared(node: NodeTarget) -> str:
     return f"{count} x {node.accelerators.model}" if node.accelerators.model and count else str(count)
 
 
-def _trouble(each: Finding) -> str:
-    line = f"{each.verdict}: {each.where}: {each.what}"
-    return f"{line}\n  do: {each.help}" if each.help else line
+def _trouble(finding: Finding) -> str:
+    line = f"{finding.verdict}: {finding.where}: {finding.what}"
+    return f"{line}\n  do: {finding.help}" if finding.help else line
 
 
 def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the same as data."""
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in seen}
     return {
         "schema": SCHEMA,
-        "ok": not any(each.verdict in _WRONG for each in findings),
+        "ok": not any(finding.verdict in _WRONG for finding in findings),
         "nodes": [_node_record(node, by_rank.get(node.rank)) for node in nodes],
-        "findings": [finding_record(each) for each in findings],
+        "findings": [finding_record(finding) for finding in findings],
     }
 
 

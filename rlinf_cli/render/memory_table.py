@@ -40,23 +40,25 @@ class MemoryView(NamedTuple):
 def memory_text(view: MemoryView) -> str:
     """Return a table with a line for each phase of each component, sums per node, and a change that fits."""
     header = ("component", "processes", "phase", "forecast", "measured", "of which")
-    rows = [header if view.peaks else tuple(each for each in header if each != "measured")]
-    for each in view.forecasts:
-        for number, phase in enumerate(each.phases):
+    rows = [header if view.peaks else tuple(column for column in header if column != "measured")]
+    for forecast in view.forecasts:
+        for number, phase in enumerate(forecast.phases):
             parts = ", ".join(f"{name} {_size(size)}" for name, size in phase.parts.items() if size >= 2**19)
-            first = (each.component, str(each.processes)) if not number else ("", "")
-            measured = (_measured(view, each.component, phase.phase),) if view.peaks else ()
+            first = (forecast.component, str(forecast.processes)) if not number else ("", "")
+            measured = (_measured(view, forecast.component, phase.phase),) if view.peaks else ()
             rows.append((*first, phase.phase, _size(phase.total), *measured, parts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += [f"messages in shared memory (/dev/shm): up to {_size(sum(each.shared for each in view.forecasts))}"]
+    lines += [
+        f"messages in shared memory (/dev/shm): up to {_size(sum(forecast.shared for forecast in view.forecasts))}"
+    ]
     for rank, need in view.needs.items():
         has = view.nodes[rank]
         lines.append(f"node {rank}: {_size(need.host)}{_of(has.host)}{_WHOSE if has.is_here else ''}")
         if need.accelerator:
             on_device = f"{_size(need.accelerator)}{_of(has.accelerator)}: {_on_device(view)}"
             lines.append(f"node {rank}, its fullest accelerator: {on_device}")
-    lines += [f"note: {note}" for note in dict.fromkeys(note for each in view.forecasts for note in each.notes)]
+    lines += [f"note: {note}" for note in dict.fromkeys(note for forecast in view.forecasts for note in forecast.notes)]
     if not view.fits:
         lines.append(_remedy(view))
     return "\n".join(lines)
@@ -68,7 +70,9 @@ def _of(available: int | None) -> str:
 
 def _on_device(view: MemoryView) -> str:
     """Return the names of the parts in accelerator memory, in the order of the table."""
-    phases = [phase for each in view.forecasts if each.component in view.accelerated for phase in each.phases]
+    phases = [
+        phase for forecast in view.forecasts if forecast.component in view.accelerated for phase in forecast.phases
+    ]
     return ", ".join(dict.fromkeys(name for phase in phases for name in phase.parts if name in phase.on_device))
 
 
@@ -78,18 +82,18 @@ def _remedy(view: MemoryView) -> str:
         return f"fits with: {' '.join(view.change)}"
     hosts_fit = all(need._replace(accelerator=0).fits(view.nodes[rank]) for rank, need in view.needs.items())
     sizes = [
-        (size * each.processes, name, each, size)
-        for each in view.forecasts
-        for phase in each.phases
+        (size * forecast.processes, name, forecast, size)
+        for forecast in view.forecasts
+        for phase in forecast.phases
         for name, size in phase.parts.items()
-        if _is_short(phase, name, accelerated=each.component in view.accelerated, on_device=hosts_fit)
+        if _is_short(phase, name, accelerated=forecast.component in view.accelerated, on_device=hosts_fit)
     ]
-    _, name, each, size = max(sizes, key=lambda found: found[0])
+    _, name, largest, size = max(sizes, key=lambda entry: entry[0])
     whose_memory = "an accelerator" if hosts_fit else "a node"
-    whose = "the process" if each.processes == 1 else f"each of {each.processes} processes"
+    whose = "the process" if largest.processes == 1 else f"each of {largest.processes} processes"
     return (
         f"{whose_memory} does not have enough memory, and no known change of the file fits; the largest part is"
-        f" `{name}`, {_size(size)} in {whose} of `{each.component}`"
+        f" `{name}`, {_size(size)} in {whose} of `{largest.component}`"
     )
 
 
@@ -105,24 +109,24 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
     return {
         "schema": "rlinf.memory_forecast/2",
         "components": {
-            each.component: {
-                "processes": each.processes,
-                "accelerated": each.component in view.accelerated,
-                "peak": each.peak,
-                "shared_memory": each.shared,
-                "notes": list(each.notes),
+            forecast.component: {
+                "processes": forecast.processes,
+                "accelerated": forecast.component in view.accelerated,
+                "peak": forecast.peak,
+                "shared_memory": forecast.shared,
+                "notes": list(forecast.notes),
                 "phases": [
                     {
                         "phase": phase.phase,
                         "total": phase.total,
                         "parts": dict(phase.parts),
                         "on_device": sorted(phase.on_device),
-                        "measured": _peak(view, each.component, phase.phase),
+                        "measured": _peak(view, forecast.component, phase.phase),
                     }
-                    for phase in each.phases
+                    for phase in forecast.phases
                 ],
             }
-            for each in view.forecasts
+            for forecast in view.forecasts
         },
         "nodes": [
             {

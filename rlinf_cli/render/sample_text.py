@@ -14,7 +14,7 @@ _LIKELY, _UNLIKELY = -0.7, -3.0
 
 def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) -> str:
     """Return a block for each sample: reward and reason, prompt, answer."""
-    return "\n\n".join(_block(each, colour) for each in samples)
+    return "\n\n".join(_block(sample, colour) for sample in samples)
 
 
 def legend() -> str:
@@ -24,7 +24,12 @@ def legend() -> str:
 
 def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the samples as `rlinf samples --output json` prints them."""
-    return {"schema": "rlinf.samples/1", "run": str(folder), "step": step, "samples": [dict(each) for each in samples]}
+    return {
+        "schema": "rlinf.samples/1",
+        "run": str(folder),
+        "step": step,
+        "samples": [dict(sample) for sample in samples],
+    }
 
 
 def _block(sample: Mapping[str, Any], colour: bool) -> str:

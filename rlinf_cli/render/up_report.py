@@ -22,9 +22,9 @@ _MOST_FAILURES = 10
 def show_failures(failures: Sequence[NodeFailure]) -> None:
     """Print a block for each failed node: phase, cause, exit code, last lines, remedy."""
     shown = failures if console.verbosity.verbose else failures[:_MOST_FAILURES]
-    for each in shown:
-        why = "\n".join(part for part in (each.why, _spoken(each)) if part)
-        console.error_block(f"{each.phase}: {each.message}", where=each.node, why=why, do=each.help)
+    for failure in shown:
+        why = "\n".join(part for part in (failure.why, _spoken(failure)) if part)
+        console.error_block(f"{failure.phase}: {failure.message}", where=failure.node, why=why, do=failure.help)
     if len(shown) < len(failures):
         console.error(f"and {len(failures) - len(shown)} more nodes failed; --verbose shows all of them")
 
@@ -78,16 +78,16 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
     """Failures as data."""
     return [
         {
-            "rank": each.rank,
-            "node": each.node,
-            "phase": str(each.phase),
-            "message": each.message,
-            "why": each.why or None,
-            "help": each.help or None,
-            "exit_code": each.rc,
-            "last_lines": each.lines or None,
+            "rank": failure.rank,
+            "node": failure.node,
+            "phase": str(failure.phase),
+            "message": failure.message,
+            "why": failure.why or None,
+            "help": failure.help or None,
+            "exit_code": failure.rc,
+            "last_lines": failure.lines or None,
         }
-        for each in failures
+        for failure in failures
     ]
 
 

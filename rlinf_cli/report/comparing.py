@@ -15,14 +15,14 @@ from rlinf_cli.runs.run_comparison import Comparison
 def compared_page(found: Comparison) -> str:
     """Return the page: results, overlaid curves, and differences, most important first."""
     runs: list[tuple[str, int, list[Band]]] = []
-    for place, each in enumerate(found.sets):
-        for run, lines in zip(each.runs, each.metrics, strict=True):
+    for place, run_set in enumerate(found.sets):
+        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
             points = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
             points = [point for point in points if math.isfinite(point[1])]
             bands = banded([step for step, _ in points], [value for _, value in points])
-            runs.append((f"{each.label}  {run.path.name}", place, bands))
+            runs.append((f"{run_set.label}  {run.path.name}", place, bands))
     context = {
-        "count": sum(len(each.runs) for each in found.sets),
+        "count": sum(len(run_set.runs) for run_set in found.sets),
         "first": first_difference(found),
         "metric": found.metric,
         "runs": run_rows(found),

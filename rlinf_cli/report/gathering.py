@@ -195,17 +195,17 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
 
 def _settings(origins: OriginsFile) -> list[Setting]:
     rows: list[Setting] = []
-    for each in origins.values:
-        where = f"{each.file}:{each.line}" if each.origin == "file" and each.line else each.origin
-        text = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False)
-        rows.append(Setting(each.path, text, each.origin, where))
+    for value in origins.values:
+        where = f"{value.file}:{value.line}" if value.origin == "file" and value.line else value.origin
+        text = value.value if isinstance(value.value, str) else json.dumps(value.value, ensure_ascii=False)
+        rows.append(Setting(value.path, text, value.origin, where))
     return rows
 
 
 def _processes(placement: PlacementFile) -> list[ProcessRow]:
     rows: list[ProcessRow] = []
     for name, process in _every_process(placement):
-        held = ", ".join(str(each) for each in process.local_hardware_ranks)
+        held = ", ".join(str(rank) for rank in process.local_hardware_ranks)
         unit = f"{process.hardware_type or 'accelerator'} {held}" if held else "-"
         node = f"{process.node_rank} ({process.node_group})"
         rows.append(ProcessRow(f"{name}:{process.rank}", node, unit, process.python or "the node's own"))
@@ -235,7 +235,7 @@ def _environment(placement: PlacementFile) -> list[EnvRow]:
 
 
 def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
-    return [(name, process) for name, each in placement.components.items() for process in each.processes]
+    return [(name, process) for name, placed in placement.components.items() for process in placed.processes]
 
 
 def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
@@ -264,15 +264,15 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
     found: list[Sample] = []
     for step, most in wanted:
         try:
-            every = [_sample(step, each) for each in answer_samples.read_samples(folder, step)[1]]
+            every = [_sample(step, sample) for sample in answer_samples.read_samples(folder, step)[1]]
         except (RunError, ValueError, TypeError, KeyError) as error:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue
-        ordered = sorted(every, key=lambda each: -each.reward)
+        ordered = sorted(every, key=lambda sample: -sample.reward)
         if len(ordered) > most:
             best = _one_of_each_prompt(ordered)[: most // 2]
-            taken = {id(each) for each in best}
-            rest = [each for each in reversed(ordered) if id(each) not in taken]
+            taken = {id(sample) for sample in best}
+            rest = [sample for sample in reversed(ordered) if id(sample) not in taken]
             ordered = [*best, *reversed(_one_of_each_prompt(rest)[: most - len(best)])]
         found += ordered
     return found
@@ -282,10 +282,10 @@ def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
     """Return samples interleaved by prompt, since answers to one prompt are alike."""
     seen: Counter[str] = Counter()
     rounds: list[int] = []
-    for each in ordered:
-        rounds.append(seen[each.prompt])
-        seen[each.prompt] += 1
-    return [each for _, each in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
+    for sample in ordered:
+        rounds.append(seen[sample.prompt])
+        seen[sample.prompt] += 1
+    return [sample for _, sample in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
 
 
 def _sample(step: int, data: Mapping[str, Any]) -> Sample:

@@ -59,7 +59,7 @@ def report_page(report: RunContent, path: Path, *, live: bool = False) -> str:
     specs: dict[str, Spec] = {}
     context = {
         "report": report,
-        "asked": [each for each in report.settings if each.origin in ("file", "override")],
+        "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
         "curves": _curves(report.series, specs),
         "times": _times(report.series, specs),
         "timelines": _timelines(report, specs),
@@ -120,7 +120,7 @@ def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequen
     lines: dict[str, Sequence[Band] | Sequence[EvaluatedPoint]] = {}
     known: list[tuple[Any, Any]] = []
     for label, names in panel.series:
-        name = next((each for each in names if each in series.columns), None)
+        name = next((name for name in names if name in series.columns), None)
         if name is None:
             continue
         column = series.columns[name]
@@ -167,10 +167,10 @@ def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
 
 def _timelines(report: RunContent, specs: dict[str, Spec]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for each in report.timelines:
-        name = f"timeline-{each.step}"
-        specs[name] = charts.timeline(f"timeline of step {each.step}", each.bars, each.seconds)
-        found.append((name, each))
+    for timeline in report.timelines:
+        name = f"timeline-{timeline.step}"
+        specs[name] = charts.timeline(f"timeline of step {timeline.step}", timeline.bars, timeline.seconds)
+        found.append((name, timeline))
     return found
 
 

@@ -120,5 +120,5 @@ def telling_steps(moments: Sequence[tuple[int, float, float]]) -> dict[str, int]
     timed = list(moments[1:] if len(moments) > 1 else moments)
     if not timed:
         return {}
-    ordered = sorted(timed, key=lambda each: each[2])
+    ordered = sorted(timed, key=lambda moment: moment[2])
     return {"slowest": ordered[-1][0], "median": ordered[(len(ordered) - 1) // 2][0], "last": timed[-1][0]}

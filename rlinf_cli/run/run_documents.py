@@ -72,7 +72,7 @@ class DocumentWriter(View):
 
     def _unread(self) -> list[str]:
         """Return the keys of the file without effect, each with its location and the reason."""
-        return [f"{each.span}: {each.message}" for each in without_effect(self._job.diagnostics)]
+        return [f"{diagnostic.span}: {diagnostic.message}" for diagnostic in without_effect(self._job.diagnostics)]
 
     def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
         """Add to the run's events."""
@@ -81,7 +81,7 @@ class DocumentWriter(View):
         def masked(line: str) -> str:
             return hidden(mask_text(line))
 
-        lines = [masked(line) for each in details for line in each.splitlines()]
+        lines = [masked(line) for detail in details for line in detail.splitlines()]
         first = masked(text.splitlines()[0])
         self._guarded(lambda: run_events.append_event(self._folder.path, kind, step, first, lines))
 

@@ -182,8 +182,8 @@ class Training:
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
             # From here on a signal raises only within the program.
             ready()
-            for each in self._unread:
-                log.info("%s: %s", each.span, each.message)
+            for diagnostic in self._unread:
+                log.info("%s: %s", diagnostic.span, diagnostic.message)
             try:
                 self._run_program(log)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything

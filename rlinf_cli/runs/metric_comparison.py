@@ -116,20 +116,25 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
         provenances: of each run, in the same order; None for a run without, which is no difference.
     """
     flat = [_flat(config) for config in configs]
-    found = [_of_key(name, [each.get(name) for each in flat]) for name in _names(flat) if not _incidental(name)]
+    found = [_of_key(name, [config.get(name) for config in flat]) for name in _names(flat) if not _incidental(name)]
     parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
     for part, kind in parts:
-        known = [cast("Mapping[str, str]", getattr(each, part)) if each is not None else None for each in provenances]
-        for name in _names([each for each in known if each is not None]):
-            values = tuple(None if each is None else each.get(name) for each in known)
+        known = [
+            cast("Mapping[str, str]", getattr(provenance, part)) if provenance is not None else None
+            for provenance in provenances
+        ]
+        for name in _names([versions for versions in known if versions is not None]):
+            values = tuple(None if versions is None else versions.get(name) for versions in known)
             # A run without provenance has no versions or code to compare.
-            if len({value for value, each in zip(values, known, strict=True) if each is not None}) > 1:
+            if len({value for value, versions in zip(values, known, strict=True) if versions is not None}) > 1:
                 found.append(Difference(kind, name, values))
-    found = [each for each in found if len(set(each.values)) > 1]
+    found = [difference for difference in found if len(set(difference.values)) > 1]
     # Evaluation keys that only follow training keys are reported after them.
-    leading = _leading_evaluations({each.name: each for each in found})
+    leading = _leading_evaluations({difference.name: difference for difference in found})
     order = list(Kind)
-    return sorted(found, key=lambda each: order.index(Kind.EVALUATION if each.name in leading else each.kind))
+    return sorted(
+        found, key=lambda difference: order.index(Kind.EVALUATION if difference.name in leading else difference.kind)
+    )
 
 
 def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
@@ -140,8 +145,8 @@ def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
     """
     twins = {
         name: ".".join("train" if word == "eval" else word for word in name.split("."))
-        for name, each in found.items()
-        if each.kind is Kind.EVALUATION
+        for name, difference in found.items()
+        if difference.kind is Kind.EVALUATION
     }
     return {
         twin
@@ -158,13 +163,13 @@ def _flat(value: object, name: str = "") -> dict[str, str]:
     """Return every scalar as text, by the dotted path of its key."""
     if isinstance(value, Mapping) and value:
         found: dict[str, str] = {}
-        for key, each in cast("Mapping[Any, Any]", value).items():
-            found |= _flat(each, f"{name}.{key}" if name else str(key))
+        for key, child in cast("Mapping[Any, Any]", value).items():
+            found |= _flat(child, f"{name}.{key}" if name else str(key))
         return found
-    if isinstance(value, list) and any(isinstance(each, (Mapping, list)) for each in cast("list[Any]", value)):
+    if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", value)):
         found = {}
-        for number, each in enumerate(cast("list[Any]", value)):
-            found |= _flat(each, f"{name}[{number}]")
+        for number, child in enumerate(cast("list[Any]", value)):
+            found |= _flat(child, f"{name}[{number}]")
         return found
     return {name: _text(cast("object", value))}
 
@@ -202,7 +207,7 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
         metric: its full name, as in `eval/success_at_end`.
         steps: metrics of each step, in order.
     """
-    found = [(step, each) for step, each in steps if math.isfinite(each.get(metric, math.nan))]
+    found = [(step, step_metrics) for step, step_metrics in steps if math.isfinite(step_metrics.get(metric, math.nan))]
     if not found:
         return RunResult(metric, math.nan, 0)
     step, metrics = found[-1]
@@ -211,7 +216,7 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
         low, high, count = interval_of(metric, metrics)
         basis = "the last evaluation" if low is not None else ""
         return RunResult(metric, metrics[metric], step, low, high, count, basis)
-    values = [each[metric] for _, each in found[-LAST_STEPS:]]
+    values = [step_metrics[metric] for _, step_metrics in found[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
         return RunResult(metric, mean(values), step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
@@ -246,7 +251,7 @@ def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGa
     else it combines the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10),
     which ignores the variance between seeds.
     """
-    ours, theirs = [each.value for each in first], [each.value for each in second]
+    ours, theirs = [result.value for result in first], [result.value for result in second]
     gap = mean(theirs) - mean(ours)
     if len(ours) > 1 and len(theirs) > 1:
         return ResultGap(gap, *_welch(ours, theirs), f"{len(ours)} and {len(theirs)} seeds")

@@ -135,7 +135,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def _content_digest(path: Path) -> str:
     """Return a digest of a file, or of all files in a folder; empty if neither exists."""
     try:
-        files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         if not files:
             return ""
         digest = sha256()

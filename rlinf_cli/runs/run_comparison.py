@@ -84,7 +84,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
             first = chosen[0]
             found = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
             # The machine of a run affects its speed, not its result.
-            if all(each.kind in (Kind.SEEDS, Kind.MACHINE) for each in found):
+            if all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in found):
                 chosen.append(number)
                 break
         else:
@@ -101,10 +101,10 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     compared = [chosen[0] for chosen in alike] if len(alike) > 1 else list(range(len(folders)))
     between = differences([configs[number] for number in compared], [provenances[number] for number in compared])
     if len(alike) > 1:
-        verdicts = tuple(verdict(sets[0].results, each.results) for each in sets[1:])
+        verdicts = tuple(verdict(sets[0].results, run_set.results) for run_set in sets[1:])
     else:
         # A single set: each run is compared with the first, by single-run intervals.
-        verdicts = tuple(verdict([results[0]], [each]) for each in results[1:])
+        verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
     return Comparison(metric, sets, tuple(between), verdicts)
 
 
@@ -125,13 +125,13 @@ def draw(found: Comparison, path: Path) -> None:
     FigureCanvasAgg(figure)
     palette: Any = colormaps["tab10"]
     axes = figure.subplots()
-    for colour, each in enumerate(found.sets):
-        for run, lines in zip(each.runs, each.metrics, strict=True):
+    for colour, run_set in enumerate(found.sets):
+        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
             pairs = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
             points = [(step, value) for step, value in pairs if math.isfinite(value)]
             if points:
                 steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
-                label, color = f"{each.label}  {run.path.name}", palette(colour % palette.N)
+                label, color = f"{run_set.label}  {run.path.name}", palette(colour % palette.N)
                 axes.plot(steps, values, label=label, color=color, linewidth=1.3)
     axes.set_title(found.metric, fontsize=10)
     axes.set_xlabel("step")

@@ -82,8 +82,8 @@ def warn_of_unreadable(log_path: Path) -> None:
     from rlinf_cli.live.run_summary import shown
 
     broken = unreadable(log_path)
-    for each in broken[:_MOST_UNREADABLE]:
-        console.warn(f"{shown(each.path)} is skipped: {each.why}")
+    for folder in broken[:_MOST_UNREADABLE]:
+        console.warn(f"{shown(folder.path)} is skipped: {folder.why}")
     if len(broken) > _MOST_UNREADABLE:
         console.warn(f"{len(broken) - _MOST_UNREADABLE} more folders cannot be read")
 

@@ -125,8 +125,8 @@ def turn_gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advanta
         total = torch.where(begins, 0, total)
     returns = torch.where(starts, advantages + values[:-1], 0)
     for step in range(1, len(rewards)):
-        for each in (advantages, returns):
-            each[step] = torch.where(continues[step], each[step - 1], each[step])
+        for tensor in (advantages, returns):
+            tensor[step] = torch.where(continues[step], tensor[step - 1], tensor[step])
     return _with_values(advantages, returns, trajectories, settings)
 
 

@@ -419,8 +419,8 @@ def _check_environment() -> None:
 
 @cache  # once in a process
 def _warn_of_unknown() -> None:
-    for each in env_vars.unknown():
-        _log.warning("%s", each)
+    for message in env_vars.unknown():
+        _log.warning("%s", message)
 
 
 def _cluster_config(given: Any) -> ClusterConfig | None:

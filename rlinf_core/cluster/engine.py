@@ -70,8 +70,8 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
         raise ClusterError(
             "this process was forked from one in a cluster, and cannot join one itself",
             why="a fork copies the memory of Ray and its connections, but not their threads",
-            help='start a new process instead, as `multiprocessing.get_context("spawn")` does, or fork before making the'
-            " `Cluster`",
+            help='start a new process instead, as `multiprocessing.get_context("spawn")` does, or fork before'
+            " making the `Cluster`",
         )
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - so it is where a shell closed it
         raise ClusterError(

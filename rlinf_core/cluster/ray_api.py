@@ -154,7 +154,7 @@ def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
         if error is not None:
             together.set_exception(error)
         else:
-            together.set_result([each.result() for each in answers])
+            together.set_result([answer.result() for answer in answers])
 
     def answered(answer: Future[Any]) -> None:
         if answer.exception() is None:

@@ -72,7 +72,7 @@ def _log(source: str, lines: list[str], *, from_file: bool) -> None:
         if from_file:
             level = logging.DEBUG
         else:
-            level = logging.INFO if any(each in text for each in _KNOWN) else logging.WARNING
+            level = logging.INFO if any(phrase in text for phrase in _KNOWN) else logging.WARNING
         LOGGER.log(level, "Ray's %s: %s", source, text)
 
 

@@ -101,7 +101,7 @@ def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ..
     left: list[range] = []
     for piece in pieces:
         at = piece.start
-        index = bisect_right(taken, at, key=lambda each: each.stop)
+        index = bisect_right(taken, at, key=lambda range_: range_.stop)
         while index < len(taken) and taken[index].start < piece.stop:
             if taken[index].start > at:
                 left.append(range(at, taken[index].start))

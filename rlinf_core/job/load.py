@@ -174,7 +174,7 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
     source = load_source(name, found)
     known = shipped_configs()
     hint = did_you_mean(name, known) or (f"the shipped configurations are {quoted(known)}" if known else None)
-    diagnostics.extend(each._replace(help=each.help or hint) for each in found)
+    diagnostics.extend(diagnostic._replace(help=diagnostic.help or hint) for diagnostic in found)
     return source
 
 
@@ -305,8 +305,8 @@ def _probed(
     from rlinf_core.config.ranks import format_ranks
 
     alike: dict[tuple[str, str, str], list[int]] = {}
-    for each in mismatches:
-        alike.setdefault((each.label, each.declared, each.found), []).append(each.node_rank)
+    for mismatch in mismatches:
+        alike.setdefault((mismatch.label, mismatch.declared, mismatch.found), []).append(mismatch.node_rank)
     by_label: dict[str, list[str]] = {}
     for (label, declared, found), ranks in alike.items():
         on = f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"

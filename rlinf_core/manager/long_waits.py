@@ -27,13 +27,15 @@ class LongWaits:
     def due(self, publication: Publication) -> list[Operation]:
         """Return what to say a word about now; to be asked every second or so, with all that the process is in."""
         waited_for = [
-            each for each in publication.operations if not (each.operation.detached or each.operation.kind in _SILENT)
+            operation
+            for operation in publication.operations
+            if not (operation.operation.detached or operation.operation.kind in _SILENT)
         ]
-        self._since = {each.operation.serial: self._since.get(each.operation.serial, each.age) for each in waited_for}
+        self._since = {operation.operation.serial: self._since.get(operation.operation.serial, operation.age) for operation in waited_for}
         due: list[Operation] = []
-        for each in waited_for:
-            operation = each.operation
-            waited, like_it = each.age - self._since[operation.serial], (operation.kind, operation.target)
+        for wait in waited_for:
+            operation = wait.operation
+            waited, like_it = wait.age - self._since[operation.serial], (operation.kind, operation.target)
             if waited >= self._silence.get(like_it, self._first_word_after):
                 self._silence[like_it] = 2 * waited
                 due.append(operation)

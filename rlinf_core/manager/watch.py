@@ -103,8 +103,8 @@ class Watch:
             asked.answers[name] = answer
 
     def left(self, name: str) -> None:
-        for each in self._rounds.values():
-            each.asked.discard(name)
+        for round_ in self._rounds.values():
+            round_.asked.discard(name)
 
     def tick(
         self, now: float, ask: Callable[[Round], Iterable[str]], dead: Callable[[], Mapping[str, float]]
@@ -114,10 +114,10 @@ class Watch:
             self._looking = True
             self._next_look = now + _LOOK_EVERY
             self.begin(now, ask, lambda answers: self._look(answers, dead()))
-        for serial, each in list(self._rounds.items()):
-            if each.complete or now >= each.until:
+        for serial, round_ in list(self._rounds.items()):
+            if round_.complete or now >= round_.until:
                 del self._rounds[serial]
-                each.done(each)
+                round_.done(round_)
         found, self._found = self._found, []
         return found
 

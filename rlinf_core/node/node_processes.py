@@ -61,7 +61,7 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
         try:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 command = file.read()
-            engine = any(each in command for each in _ENGINE)
+            engine = any(mark in command for mark in _ENGINE)
             if engine_only and not engine:
                 continue
             if os.stat(f"/proc/{name}/ns/pid").st_ino != own_namespace:

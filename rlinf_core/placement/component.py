@@ -148,7 +148,9 @@ def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
     distinct = set(hardware)
     if len(distinct) < 2:
         return PlacementMode.COLLOCATED
-    if len(distinct) == len(hardware) and all(_disjoint(hardware, unit) for unit in {each.unit for each in hardware}):
+    if len(distinct) == len(hardware) and all(
+        _disjoint(hardware, unit) for unit in {coverage.unit for coverage in hardware}
+    ):
         return PlacementMode.DISAGGREGATED
     return PlacementMode.HYBRID
 
@@ -193,7 +195,7 @@ def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str,
     data = {str(names): _plain(entry) for names, entry in written.items()}
     seen: set[str] = set()
     for names in data:
-        for name in (each.strip() for each in names.split(",")):
+        for name in (part.strip() for part in names.split(",")):
             if name in seen:
                 raise PlacementError(
                     f"component `{name}` is placed twice",

@@ -46,8 +46,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
                 help="give one list of ranks a process",
             )
         self.hardware_ranks_list: tuple[Sequence[int], ...] = tuple(
-            each if isinstance(each, range) else numbers(each, f"the resources of process {rank}", self._where)
-            for rank, each in enumerate(lists)
+            ranks if isinstance(ranks, range) else numbers(ranks, f"the resources of process {rank}", self._where)
+            for rank, ranks in enumerate(lists)
         )
         if not self.hardware_ranks_list:
             raise PlacementError(

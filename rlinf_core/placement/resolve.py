@@ -27,10 +27,10 @@ class Block:
 
     def __iter__(self) -> Iterator[range]:
         """Return the resources of each process, in the order of the processes."""
-        start, each = self.resources.start, len(self.resources) // len(self.processes)
-        if each:
+        start, share = self.resources.start, len(self.resources) // len(self.processes)
+        if share:
             for index in range(len(self.processes)):
-                yield range(start + index * each, start + (index + 1) * each)
+                yield range(start + index * share, start + (index + 1) * share)
         else:
             sharing = len(self.processes) // len(self.resources)
             for rank in self.resources:
@@ -172,9 +172,9 @@ class _Parts:
 
     def _sorted(self, taken: list[RankMapPart], part: RankMapPart) -> str:
         parts = [*taken, part]
-        if any(each.processes is not None for each in parts):
+        if any(part.processes is not None for part in parts):
             return "write the parts in ascending order of their resources; process ranks follow that order"
-        ordered = sorted(parts, key=lambda each: each.resources.start if each.resources else 0)
+        ordered = sorted(parts, key=lambda part: part.resources.start if part.resources else 0)
         return f"did you mean `{','.join(map(str, ordered))}`? Process ranks follow the order of resources"
 
     def _check_bounds(self, part: RankMapPart, resources: range) -> bool:

@@ -64,7 +64,7 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
         raise PlacementError(
             f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are whole numbers"
         )
-    return tuple(each for each in found if each is not None)
+    return tuple(number for number in found if number is not None)
 
 
 def items(values: object) -> tuple[object, ...] | None:

@@ -193,7 +193,7 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
     import asyncio
 
     found: set[Hashable] = set()
-    for loop in {cast("asyncio.Task[object]", each).get_loop() for each in others if isinstance(each, asyncio.Task)}:
+    for loop in {cast("asyncio.Task[object]", task).get_loop() for task in others if isinstance(task, asyncio.Task)}:
         try:
             tasks = asyncio.all_tasks(loop)
         except RuntimeError:

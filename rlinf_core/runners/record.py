@@ -129,7 +129,7 @@ class RunRecord:
         runner, draw = config.runner, recipe.function("curve") if recipe is not None else None
         resumed = folder.resumed_from is not None
         # What came after the checkpoint is still there: it is cut off below, once the services know of it.
-        known = max((each.step for each in read_metrics(folder.metrics_file)), default=-1)
+        known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
         metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))

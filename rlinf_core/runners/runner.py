@@ -199,7 +199,7 @@ class Runner(ABC):
 def rank_means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over ranks of metrics of equally many samples each."""
     metrics = list(by_rank)
-    return {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
+    return {name: sum(rank_metrics[name] for rank_metrics in metrics) / len(metrics) for name in metrics[0]}
 
 
 class RolloutRunner(Runner):

@@ -135,8 +135,8 @@ class TraceWriter:
             taken = handle.wait(_LAST_WORDS_SECONDS)
         except RLinfError:
             return
-        for rank, each in enumerate(taken):
-            self.add(f"{group}:{rank}", each)
+        for rank, spans in enumerate(taken):
+            self.add(f"{group}:{rank}", spans)
 
     def _events(self, process: str, span: TraceSpan) -> Iterator[Mapping[str, Any]]:
         """Return a span as trace events; before the first one of a process or thread, what that is called."""

@@ -98,7 +98,7 @@ class UnansweredCalls:
     def add(self, handle: CallHandle) -> None:
         with self._lock:
             if len(self._handles) >= self._limit:
-                self._handles = {each: None for each in self._handles if each.matters}
+                self._handles = {handle: None for handle in self._handles if handle.matters}
                 self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
             self._handles[handle] = None
 
@@ -117,7 +117,7 @@ class UnansweredCalls:
         if error.__cause__ is not None or not followed(error):
             return
         with self._lock:
-            handles = [each for each in self._handles if not each.observed]
+            handles = [handle for handle in self._handles if not handle.observed]
         for handle in handles:
             failure = handle.failure()
             if failure is not None and not followed(failure) and set_cause(error, failure):
@@ -127,8 +127,8 @@ class UnansweredCalls:
 
     def take(self, group: str) -> list[CallHandle]:
         with self._lock:
-            own = [each for each in self._handles if each.group == group]
-            self._handles = {each: None for each in self._handles if each.group != group}
+            own = [handle for handle in self._handles if handle.group == group]
+            self._handles = {handle: None for handle in self._handles if handle.group != group}
         return own
 
 

@@ -169,7 +169,7 @@ class Communication:
 
         Returns when the objects may be changed. All are under way at once; each worker receives its own by `recv`.
         """
-        sent = [self.send(each, dst_group_name, rank, True, timeout=timeout) for rank, each in objects.items()]
+        sent = [self.send(obj, dst_group_name, rank, True, timeout=timeout) for rank, obj in objects.items()]
         for work in sent:
             work.wait()
 

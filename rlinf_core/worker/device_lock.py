@@ -146,5 +146,5 @@ def _peer(line: socket.socket) -> int:
 
 
 def _close(sockets: list[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
+    for lock_socket in sockets:
+        lock_socket.close()

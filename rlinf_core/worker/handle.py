@@ -203,7 +203,8 @@ class WorkerGroupHandle(Generic[T]):
             }
             client.tell(Cancel(calls))
         cancelled = {
-            each.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(each)) for each in pending
+            member.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(member))
+            for member in pending
         }
         self._take({**self._failures(0), **cancelled})
         # Whoever cancels knows how it ends.
@@ -237,7 +238,7 @@ class WorkerGroupHandle(Generic[T]):
         tag = self.method if tag is None else tag
         durations: dict[str, float] = self.consume_durations(reduction_type)
         if tag not in durations:
-            known = ", ".join(f"`{each}`" for each in durations) or "none"
+            known = ", ".join(f"`{tag}`" for tag in durations) or "none"
             raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {known}")
         return durations[tag]
 
@@ -277,8 +278,8 @@ class WorkerGroupHandle(Generic[T]):
         return cast("list[T]", self._results)
 
     def _settle(self, answers: list[Any]) -> None:
-        self._durations = [dict(each.durations) if isinstance(each, Timed) else {} for each in answers]
-        self._results = [each.result if isinstance(each, Timed) else each for each in answers]
+        self._durations = [dict(answer.durations) if isinstance(answer, Timed) else {} for answer in answers]
+        self._results = [answer.result if isinstance(answer, Timed) else answer for answer in answers]
 
     def _fail(self) -> None:
         self._take(self._failures(_GRACE_SECONDS))
@@ -286,7 +287,9 @@ class WorkerGroupHandle(Generic[T]):
     def _take(self, failures: dict[int, Exception]) -> None:
         if failures:
             error = WorkerGroupError(self.group, self.method, failures, self._world_size)
-            error.places = {each.address.rank: each.place for each in self._members if each.address.rank in failures}
+            error.places = {
+                member.address.rank: member.place for member in self._members if member.address.rank in failures
+            }
             self._error = error
 
     def _failures(self, grace: float) -> dict[int, Exception]:
@@ -308,7 +311,9 @@ class WorkerGroupHandle(Generic[T]):
         client = current_client()
         if client is None or self._settled:
             return {}
-        found = {each.address.rank: client.vanished(str(each.address), each.incarnation) for each in self._members}
+        found = {
+            member.address.rank: client.vanished(str(member.address), member.incarnation) for member in self._members
+        }
         return {rank: error for rank, error in found.items() if error is not None}
 
     def _translate(self, member: GroupMember, error: Exception) -> Exception:

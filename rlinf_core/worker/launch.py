@@ -82,7 +82,7 @@ class Launch:
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
         modules = (WorkerProcess.__module__, *modules) if modules else ()
-        places = [(each.cluster_node_rank, each.node_group_label) for each in self._placements]
+        places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
         self._cluster.prepare(places, modules)
         actors: dict[int, Any] = {}
         try:
@@ -114,7 +114,7 @@ class Launch:
         except BaseException:
             kill(actors.values())
             raise
-        return [actors[each.rank] for each in self._placements]
+        return [actors[placement.rank] for placement in self._placements]
 
     def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
         cluster, client = self._cluster, self._cluster.client

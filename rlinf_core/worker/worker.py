@@ -59,11 +59,11 @@ class Worker(Communication):
         Raises:
             InvalidNameError: one of them would replace what workers need for themselves.
         """
-        for each in takewhile(lambda each: each is not Worker, cls.__mro__):
-            replaced = sorted(name for name in _OWN_METHODS & vars(each).keys() if callable(getattr(each, name)))
+        for base in takewhile(lambda base: base is not Worker, cls.__mro__):
+            replaced = sorted(name for name in _OWN_METHODS & vars(base).keys() if callable(getattr(base, name)))
             if replaced:
                 raise InvalidNameError(
-                    f"`{each.__name__}.{replaced[0]}` cannot be called on a group",
+                    f"`{base.__name__}.{replaced[0]}` cannot be called on a group",
                     why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
                     help="give the method another name",
                 )

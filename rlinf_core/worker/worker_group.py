@@ -364,8 +364,8 @@ class WorkerGroup(Generic[W]):
         if not ray.is_initialized() or not members:
             return []
         name = self.worker_group_name
-        calls = [each for each in unanswered.take(name) if not each.observed]
-        unseen = [failure for each in calls if (failure := each.failure()) is not None]
+        calls = [call for call in unanswered.take(name) if not call.observed]
+        unseen = [failure for call in calls if (failure := call.failure()) is not None]
         client = current_client()
         if client is not None:
             client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))

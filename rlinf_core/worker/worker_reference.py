@@ -30,7 +30,7 @@ class WorkerReference(Generic[P]):
         self.__name__ = path.rpartition(":")[2]
         bases = cast("tuple[type, ...]", methods.__mro__)
         self._public: frozenset[str] = frozenset(
-            name for each in bases for name, value in vars(each).items() if _is_public(name, value)
+            name for base in bases for name, value in vars(base).items() if _is_public(name, value)
         )
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:

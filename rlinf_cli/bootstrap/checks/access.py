@@ -13,12 +13,12 @@ def machines(seen: Sequence[Seen]) -> list[Finding]:
     """Check that no two nodes are the same machine."""
     first: dict[str, Seen] = {}
     found: list[Finding] = []
-    for each in seen:
-        twin = first.setdefault(str(each.facts["machine"]), each)
-        if twin is not each:
+    for machine in seen:
+        twin = first.setdefault(str(machine.facts["machine"]), machine)
+        if twin is not machine:
             what = f"it is the same machine as {twin.node.name}"
             help = "list a separate machine for every node in `hosts`"
-            found.append(each.finding("machine", CheckVerdict.FAULT, what, help))
+            found.append(machine.finding("machine", CheckVerdict.FAULT, what, help))
     return found
 
 
@@ -29,7 +29,7 @@ def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:
         seen: the nodes.
         address: where the head will listen; None if unknown.
     """
-    head = next((each for each in seen if each.node.is_head), None)
+    head = next((machine for machine in seen if machine.node.is_head), None)
     if head is None or address is None:
         return []
     try:

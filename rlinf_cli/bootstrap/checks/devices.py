@@ -15,36 +15,40 @@ _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
 def accelerators(seen: Sequence[Seen]) -> list[Finding]:
     """Check the number of accelerators, and their model if the system reports one."""
-    return [_accelerators(each) for each in seen]
+    return [_accelerators(machine) for machine in seen]
 
 
-def _accelerators(each: Seen) -> Finding:
-    declared, said = each.node.accelerators, each.facts["accelerators"]
+def _accelerators(machine: Seen) -> Finding:
+    declared, said = machine.node.accelerators, machine.facts["accelerators"]
     if "found" not in said:
-        verdict = CheckVerdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else CheckVerdict.FAULT
-        what = (
-            "not checked, because rlinf is not installed there" if each.facts["fingerprint"] is None else said["fault"]
+        verdict = (
+            CheckVerdict.SKIPPED if declared is None or machine.facts["fingerprint"] is None else CheckVerdict.FAULT
         )
-        return each.finding("accelerators", verdict, what)
+        what = (
+            "not checked, because rlinf is not installed there"
+            if machine.facts["fingerprint"] is None
+            else said["fault"]
+        )
+        return machine.finding("accelerators", verdict, what)
     models: list[str | None] = said["found"]["models"]
     what, data = found_text(said), {"found": len(models), "models": models}
     if declared is None:
-        return each.ok("accelerators", what, data)
+        return machine.ok("accelerators", what, data)
     data["declared"] = declared.per_node
     if len(models) != declared.per_node:
         named = f" {declared.model}" if declared.model else ""
         found = f"{len(models)} of" if models else "no accelerator found,"
         message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
         help = "fix the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
-        return each.finding("accelerators", CheckVerdict.FAULT, message, help, data)
+        return machine.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
     other = sorted({model for model in models if model and wanted not in _folded(model)})
     if wanted and other:
         message = f"{declared.model} is declared, {', '.join(other)} was found"
-        return each.finding(
+        return machine.finding(
             "accelerators", CheckVerdict.FAULT, message, "correct `accelerators.model` of its group", data
         )
-    return each.ok("accelerators", f"{what}, as declared", data)
+    return machine.ok("accelerators", f"{what}, as declared", data)
 
 
 def _folded(model: str) -> str:
@@ -78,55 +82,57 @@ def node_info(seen: Seen) -> NodeInfo:
 def robots(seen: Sequence[Seen]) -> list[Finding]:
     """Check that each declared robot answers on its node."""
     found: list[Finding] = []
-    for each in seen:
-        answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
-        for kind, unit in each.node.robots:
+    for machine in seen:
+        answers = {(host, port): fault for host, port, fault in machine.facts["robots"]}
+        for kind, unit in machine.node.robots:
             if getattr(unit, "disable_validate", False):
-                found.append(each.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
+                found.append(machine.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
             for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
                 fault = answers.get((host, port), "not checked")
-                found.append(_robot(each, kind, f"{host}:{port}", fault, node))
+                found.append(_robot(machine, kind, f"{host}:{port}", fault, node))
     return found
 
 
-def _robot(each: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
+def _robot(machine: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
     """Return the finding about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     there = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
     if fault is None:
-        return each.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
+        return machine.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
     help = f"switch on the robot and its controller{there}, and check the cable, `robot_ip` and the node's route to it"
-    return each.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
+    return machine.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
 def cameras(seen: Sequence[Seen]) -> list[Finding]:
     """Check that each declared camera is plugged in, if the vendor's package is installed."""
     return [
         finding
-        for each in seen
-        for make, serials in cameras_of(unit for _, unit in each.node.robots).items()
-        for finding in _cameras(each, make, serials)
+        for machine in seen
+        for make, serials in cameras_of(unit for _, unit in machine.node.robots).items()
+        for finding in _cameras(machine, make, serials)
     ]
 
 
-def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
-    said = each.facts["cameras"].get(make) or {"fault": "not checked"}
+def _cameras(machine: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
+    said = machine.facts["cameras"].get(make) or {"fault": "not checked"}
     listed = ", ".join(serials)
     if "found" not in said:
         package = _PACKAGE.get(make, make)
         if "ModuleNotFoundError" in said["fault"]:
             what = f"{make} {listed}: `{package}` is not installed there, so it was not checked"
-            return [each.finding("camera", CheckVerdict.SKIPPED, what)]
-        return [each.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
+            return [machine.finding("camera", CheckVerdict.SKIPPED, what)]
+        return [
+            machine.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")
+        ]
     present = {str(serial) for serial in said["found"]}
     missing = [serial for serial in serials if serial not in present]
     if not missing:
-        return [each.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
+        return [machine.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
     others = ", ".join(sorted(present - set(serials))) or "none"
     what = f"{make} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not plugged in; others there: {others}"
-    return [each.finding("camera", CheckVerdict.FAULT, what, "plug it in, or correct `camera_serials`")]
+    return [machine.finding("camera", CheckVerdict.FAULT, what, "plug it in, or correct `camera_serials`")]
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:

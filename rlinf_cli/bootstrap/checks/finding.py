@@ -88,17 +88,17 @@ class Merged(NamedTuple):
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings without duplicates: several interpreters of a node may have the same."""
-    return list({each[:6]: each for each in findings}.values())
+    return list({finding[:6]: finding for finding in findings}.values())
 
 
 def merged(findings: Sequence[Finding]) -> list[Merged]:
     """Merge findings shared by several nodes; the order of the checks is kept."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for each in findings:
-        place = "" if each.rank is not None else each.where
-        groups.setdefault((each.check, each.verdict, each.what, each.help, place), []).append(each)
+    for item in findings:
+        place = "" if item.rank is not None else item.where
+        groups.setdefault((item.check, item.verdict, item.what, item.help, place), []).append(item)
     return [
-        Merged(group[0], tuple(sorted(each.rank for each in group if each.rank is not None)))
+        Merged(group[0], tuple(sorted(item.rank for item in group if item.rank is not None)))
         for group in groups.values()
     ]
 

@@ -17,15 +17,17 @@ _OLDEST: Final = (3, 11)
 def interpreters(seen: Sequence[Seen]) -> list[Finding]:
     """Check that each node's Python is new enough, and of the head's minor version."""
     head = _head(seen)
-    return [_interpreter(each, head) for each in seen]
+    return [_interpreter(machine, head) for machine in seen]
 
 
 def of_groups(seen: Sequence[Seen]) -> list[Seen]:
     """Return the nodes again for each interpreter of a node group, with that interpreter's facts."""
     return [
-        each._replace(node=replace(each.node, interpreter=environment.interpreter), facts={**each.facts, **said})
-        for each in seen
-        for environment, said in zip(each.node.environments, each.facts.get("environments", ()), strict=False)
+        machine._replace(
+            node=replace(machine.node, interpreter=environment.interpreter), facts={**machine.facts, **said}
+        )
+        for machine in seen
+        for environment, said in zip(machine.node.environments, machine.facts.get("environments", ()), strict=False)
     ]
 
 
@@ -42,46 +44,50 @@ def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Findin
     ]
 
 
-def _interpreter(each: Seen, head: Seen) -> Finding:
-    path, python = each.node.interpreter, each.facts["python"]
+def _interpreter(machine: Seen, head: Seen) -> Finding:
+    path, python = machine.node.interpreter, machine.facts["python"]
     version = ".".join(map(str, python))
     what = f"`{path}` is Python {version}"
     help = "set another `python_interpreter_path` for its group"
-    fault = each.facts.get("fault")
+    fault = machine.facts.get("fault")
     if fault:
-        return each.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions:  {fault}", help)
+        return machine.finding(
+            "interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions:  {fault}", help
+        )
     if tuple(python[:2]) < _OLDEST:
-        return each.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
+        return machine.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
     if python[:2] != head.facts["python"][:2]:
         of_head = ".".join(map(str, head.facts["python"]))
-        return each.finding(
+        return machine.finding(
             "interpreter",
             CheckVerdict.FAULT,
             f"{what}, {head.node.name} runs {of_head}",
             "set an interpreter of the same minor version for its group",
         )
-    return each.ok("interpreter", what)
+    return machine.ok("interpreter", what)
 
 
 def rays(seen: Sequence[Seen]) -> list[Finding]:
     """Check that each node has Ray, in the head's version."""
     head = _head(seen)
-    return [_ray(each, head) for each in seen]
+    return [_ray(machine, head) for machine in seen]
 
 
-def _ray(each: Seen, head: Seen) -> Finding:
-    path, version, wanted = each.node.interpreter, each.facts["ray"], head.facts["ray"]
+def _ray(machine: Seen, head: Seen) -> Finding:
+    path, version, wanted = machine.node.interpreter, machine.facts["ray"], head.facts["ray"]
     if version is None:
         package = f"ray=={wanted}" if wanted else "ray"
-        return each.finding("ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"run `{path} -m pip install {package}`")
+        return machine.finding(
+            "ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"run `{path} -m pip install {package}`"
+        )
     if wanted is not None and version != wanted:
-        return each.finding(
+        return machine.finding(
             "ray",
             CheckVerdict.FAULT,
             f"`{path}` has ray {version}, {head.node.name} has {wanted}",
             f"run `{path} -m pip install ray=={wanted}`",
         )
-    return each.ok("ray", f"ray {version}")
+    return machine.ok("ray", f"ray {version}")
 
 
 def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
@@ -91,27 +97,27 @@ def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
         seen: the nodes.
         own: the fingerprint of the code on this machine.
     """
-    return [_code(each, own) for each in seen]
+    return [_code(machine, own) for machine in seen]
 
 
-def _code(each: Seen, own: str | None) -> Finding:
-    path, found = each.node.interpreter, each.facts["fingerprint"]
-    places: dict[str, Any] = dict(each.facts.get("places") or {})
+def _code(machine: Seen, own: str | None) -> Finding:
+    path, found = machine.node.interpreter, machine.facts["fingerprint"]
+    places: dict[str, Any] = dict(machine.facts.get("places") or {})
     if found is None:
-        return each.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
+        return machine.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
     if "recipes" not in places:
-        return each.finding(
+        return machine.finding(
             "code", CheckVerdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
         )
     if found != own:
         where = ", ".join(f"`{place}`" for place in places.values())
-        return each.finding(
+        return machine.finding(
             "code",
             CheckVerdict.FAULT,
             f"the code in {where} has fingerprint {found}, on this machine {own}",
             "install the same rlinf there; another package named `recipes` may shadow it",
         )
-    return each.ok("code", f"rlinf {each.facts['rlinf']}, fingerprint {found}")
+    return machine.ok("code", f"rlinf {machine.facts['rlinf']}, fingerprint {found}")
 
 
 def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
@@ -125,29 +131,29 @@ def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | Non
     here = (own or {}).get("found")
     if name is None or here is None or str(here["value"]).startswith("recipes."):
         return []  # rlinf's own recipes are part of its code
-    return [_recipe(each, name, here) for each in seen]
+    return [_recipe(machine, name, here) for machine in seen]
 
 
-def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
-    said: Mapping[str, Any] = each.facts.get("recipe") or {"fault": "it was not asked"}
-    path, help = each.node.interpreter, "install the same package there"
+def _recipe(machine: Seen, name: str, own: Mapping[str, Any]) -> Finding:
+    said: Mapping[str, Any] = machine.facts.get("recipe") or {"fault": "it was not asked"}
+    path, help = machine.node.interpreter, "install the same package there"
     if "found" not in said:
-        return each.finding(
+        return machine.finding(
             "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help
         )
     found = said["found"]
     if found["value"] is None:
-        return each.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
+        return machine.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
     if found != own:
         what = f"recipe `{name}` is `{found['value']}` {found['digest']}, here `{own['value']}` {own['digest']}"
-        return each.finding("recipe", CheckVerdict.FAULT, what, help)
-    return each.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
+        return machine.finding("recipe", CheckVerdict.FAULT, what, help)
+    return machine.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
 
 
 def _head(seen: Sequence[Seen]) -> Seen:
     """Return the reference for comparisons: node 0, or if it did not answer, the majority of the others."""
-    for each in seen:
-        if each.node.is_head:
-            return each
-    usual, _ = Counter((tuple(each.facts["python"][:2]), each.facts["ray"]) for each in seen).most_common(1)[0]
-    return next(each for each in seen if (tuple(each.facts["python"][:2]), each.facts["ray"]) == usual)
+    for machine in seen:
+        if machine.node.is_head:
+            return machine
+    usual, _ = Counter((tuple(machine.facts["python"][:2]), machine.facts["ray"]) for machine in seen).most_common(1)[0]
+    return next(machine for machine in seen if (tuple(machine.facts["python"][:2]), machine.facts["ray"]) == usual)

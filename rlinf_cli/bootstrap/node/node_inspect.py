@@ -88,8 +88,8 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
             for make in request.get("cameras", ())
         }
         recipe = pool.submit(recipe_of, name, env) if name else None
-        others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
-        addresses = [tuple(each) for each in request.get("addresses", ())]
+        others = [pool.submit(_software, other, env, name) for other in request.get("environments", ())]
+        addresses = [tuple(address) for address in request.get("addresses", ())]
         robots = list(pool.map(_reach, addresses, [cameras_env] * len(addresses)))
         common = node_probe.probe(request)
     now = time.time()
@@ -99,10 +99,10 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         # Taken now: the caller knows when it sent the request and received the reply.
         "time": now,
         "accelerators": accelerators.result(),
-        "cameras": {make: each.result() for make, each in cameras.items()},
+        "cameras": {make: future.result() for make, future in cameras.items()},
         "robots": robots,
         "recipe": recipe.result() if recipe is not None else None,
-        "environments": [each.result() for each in others],
+        "environments": [future.result() for future in others],
         "files_soft": soft,
         "files_hard": hard,
         "memory": _memory(),

@@ -174,8 +174,8 @@ def _control_folder() -> Path:
     folder = Path(base) / f"rlinf-{os.getuid()}" / "ssh"
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for each in (folder.parent, folder):
-        info = each.stat()
+    for path in (folder.parent, folder):
+        info = path.stat()
         if info.st_uid != os.getuid() or info.st_mode & 0o077:
-            raise ClusterError(f"`{each}` is not a private folder of yours", help="remove it, or set TMPDIR")
+            raise ClusterError(f"`{path}` is not a private folder of yours", help="remove it, or set TMPDIR")
     return folder

@@ -65,12 +65,12 @@ def import_(
     rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2
     rlinf import examples/config --out configs
     """
-    overrides = [each for each in arguments if _is_override(each)]
-    names = [each for each in arguments if each not in overrides]
+    overrides = [argument for argument in arguments if _is_override(argument)]
+    names = [argument for argument in arguments if argument not in overrides]
     if len(names) != 1:
         raise typer.BadParameter("name one file or one folder")
     target = Path(names[0])
-    folders = [os.path.expanduser(each) for each in search_path or ()]
+    folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
     if target.is_dir():
         ended = _folder(target, out, request, output)
@@ -170,7 +170,7 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
         _table(imported, folder)
         if others and not console.verbosity.quiet:
             console.message(f"{len(others)} other YAML files are fragments of these, or not job files")
-    return max((each.exit_code for each in imported), key=lambda code: code is not ExitCode.OK)
+    return max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
 
 
 def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
@@ -223,14 +223,16 @@ def _table(imported: list[_Imported], folder: Path) -> None:
     from rlinf_cli.importing.summary import counts, verdict
 
     rows: list[list[str]] = []
-    for each in imported:
-        name = str(each.source.relative_to(folder))
-        if each.converted is None:
-            first = next((found.message for found in each.findings or () if found.severity == "error"), "")
-            rows.append([name, "-", "-", "-", "-", "-", each.error.message if each.error else first])
+    for result in imported:
+        name = str(result.source.relative_to(folder))
+        if result.converted is None:
+            first = next((found.message for found in result.findings or () if found.severity == "error"), "")
+            rows.append([name, "-", "-", "-", "-", "-", result.error.message if result.error else first])
         else:
-            number = counts(each.converted)
-            rows.append([name, each.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(each.converted)])
+            number = counts(result.converted)
+            rows.append(
+                [name, result.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(result.converted)]
+            )
     console.result(
         console.table(["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"], rows, right=(2, 3, 4, 5))
     )
@@ -241,19 +243,19 @@ def _record(imported: list[_Imported]) -> dict[str, Any]:
     from rlinf_cli.importing.summary import SCHEMA, record
 
     files: list[dict[str, Any]] = []
-    for each in imported:
-        if each.converted is not None:
-            files.append(record(each.converted, str(each.source), str(each.target) if each.target else None))
+    for result in imported:
+        if result.converted is not None:
+            files.append(record(result.converted, str(result.source), str(result.target) if result.target else None))
         else:
-            error = each.error
+            error = result.error
             files.append(
                 {
-                    "file": str(each.source),
+                    "file": str(result.source),
                     "written": None,
                     "error": None
                     if error is None
                     else {"message": error.message, "why": error.why, "help": error.help},
-                    "findings": to_json([*(each.findings or ())]),
+                    "findings": to_json([*(result.findings or ())]),
                 }
             )
-    return {"schema": SCHEMA, "ok": all(each.exit_code is ExitCode.OK for each in imported), "files": files}
+    return {"schema": SCHEMA, "ok": all(result.exit_code is ExitCode.OK for result in imported), "files": files}

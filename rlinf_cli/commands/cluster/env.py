@@ -43,7 +43,9 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
     if output is Output.JSON:
         console.result_json({"schema": LIST_SCHEMA, "simulators": found})
         return
-    rows = [(str(each["env_type"]), each["python"] or "not made", str(each["what"])) for each in found]
+    rows = [
+        (str(simulator["env_type"]), simulator["python"] or "not made", str(simulator["what"])) for simulator in found
+    ]
     console.result(console.table(("env_type", "interpreter", "what"), rows, keep=(0, 1)))
     console.message("\n`rlinf env setup ENV` makes one.")
 

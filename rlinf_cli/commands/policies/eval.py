@@ -91,8 +91,8 @@ def evaluate(
         console.result_json(found)
         return
     console.result(_table(found))
-    for each in found["videos"]:
-        console.message(f"{folder / each['file']}: {len(each['episodes'])} episodes, {each['outcome']}")
+    for recording in found["videos"]:
+        console.message(f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}")
     console.message(f"{folder / 'eval.json'}")
 
 
@@ -100,17 +100,17 @@ def _table(found: Mapping[str, Any]) -> str:
     """Return a line for each task, and one for all of them."""
     rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
     tasks: dict[str, Any] = found["tasks"]
-    for name, each in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
-        interval = each["success_at_end_interval"]
+    for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
+        interval = scores["success_at_end_interval"]
         rows.append(
             (
                 name,
-                str(each["episodes"]),
-                _share(each["success_at_end"]),
+                str(scores["episodes"]),
+                _share(scores["success_at_end"]),
                 "" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}",
-                _share(each["success_once"]),
-                f"{each['return']:.4g}",
-                f"{each['episode_len']:.4g}",
+                _share(scores["success_once"]),
+                f"{scores['return']:.4g}",
+                f"{scores['episode_len']:.4g}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

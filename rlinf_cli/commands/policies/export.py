@@ -81,9 +81,9 @@ def export(
 def _text(record: dict[str, Any]) -> str:
     lines = [f"{record['folder']}: {', '.join(record['files'])}"]
     for side in ("inputs", "outputs"):
-        for name, each in record[side].items():
-            shape = ", ".join(map(str, each["shape"]))
-            lines.append(f"  {side[:-1]:6}  {name}  {each['dtype']} [{shape}]")
+        for name, tensor in record[side].items():
+            shape = ", ".join(map(str, tensor["shape"]))
+            lines.append(f"  {side[:-1]:6}  {name}  {tensor['dtype']} [{shape}]")
     if record["difference"] is None:
         lines.append("  not verified: onnxruntime is not installed")
     else:

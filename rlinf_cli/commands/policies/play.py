@@ -73,8 +73,8 @@ def play(
         console.result_json({"schema": "rlinf.play/1", **found})
     else:
         lines = [
-            f"  {each['env']}  {each['outcome']}, return {each['return']:.4g}, {each['length']} steps"
-            for each in found["episodes"]
+            f"  {episode['env']}  {episode['outcome']}, return {episode['return']:.4g}, {episode['length']} steps"
+            for episode in found["episodes"]
         ]
         console.result("\n".join([found["file"], *lines]))
     if _has_display() if show is None else show:

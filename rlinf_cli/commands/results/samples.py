@@ -56,16 +56,16 @@ def samples(
     folder = find_run(run, log_path)
     found_step, every = read_samples(folder.path, step)
     chosen = [
-        each
-        for each in every
-        if (at_least is None or each["reward"] >= at_least) and (at_most is None or each["reward"] <= at_most)
+        sample
+        for sample in every
+        if (at_least is None or sample["reward"] >= at_least) and (at_most is None or sample["reward"] <= at_most)
     ]
     if order is Order.RANDOM:
         import random
 
         random.shuffle(chosen)
     elif order is not Order.WRITTEN:
-        chosen.sort(key=lambda each: each["reward"], reverse=order is Order.BEST)
+        chosen.sort(key=lambda sample: sample["reward"], reverse=order is Order.BEST)
     shown = chosen[:count]
     if output is Output.JSON:
         console.result_json(samples_record(folder.path, found_step, shown))
@@ -81,7 +81,7 @@ def samples(
 def _other_steps(folder: Path, step: int) -> str:
     from recipes.language.loop.answer_samples import sampled_steps
 
-    others = [each for each in sampled_steps(folder) if each != step]
+    others = [other_step for other_step in sampled_steps(folder) if other_step != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
 
 

@@ -45,7 +45,7 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
         console.result_json({"schema": LIST_SCHEMA, "robots": found})
         return
     columns = ("node", "type", "address", "controller", "holder", "state")
-    rows = [tuple("-" if each[name] is None else str(each[name]) for name in columns) for each in found]
+    rows = [tuple("-" if robot[name] is None else str(robot[name]) for name in columns) for robot in found]
     if rows:
         console.result(console.table(("node", "type", "address", "controller", "held by", "state"), rows, keep=(0, 2)))
     else:
@@ -73,9 +73,9 @@ def check(
     if output is Output.JSON:
         console.result_json({"schema": CHECK_SCHEMA, "checks": as_record(checks)})
     else:
-        rows = [(each.verdict, each.name, each.message, each.help or "") for each in checks]
+        rows = [(check.verdict, check.name, check.message, check.help or "") for check in checks]
         console.result(console.table(("", "check", "found", "do"), rows, keep=(0, 1)))
-    if any(each.verdict == "fault" for each in checks):
+    if any(check.verdict == "fault" for check in checks):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -56,7 +56,7 @@ def logs(
     found = _chosen(folder, component, rank, follow)
     followers = _show_last(found, lines)
     if follow:
-        _follow(folder, component, rank, {file.path: each for file, each in zip(found, followers, strict=True)})
+        _follow(folder, component, rank, {file.path: follower for file, follower in zip(found, followers, strict=True)})
         return
     console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
 

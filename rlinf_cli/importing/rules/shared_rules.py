@@ -112,7 +112,7 @@ def loggers(path: str) -> Rule:
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = values.of(leaf)
-        names = [str(each) for each in cast("list[Any]", written if isinstance(written, list) else [written])]
+        names = [str(item) for item in cast("list[Any]", written if isinstance(written, list) else [written])]
         kept = [name for name in names if name in known]
         others = [name for name in names if name not in known and name not in ("console", "None")]
         note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None

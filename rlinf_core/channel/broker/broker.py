@@ -188,8 +188,8 @@ class Broker:
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
     def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        for each in list(self._clients.values()):
-            self._collect_receipts(each)
+        for other in list(self._clients.values()):
+            self._collect_receipts(other)
         self._carry_out(self._queue.close(time.monotonic()))
         self._answer(client, ReplyKind.ANSWER, request.op_id, None)
 

@@ -293,7 +293,7 @@ class DevicePaths:
     def _begin_accept(self, stream: PeerStream, words: dict[str, Any]) -> None:
         """Register the receiving end of a path at once, since its probe may follow, and open it in a thread."""
         name = words["path"]
-        transport = next((each for each in self._transports if each.kind == words["kind"]), None)
+        transport = next((transport for transport in self._transports if transport.kind == words["kind"]), None)
         connection = stream.outgoing.connection
         if transport is None or connection is None:
             self._tell(stream, name, op="result", why="RLINF_DEVICE_TRANSPORT excludes it at the other end")

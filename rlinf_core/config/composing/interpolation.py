@@ -73,7 +73,7 @@ def interpolate(
 
 def _note(found: Diagnostics, section: str) -> Diagnostic:
     first = next(iter(found))
-    texts = list(dict.fromkeys(each.span.text for each in found))
+    texts = list(dict.fromkeys(diagnostic.span.text for diagnostic in found))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
     return Diagnostic(
         "reference-not-checked",

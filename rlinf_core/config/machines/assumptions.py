@@ -44,15 +44,15 @@ def parse_assumption(text: str) -> Assumption:
 
 def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> None:
     labels = [group.label for group in cluster.node_groups]
-    for each in assumptions:
-        if each.label is not None and each.label not in labels:
+    for assumption in assumptions:
+        if assumption.label is not None and assumption.label not in labels:
             known = (
                 f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write the number alone"
             )
             raise ConfigError(
-                f"node group `{each.label}` does not exist",
+                f"node group `{assumption.label}` does not exist",
                 where="--assume",
-                help=did_you_mean(each.label, labels) or known,
+                help=did_you_mean(assumption.label, labels) or known,
             )
 
 
@@ -64,14 +64,14 @@ def accelerator_claims(
     An assumed number leaves a group the model that it declares.
     """
     by_label = {group.label: group for group in cluster.node_groups}
-    for each in reversed(assumptions):
-        if each.label is not None:
-            group = by_label[each.label]
+    for assumption in reversed(assumptions):
+        if assumption.label is not None:
+            group = by_label[assumption.label]
             declared = group.accelerators.model if group.accelerators else None
-            yield group, each.count, each.model or declared
+            yield group, assumption.count, assumption.model or declared
     for group in cluster.node_groups:
         if group.accelerators is not None:
             yield group, group.accelerators.per_node, group.accelerators.model
-    for each in reversed(assumptions):
-        if each.label is None:
-            yield None, each.count, each.model
+    for assumption in reversed(assumptions):
+        if assumption.label is None:
+            yield None, assumption.count, assumption.model

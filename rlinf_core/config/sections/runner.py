@@ -139,4 +139,4 @@ class RunnerConfig(ConfigModel):
     @property
     def last_step(self) -> int | None:
         """The step after which the run ends; None: it has no end."""
-        return min((each for each in (self.max_epochs, self.max_steps) if each != -1), default=None)
+        return min((limit for limit in (self.max_epochs, self.max_steps) if limit != -1), default=None)

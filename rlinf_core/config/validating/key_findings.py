@@ -91,8 +91,8 @@ def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     name, top = str(path[-1]), str(path[0])
     source = foreign_names()
     found = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
-    found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
-    return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))
+    found = [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+    return next((place for place in found if place.partition(".")[0] == top), next(iter(found), None))
 
 
 def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:

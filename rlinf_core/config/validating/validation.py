@@ -109,7 +109,7 @@ class _Rounds(Generic[M]):
             return model
         # A key that nobody knows is told, whatever is wrong with what it holds.
         holders = prefixes(unresolved)
-        unknown = {each.path for each in found if each.kind == "extra_forbidden" and each.path in holders}
+        unknown = {error.path for error in found if error.kind == "extra_forbidden" and error.path in holders}
         self._leave_out(unresolved, unknown)
         return None
 
@@ -138,7 +138,9 @@ class _Rounds(Generic[M]):
         earlier = prefixes(self.pruned)
         # `{a:1}` is a bad key with no value: one mistake.
         bad_keys = {located.path for located in found if located.of_key}
-        found = [each for each in found if each.of_key or each.error["input"] is not None or each.path not in bad_keys]
+        found = [
+            error for error in found if error.of_key or error.error["input"] is not None or error.path not in bad_keys
+        ]
         reports: list[Diagnostic] = []
         cuts: Cuts = {}
         for group in _by_union(found):
@@ -204,7 +206,7 @@ class _Rounds(Generic[M]):
         from rlinf_core.config.validating.validation_messages import words_for
 
         field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
-        holds = [key for key, each in fields_at(self.model_type, path).items() if each.is_required()] if path else []
+        holds = [key for key, field in fields_at(self.model_type, path).items() if field.is_required()] if path else []
         words = words_for(located.error, subject_of(path), field, holds)
         if path in self.secret or is_secret(str(path[-1] if path else "")):
             words = words.without(find(self.whole, path))

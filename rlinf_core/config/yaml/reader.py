@@ -222,8 +222,8 @@ def _similar_file(name: str) -> str | None:
     # Compared without their endings: those are alike, and make any two short names look so.
     stem, ending = os.path.splitext(base)
     endings = (".yaml", ".yml", ending or ".yaml")
-    likely = sorted(names, key=lambda each: (each.endswith(endings), each.endswith(endings[-1])))
-    stems = {os.path.splitext(each)[0]: each for each in likely}
+    likely = sorted(names, key=lambda name: (name.endswith(endings), name.endswith(endings[-1])))
+    stems = {os.path.splitext(name)[0]: name for name in likely}
     found = near(stem, stems)
     return f"did you mean `{os.path.join(directory, stems[found[0]])}`?" if found else None
 

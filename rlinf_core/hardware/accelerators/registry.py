@@ -12,7 +12,9 @@ from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, N
 
 NONE = NoAccelerator()
 # In the order in which a node with several vendors' devices is decided: what somebody bought to compute comes first.
-_ACCELERATORS: dict[str, Accelerator] = {each.name: each for each in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)}
+_ACCELERATORS: dict[str, Accelerator] = {
+    accelerator.name: accelerator for accelerator in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)
+}
 
 
 class Found(NamedTuple):
@@ -50,7 +52,7 @@ def get_accelerator(name: str) -> Accelerator:
     if accelerator is None:
         from rlinf_core.suggest import did_you_mean
 
-        known = ", ".join(f"`{each}`" for each in _ACCELERATORS)
+        known = ", ".join(f"`{known_name}`" for known_name in _ACCELERATORS)
         raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {known}")
     return accelerator
 

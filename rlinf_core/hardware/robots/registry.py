@@ -80,7 +80,7 @@ def hardware_model(name: str) -> type[RobotUnit]:
     from rlinf_core.suggest import did_you_mean
 
     known = hardware_types()
-    listed = ", ".join(f"`{each}`" for each in known)
+    listed = ", ".join(f"`{known_name}`" for known_name in known)
     hint = did_you_mean(name, known)
     raise problem(
         "unknown-hardware-type",

@@ -181,7 +181,7 @@ class CheckpointStore:
 
         It is looked for, not read from the file `latest`: a run can be killed between the two.
         """
-        return next((each for each in map(_look, self._folders()) if each is not None), None)
+        return next((checkpoint for checkpoint in map(_look, self._folders()) if checkpoint is not None), None)
 
     def latest_sound(self) -> Checkpoint | None:
         """Return the complete checkpoint of the highest step whose files are as they were written, or None.
@@ -192,7 +192,7 @@ class CheckpointStore:
 
     def complete(self) -> list[Checkpoint]:
         """Return all complete checkpoints, those of the lowest steps first."""
-        return [each for each in map(_look, reversed(self._folders())) if each is not None]
+        return [checkpoint for checkpoint in map(_look, reversed(self._folders())) if checkpoint is not None]
 
     def recover(self) -> None:
         """Clear away what a process that was killed left half-done. Only the process that writes calls it."""

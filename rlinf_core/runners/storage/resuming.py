@@ -90,8 +90,8 @@ def find_source(
         values = values_of(config_text) if config_text is not None else None
         if values is not None:
             candidates = _of_configuration(candidates, values)
-        complete = [each for run in candidates for each in run.store.complete()]
-        return first_sound(sorted(complete, key=lambda each: each.manifest.time, reverse=True))
+        complete = [checkpoint for run in candidates for checkpoint in run.store.complete()]
+        return first_sound(sorted(complete, key=lambda checkpoint: checkpoint.manifest.time, reverse=True))
     path = Path(resume_dir).absolute()
     if (path / STATE).is_file():
         store = CheckpointStore(path / read_state(path).checkpoints)
@@ -131,7 +131,7 @@ def differences(old: Values, new: Values) -> list[str]:
 def _candidates(log_path: Path, experiment: str) -> list[_Candidate]:
     """Return the runs of an experiment, the youngest first."""
     runs = [(path, state) for path, state in runs_in(log_path) if state.experiment == experiment]
-    runs.sort(key=lambda each: (each[1].created, each[0].name), reverse=True)
+    runs.sort(key=lambda run: (run[1].created, run[0].name), reverse=True)
     return [_Candidate(path, state, CheckpointStore(path / state.checkpoints)) for path, state in runs]
 
 
@@ -142,11 +142,11 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
         CheckpointError: there are some with checkpoints, and none is of it.
     """
     own = config_id(values)
-    same = [each for each in candidates if _id_of(each) == own]
-    others = [each for each in candidates if each.checkpoint is not None]
+    same = [candidate for candidate in candidates if _id_of(candidate) == own]
+    others = [candidate for candidate in candidates if candidate.checkpoint is not None]
     if same or not others:
         return same
-    listed = [f"{each.path}: {_why_other(each, values)}" for each in others[:_MOST_CANDIDATES]]
+    listed = [f"{other.path}: {_why_other(other, values)}" for other in others[:_MOST_CANDIDATES]]
     if len(others) > _MOST_CANDIDATES:
         listed.append(f"and {len(others) - _MOST_CANDIDATES} older runs")
     raise CheckpointError(

@@ -134,8 +134,8 @@ class RunFolder:
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
         """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
         found = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
-        wanted = [each for each in found if experiment in (None, each.state.experiment)]
-        return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
+        wanted = [run for run in found if experiment in (None, run.state.experiment)]
+        return max(wanted, key=lambda run: (run.state.created, run.path.name), default=None)
 
     @classmethod
     def _make(cls, log_path: Path, recipe: str, experiment: str, checkpoint_save_path: str | None) -> Self:

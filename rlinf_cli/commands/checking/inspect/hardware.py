@@ -35,7 +35,7 @@ def hardware(
         console.result_json(hardware_record(nodes, look.seen, findings))
     else:
         console.result(hardware_text(nodes, look.seen, findings))
-    verdicts = {each.verdict for each in findings}
+    verdicts = {finding.verdict for finding in findings}
     if CheckVerdict.UNREACHABLE in verdicts:
         raise typer.Exit(ExitCode.UNREACHABLE)
     if CheckVerdict.FAULT in verdicts:

@@ -76,8 +76,8 @@ def memory(
     change = None
     if not fits:
         console.message("searching for a change of the file that fits")
-        changes = [(*(overrides or ()), *each) for each in _savings(job)]
-        found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
+        changes = [(*(overrides or ()), *saving) for saving in _savings(job)]
+        found = next((change for change in changes if _fits(name, change, assume, sizes, placements, has)), None)
         change = None if found is None else found[len(overrides or ()) :]
     view = MemoryView(
         forecasts,

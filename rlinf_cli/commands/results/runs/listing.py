@@ -77,7 +77,7 @@ def runs(
                 "schema": SCHEMA,
                 "folder": str(log_path.absolute()),
                 "runs": [row.record() for row in rows],
-                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in unreadable(log_path)],
+                "unreadable": [{"folder": str(broken.path), "reason": broken.why} for broken in unreadable(log_path)],
             }
         )
         return

@@ -88,7 +88,7 @@ def prune(
                 "bytes": total,
                 "runs": [row.record() for row in rows],
                 "going_on": [run.path.name for run in going_on],
-                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in broken],
+                "unreadable": [{"folder": str(run.path), "reason": run.why} for run in broken],
             }
         )
     elif rows:
