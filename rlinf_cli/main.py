@@ -94,10 +94,10 @@ def guarded(work: Callable[[], int | None]) -> int:
             return ExitCode.INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last line of defence: report a bug in rlinf, do not dump it
             # A signal's exception may have been replaced by another one on its way up.
-            return command_signals.code or _tell(error)
+            return command_signals.code or _report(error)
 
 
-def _tell(error: Exception) -> int:
+def _report(error: Exception) -> int:
     """Print why the command failed, and return its exit code."""
     if isinstance(error, RLinfError):
         _show(error)

@@ -248,10 +248,10 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return messages about unknown variables with rlinf's prefix, so that a misspelt one is not ignored."""
     names = sorted(os.environ if environ is None else environ)
     known = [name.removeprefix(_PREFIX) for name in REGISTER]
-    found: list[str] = []
+    messages: list[str] = []
     for name in names:
         if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS and not name.endswith(_INTERPRETER):
             hint = did_you_mean(name.removeprefix(_PREFIX), known)
             text = f"`{name}` in the environment is not a variable of rlinf"
-            found.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
-    return found
+            messages.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
+    return messages

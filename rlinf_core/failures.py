@@ -119,10 +119,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _type_of_main(name: str) -> type[object]:
-    found = attrgetter(name)(sys.modules["__main__"])
-    if not isinstance(found, type):
+    value = attrgetter(name)(sys.modules["__main__"])
+    if not isinstance(value, type):
         raise TypeError(f"`{name}` of the main script is no type")
-    return cast("type[object]", found)
+    return cast("type[object]", value)
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
@@ -279,8 +279,8 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
 def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
     """Return whether a failure tells of no more than the death of the very worker whose failure is told already."""
     gone = failure.exceptions[0]
-    told = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
-    return isinstance(gone, WorkerDiedError) and gone.address in told
+    reported = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
+    return isinstance(gone, WorkerDiedError) and gone.address in reported
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

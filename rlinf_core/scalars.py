@@ -84,8 +84,8 @@ def problem(
     `start` and `end`, the offsets of the wrong part in the raw text, and `help` stand in its `ctx` where they are
     given.
     """
-    given = {"message": message, "help": help, "start": start, "end": end}
-    return PydanticCustomError(code, "{message}", {name: value for name, value in given.items() if value is not None})
+    context = {"message": message, "help": help, "start": start, "end": end}
+    return PydanticCustomError(code, "{message}", {name: value for name, value in context.items() if value is not None})
 
 
 def kind_of(value: object) -> str:

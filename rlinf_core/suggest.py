@@ -40,8 +40,8 @@ def _heads_are_close(one: str, other: str) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """`did you mean `X`?` for the nearest known name, or None."""
-    found = near(name, known)
-    return f"did you mean `{found[0]}`?" if found else None
+    candidates = near(name, known)
+    return f"did you mean `{candidates[0]}`?" if candidates else None
 
 
 def quoted(names: Iterable[str]) -> str:

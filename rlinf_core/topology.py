@@ -167,14 +167,14 @@ class ClusterTopology:
             parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
         ]
         check_labels(assumptions, cluster)
-        found: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
+        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
         for group, count, model in accelerator_claims(cluster, assumptions):
             nodes = _ranges(group, cluster.num_nodes) if group else (range(cluster.num_nodes),)
             for piece in nodes:
                 for rank in piece:
-                    if found[rank] is None:
-                        found[rank] = (count, model)
-        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(found)]
+                    if accelerators[rank] is None:
+                        accelerators[rank] = (count, model)
+        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(accelerators)]
         return cls._build(nodes, cluster)
 
     @classmethod
@@ -199,9 +199,9 @@ class ClusterTopology:
                 )
             mismatches = accelerator_mismatches(cluster, by_rank)
             if mismatches:
-                more = f" (and {len(mismatches) - 1} more nodes)" if len(mismatches) > 1 else ""
+                others = f" (and {len(mismatches) - 1} more nodes)" if len(mismatches) > 1 else ""
                 raise PlacementError(
-                    f"{mismatches[0]}{more}",
+                    f"{mismatches[0]}{others}",
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
         return cls._build(by_rank, cluster, probed=True)
@@ -308,7 +308,7 @@ def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) ->
 
     A model agrees when the name found holds the declared one: `A800` and `NVIDIA A800-SXM4-80GB` do.
     """
-    found: list[AcceleratorMismatch] = []
+    mismatches: list[AcceleratorMismatch] = []
     for group in cluster.node_groups:
         declared = group.accelerators
         if declared is None:
@@ -318,8 +318,8 @@ def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) ->
                 if node.num_accelerators != declared.per_node or not _same_model(declared.model, node):
                     want = _said(declared.per_node, declared.model)
                     have = _said(node.num_accelerators, node.accelerator_model)
-                    found.append(AcceleratorMismatch(node.rank, group.label, want, have))
-    return found
+                    mismatches.append(AcceleratorMismatch(node.rank, group.label, want, have))
+    return mismatches
 
 
 def _same_model(declared: str | None, node: NodeInfo) -> bool:

@@ -203,8 +203,8 @@ class Operation:
         """
         if self.kind is OperationKind.IDLE and self.target:
             return f"{self.doing}, {spell_seconds(seconds)} ago"
-        found = f", {state}," if state else ""
-        return f"{self.doing}{found} for {spell_seconds(seconds)}"
+        state_text = f", {state}," if state else ""
+        return f"{self.doing}{state_text} for {spell_seconds(seconds)}"
 
 
 def spell_seconds(seconds: float) -> str:

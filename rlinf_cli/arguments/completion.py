@@ -141,10 +141,10 @@ def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the node groups of the file, as `--assume` takes them."""
     job = _job(ctx)
     groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
-    found = [
+    candidates = [
         f"{group.label}={count}" for group in groups if group.hardware is None for count in ("8", "4") if group.label
     ]
-    return _starting(found, incomplete)
+    return _starting(candidates, incomplete)
 
 
 @_careful
@@ -159,8 +159,8 @@ def _words(ctx: typer.Context) -> list[str]:
     """Return the positional arguments typed so far."""
     words: list[str] = []
     for name in ("file", "arguments", "overrides"):
-        given = ctx.params.get(name)
-        words.extend([given] if isinstance(given, str) else given or [])
+        argument = ctx.params.get(name)
+        words.extend([argument] if isinstance(argument, str) else argument or [])
     # After an option that still needs its value, Typer has not parsed the arguments yet.
     return words or [word for word in ctx.args if not word.startswith("-")]
 
@@ -196,12 +196,12 @@ def _paths(incomplete: str) -> list[str]:
     import os
 
     folder, stem = os.path.split(incomplete)
-    found: list[str] = []
+    completions: list[str] = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:
         for entry in entries:
             hidden = entry.name.startswith(".") and not stem.startswith(".")
             if entry.name.startswith(stem) and not hidden and (entry.is_dir() or entry.name.endswith(_YAML)):
-                found.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
-    if len(found) == 1 and found[0].endswith("/"):
-        return [found[0], *_paths(found[0])]
-    return sorted(found)
+                completions.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
+    if len(completions) == 1 and completions[0].endswith("/"):
+        return [completions[0], *_paths(completions[0])]
+    return sorted(completions)

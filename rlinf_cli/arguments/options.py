@@ -80,10 +80,10 @@ def key_values(words: Iterable[str] | None) -> dict[str, str]:
     Raises:
         typer.BadParameter: a word has no `=`.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals:
             raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs

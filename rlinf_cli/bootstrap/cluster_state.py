@@ -18,7 +18,7 @@ PROBE_SECONDS: Final = 30.0
 _MEMBERS_SECONDS: Final = 3.0
 _MEMBERS_MARGIN_SECONDS: Final = 25.0
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class State(StrEnum):
@@ -84,18 +84,18 @@ class StatusReport(NamedTuple):
         return all(node.state is State.UP for node in self.nodes)
 
 
-async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> StatusReport:
+async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) -> StatusReport:
     """Return the status of every node; each has its own deadline.
 
     Args:
         cluster: the record of `up`.
         transport: the transport to its nodes.
-        tell: called with a message before a wait.
+        notify: called with a message before a wait.
     """
     begun = time.monotonic()
     nodes = recorded_targets(cluster)
     connect = max(node.connect_seconds for node in nodes)
-    tell(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
+    notify(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
     head = next((node for node in nodes if node.is_head), None)
     joined = asyncio.ensure_future(_members(cluster, head, transport))
     answers = await asyncio.gather(*(_probe(cluster, node, transport) for node in nodes))
@@ -109,12 +109,12 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> S
 
 def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the head's entries by rank; a restarted node also has entries of its dead predecessors."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_rank: dict[str, Mapping[str, Any]] = {}
     for member in members:
         rank = str(member["rank"])
-        if member["alive"] or rank not in found:
-            found[rank] = member
-    return found
+        if member["alive"] or rank not in by_rank:
+            by_rank[rank] = member
+    return by_rank
 
 
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> AgentReply | None:

@@ -62,15 +62,15 @@ def _jobs_of_cluster() -> list[JobRecord]:
     ray = ray_api()
     named = ray.util.list_named_actors(all_namespaces=True)
     spaces = [actor["namespace"] for actor in named if actor["name"] == MANAGER]
-    found: list[JobRecord] = []
+    records: list[JobRecord] = []
     for space in spaces:
         try:
             manager = ray.get_actor(MANAGER, namespace=space)
             job, secret, info, started = ray.get(manager.record.remote(), timeout=_SECONDS)
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             continue  # it has just ended, or is not our manager
-        found.append(JobRecord(job, secret, info, joined.address, info.pid, started))
-    return sorted(found, key=lambda record: -record.started)
+        records.append(JobRecord(job, secret, info, joined.address, info.pid, started))
+    return sorted(records, key=lambda record: -record.started)
 
 
 def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:

@@ -218,16 +218,16 @@ def _environments(
 ) -> tuple[GroupEnvironment, ...]:
     """Return the environments of processes that may run on a node, except that of its Ray."""
     with_robots = {group.label: group.hardware is not None for group in members}
-    found: dict[str, GroupEnvironment] = {}
+    environments: dict[str, GroupEnvironment] = {}
     for label in (*with_robots, CLUSTER_LABEL):
-        given = process_environment(cluster, rank, label)
-        if given.interpreter is not None and (given.variables or given.interpreter != ray):
-            variables = {variable.name: variable.value for variable in given.variables}
-            environment = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
-            found.setdefault(
+        declared = process_environment(cluster, rank, label)
+        if declared.interpreter is not None and (declared.variables or declared.interpreter != ray):
+            variables = {variable.name: variable.value for variable in declared.variables}
+            environment = GroupEnvironment(label, declared.interpreter, variables, with_robots.get(label, False))
+            environments.setdefault(
                 repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment
             )
-    return tuple(found.values())
+    return tuple(environments.values())
 
 
 def _digest(text: str) -> str:

@@ -174,17 +174,17 @@ async def measure(
         most: how many are measured concurrently; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds
-    found: list[Measured] = []
+    results: list[Measured] = []
     left: list[NodeLink] = []
     for group in rounds_of(links, most):
         if time.monotonic() > end:
             left += group
             continue
         addresses = [address_of(seen[link.other].facts, head_address if link.other == 0 else None) for link in group]
-        found += await asyncio.gather(
+        results += await asyncio.gather(
             *(_measure(link, seen, address, transport) for link, address in zip(group, addresses, strict=True))
         )
-    return found, left
+    return results, left
 
 
 async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
@@ -204,11 +204,11 @@ async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, trans
 
 def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
     """Return a finding for each link."""
-    found = [_finding(link, seen) for link in measured]
+    findings = [_finding(link, seen) for link in measured]
     if left:
         what = f"{len(left)} of {len(left) + len(measured)} links were not measured for lack of time"
-        found.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more with `--link-seconds`"))
-    return found
+        findings.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more with `--link-seconds`"))
+    return findings
 
 
 def _finding(measured: Measured, seen: Mapping[int, Seen]) -> Finding:

@@ -45,7 +45,7 @@ class Event(NamedTuple):
     deadline: float | None = None
 
 
-Tell: TypeAlias = Callable[[Event], None]
+Emit: TypeAlias = Callable[[Event], None]
 
 
 class NodeFailure(NamedTuple):

@@ -130,7 +130,7 @@ def _action(said: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_kee
 
 
 def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> None:
-    found: list[str] = []
+    conflicts: list[str] = []
     for node in nodes:
         said = facts.get(node.rank)
         if said is None or not _runs(said):
@@ -139,22 +139,24 @@ def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapp
         if record.get("token_digest") != own.token_digest and own.spec["authentication"] == record.get("spec", {}).get(
             "authentication"
         ):
-            found.append(f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token")
+            conflicts.append(
+                f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token"
+            )
             continue
-        found += [
+        conflicts += [
             f"{node.name}: {difference}" for difference in _differences(record.get("spec") or {}, spec_of(node, own))
         ]
-    if found:
-        more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+    if conflicts:
+        omitted = [f"and {len(conflicts) - 8} more"] if len(conflicts) > 8 else []
         raise RLinfError(
             "the running nodes do not match the file",
-            why="\n".join([*found[:8], *more]),
+            why="\n".join([*conflicts[:8], *omitted]),
             help="run `rlinf down` and `rlinf up` again, or correct the file",
         )
 
 
 def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
+    differences: list[str] = []
     for name in wanted:
         before, now = running.get(name), wanted[name]
         if before == now:
@@ -162,10 +164,10 @@ def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
         if isinstance(before, dict) and isinstance(now, dict):
             old, new = cast("dict[str, str]", before), cast("dict[str, str]", now)
             changed = [f"`{key}`" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-            found.append(f"`{name}` differ in {', '.join(changed)}")
+            differences.append(f"`{name}` differ in {', '.join(changed)}")
         else:
-            found.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
-    return found
+            differences.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
+    return differences
 
 
 def _shown(value: Any) -> str:

@@ -32,7 +32,7 @@ from rlinf_core.topology import ClusterTopology, NodeInfo
 LOOK_SECONDS: Final = 45.0
 LINK_SECONDS: Final = 60.0
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +98,31 @@ class Look(NamedTuple):
     findings: list[Finding]
 
 
-async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> DoctorReport:
+async def examine(request: DoctorRequest, transport: Transport, notify: Notify) -> DoctorReport:
     """Run all preflight checks.
 
     Args:
         request: the file and the nodes.
         transport: the transport to the nodes.
-        tell: called with a message before a wait.
+        notify: called with a message before a wait.
     """
     begun = time.monotonic()
-    look = await look_at(request.nodes, request.cluster_id, transport, tell, recipe=request.recipe)
+    look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe)
     findings = look.findings + judge(look.seen, request)
-    findings += await _trials(request, look.seen, transport, tell)
+    findings += await _trials(request, look.seen, transport, notify)
     if request.link_seconds and len(look.seen) > 1:
-        findings += await _links(request, look.seen, transport, tell)
+        findings += await _links(request, look.seen, transport, notify)
     reached = len(request.nodes) - sum(finding.verdict is CheckVerdict.UNREACHABLE for finding in findings)
     return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
 
 async def look_at(
-    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
+    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, notify: Notify, *, recipe: str | None = None
 ) -> Look:
     """Return the facts of each node, collected in parallel."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-    tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
+    notify(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
     seen = [answer for answer in answers if isinstance(answer, Seen)]
     return Look(seen, [answer for answer in answers if isinstance(answer, Finding)])
@@ -195,7 +195,7 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
     )
 
 
-async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
+async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, notify: Notify) -> list[Finding]:
     """Run the recipe's trial programs, on all nodes in parallel."""
     if not request.trials:
         return []
@@ -212,7 +212,7 @@ async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Trans
     if not wanted:
         return []
     names = ", ".join(dict.fromkeys(trial.what for trial, _ in wanted))
-    tell(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
+    notify(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
     return list(await asyncio.gather(*(_try(trial, machine, request, transport) for trial, machine in wanted)))
 
 
@@ -235,15 +235,15 @@ async def _try(trial: Trial, machine: Seen, request: DoctorRequest, transport: T
     if "found" not in said:
         what = f"`{interpreter}` cannot run `{trial.module}`:  {said['fault']}"
         return machine.finding(trial.what, CheckVerdict.FAULT, what)
-    found = said["found"]
-    return machine.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
+    report = said["found"]
+    return machine.finding(trial.what, CheckVerdict(report["verdict"]), report["what"], report["help"], report)
 
 
-async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
+async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, notify: Notify) -> list[Finding]:
     by_rank = {machine.node.rank: machine for machine in seen}
     wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
-    tell(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
+    notify(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
     measured, left = await links.measure(
         usable,
         by_rank,
@@ -261,18 +261,18 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
         topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in seen], cluster)
     except PlacementError:
         return []  # the hardware found contradicts the declarations, which is its own finding
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, entry in cluster.component_placement.items():
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
         if resolution.problems:
             first = resolution.problems[0]
-            found.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
+            findings.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
         elif resolution.lacks_accelerators:
             what = f"no accelerator found: `{name}` is placed by rank, and would run on the CPU"
-            found.append(
+            findings.append(
                 Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is intended")
             )
-    return found
+    return findings
 
 
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
@@ -292,14 +292,14 @@ def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[
             topology = ClusterTopology.from_nodes(nodes, cluster)
         except PlacementError:
             return {}  # the hardware found contradicts the declarations, which is its own finding
-    found: dict[str, list[Placement]] = {}
+    by_component: dict[str, list[Placement]] = {}
     for name in cluster.component_placement:
         alone = cluster.model_copy(update={"component_placement": {name: cluster.component_placement[name]}})
         try:
-            found[name] = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
+            by_component[name] = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
         except PlacementError:
             continue
-    return found
+    return by_component
 
 
 def _with_found(node: NodeInfo, seen: Seen | None) -> NodeInfo:

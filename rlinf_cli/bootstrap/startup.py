@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.node import node_probe
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
+from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Emit
 from rlinf_cli.bootstrap.plan import Action, NodeActions, Own, decide, refuse_other_nodes, spec_of
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
@@ -100,7 +100,7 @@ class UpReport(NamedTuple):
         return not self.failures
 
 
-async def bring_up(request: UpRequest, transport: Transport, tell: Tell) -> UpReport:
+async def bring_up(request: UpRequest, transport: Transport, emit: Emit) -> UpReport:
     """Start the missing nodes; running nodes stay as they are, even if others fail.
 
     Raises:
@@ -109,16 +109,16 @@ async def bring_up(request: UpRequest, transport: Transport, tell: Tell) -> UpRe
     # Nodes started by hand may share a home; the locks on their machines keep them apart.
     alone = request.only is not None and request.only != 0
     with nullcontext() if alone else cluster_identity.locked(request.name):
-        return await _Run(request, transport, tell).run()
+        return await _Run(request, transport, emit).run()
 
 
 class _Run:
     """One run of `up`."""
 
-    def __init__(self, request: UpRequest, transport: Transport, tell: Tell) -> None:
+    def __init__(self, request: UpRequest, transport: Transport, emit: Emit) -> None:
         self.request = request
         self._transport = transport
-        self._tell = tell
+        self._emit = emit
         self._begun = time.monotonic()
         self._id = cluster_identity.cluster_id(request.name)
         self._nodes = [node for node in request.nodes if request.only in (None, node.rank)]
@@ -245,7 +245,7 @@ class _Run:
                 record = self._facts[node.rank].get("record")
                 if record and record.get("alive"):
                     self._up[node.rank] = {**record, "started": False}
-                self._tell(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
+                self._emit(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
 
     async def _start(
         self, node: NodeTarget, action: Action, own: Own, head_address: str | None, head_process: str | None
@@ -345,16 +345,16 @@ class _Run:
 
     def _begin(self, rank: int, phase: Phase, deadline: float) -> None:
         self._phases[rank] = phase
-        self._tell(Event(rank, phase, Progress.BEGUN, deadline=deadline))
+        self._emit(Event(rank, phase, Progress.BEGUN, deadline=deadline))
 
     def _done(self, rank: int, phase: Phase, detail: str = "") -> None:
         self._phases[rank] = phase
-        self._tell(Event(rank, phase, Progress.DONE, detail))
+        self._emit(Event(rank, phase, Progress.DONE, detail))
 
     def _fail(self, failure: NodeFailure) -> None:
         self._failures.append(failure)
         self._phases[failure.rank] = failure.phase
-        self._tell(Event(failure.rank, failure.phase, Progress.FAILED, failure.message))
+        self._emit(Event(failure.rank, failure.phase, Progress.FAILED, failure.message))
 
     def _save(self, before: ClusterRecord | None) -> None:
         request = self.request

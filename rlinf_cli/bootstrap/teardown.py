@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
+from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Emit
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import Transport
 from rlinf_core.node import cluster_records
@@ -92,7 +92,7 @@ async def take_down(
     name: str,
     nodes: Sequence[NodeTarget],
     transport: Transport,
-    tell: Tell,
+    emit: Emit,
     *,
     grace: float = GRACE_SECONDS,
     jobs: Sequence[RunningJob] = (),
@@ -114,7 +114,7 @@ async def take_down(
         failures: list[NodeFailure] = []
 
         async def end(node: NodeTarget) -> None:
-            ends[node.rank], failure = await _end(cluster, node, transport, tell, grace)
+            ends[node.rank], failure = await _end(cluster, node, transport, emit, grace)
             if failure is not None:
                 failures.append(failure)
 
@@ -138,10 +138,10 @@ async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: 
 
 
 async def _end(
-    cluster: str, node: NodeTarget, transport: Transport, tell: Tell, grace: float
+    cluster: str, node: NodeTarget, transport: Transport, emit: Emit, grace: float
 ) -> tuple[NodeEnd, NodeFailure | None]:
     deadline = STOP_SECONDS + grace
-    tell(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
+    emit(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
     request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": grace}
     patience = deadline + _MARGIN_SECONDS + node.connect_seconds
     answer = await ask(transport, node, request, deadline=patience)
@@ -149,21 +149,21 @@ async def _end(
         # The node's interpreter may have been removed; any other can end its processes.
         answer = await ask(transport, node, request, deadline=patience, interpreter="python3")
     if answer.data is None:
-        tell(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
+        emit(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
         return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
     left = _left(answer.data)
-    found = bool(answer.data["found"])
+    existed = bool(answer.data["found"])
     if left:
         message = f"{len(left)} items of the cluster are left"
-        tell(Event(node.rank, Phase.STOP, Progress.FAILED, message))
+        emit(Event(node.rank, Phase.STOP, Progress.FAILED, message))
         help_text = (
             "run the command again; a process that cannot be killed hangs in the kernel until the machine reboots"
         )
         failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(left), help_text)
-        return NodeEnd(node.rank, node.host, True, found, left), failure
-    detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if found else "nothing found"
-    tell(Event(node.rank, Phase.STOP, Progress.DONE, detail))
-    return NodeEnd(node.rank, node.host, True, found, ()), None
+        return NodeEnd(node.rank, node.host, True, existed, left), failure
+    detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if existed else "nothing found"
+    emit(Event(node.rank, Phase.STOP, Progress.DONE, detail))
+    return NodeEnd(node.rank, node.host, True, existed, ()), None
 
 
 def _left(data: dict[str, Any]) -> tuple[str, ...]:

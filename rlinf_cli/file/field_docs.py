@@ -124,27 +124,27 @@ def _names(path: str) -> list[str]:
 
 
 def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
-    found = {child.path.rpartition(".")[2]: child for child in _children(spot)}
-    spot_below = found.get(name) or found.get("NAME")
+    by_name = {child.path.rpartition(".")[2]: child for child in _children(spot)}
+    spot_below = by_name.get(name) or by_name.get("NAME")
     if spot_below is not None:
         return spot_below
 
     from rlinf_core.suggest import did_you_mean, quoted
 
     source = foreign_names()
-    renamed = found.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
+    renamed = by_name.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
     if renamed is not None:
         return renamed
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
     instead = source.unavailable_keys(spot.annotations).get(name) if source else None
-    help_text = did_you_mean(name, found)
+    help_text = did_you_mean(name, by_name)
     if instead is not None:
         help_text = instead
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     elif help_text is None:
-        help_text = f"known keys: {quoted(found)}" if found else "it has no fields"
+        help_text = f"known keys: {quoted(by_name)}" if by_name else "it has no fields"
     raise UnknownFieldError(f"there is no `{name}` {where}", where=None if name == asked else asked, help=help_text)
 
 
@@ -268,8 +268,8 @@ def _as_written(value: object) -> str | None:
 
 def hardware_models() -> dict[str, type[RobotUnit]]:
     """Return the models of all hardware types by name, except those whose packages cannot be loaded."""
-    found: dict[str, type[RobotUnit]] = {}
+    robot_models: dict[str, type[RobotUnit]] = {}
     for name in hardware_types():
         with suppress(PydanticCustomError):
-            found[name] = hardware_model(name)
-    return found
+            robot_models[name] = hardware_model(name)
+    return robot_models

@@ -16,34 +16,34 @@ VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 _MOST = 100
 
 
-def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
+def finding_blocks(diagnostics: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
     """Return a text block for each of the most severe findings and a count of the rest; all of them with `--verbose`.
 
     Colour and width are those of `stream`.
     """
-    shown = found if console.verbosity.verbose else _gravest(found)
+    shown = diagnostics if console.verbosity.verbose else _gravest(diagnostics)
     # A caret may be one column past the last character.
     color, width = console.colored(stream), console.width(stream) - 1
     for diagnostic in shown:
         yield render_text(diagnostic, color=color, width=width)
-    if len(shown) < len(found):
-        yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
+    if len(shown) < len(diagnostics):
+        yield f"and {len(diagnostics) - len(shown)} more; `rlinf validate --verbose` shows all of them"
 
 
-def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the findings about keys without effect."""
     from rlinf_cli.lint.no_effect import NO_EFFECT
 
-    return [diagnostic for diagnostic in found if diagnostic.code == NO_EFFECT]
+    return [diagnostic for diagnostic in diagnostics if diagnostic.code == NO_EFFECT]
 
 
-def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+def _gravest(diagnostics: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
     """Return the first hundred, errors before warnings before notes, in the order of `found`."""
-    if len(found) <= _MOST:
-        return found
+    if len(diagnostics) <= _MOST:
+        return diagnostics
     grave = list(Severity)
-    kept = sorted(range(len(found)), key=lambda index: grave.index(found[index].severity))[:_MOST]
-    return [found[index] for index in sorted(kept)]
+    kept = sorted(range(len(diagnostics)), key=lambda index: grave.index(diagnostics[index].severity))[:_MOST]
+    return [diagnostics[index] for index in sorted(kept)]
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     """Return the findings of one or more files in the format `rlinf.validate/1`, ready for `json.dumps`."""
-    found = list(diagnostics)
-    errors = sum(1 for d in found if d.severity is Severity.ERROR)
+    findings = list(diagnostics)
+    errors = sum(1 for d in findings if d.severity is Severity.ERROR)
     return {
         "schema": VALIDATE_SCHEMA,
         "ok": errors == 0,
         "errors": errors,
-        "warnings": sum(1 for d in found if d.severity is Severity.WARNING),
-        "diagnostics": [to_record(d) for d in found],
+        "warnings": sum(1 for d in findings if d.severity is Severity.WARNING),
+        "diagnostics": [to_record(d) for d in findings],
     }
 
 

@@ -161,9 +161,9 @@ def show_findings(job: Job, severity: Severity) -> None:
     """Print the findings of one severity on standard error."""
     from rlinf_cli.file.findings import finding_blocks
 
-    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
-    if found:
-        console.error("\n\n".join(finding_blocks(found, sys.stderr)))
+    selected = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
+    if selected:
+        console.error("\n\n".join(finding_blocks(selected, sys.stderr)))
 
 
 def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:

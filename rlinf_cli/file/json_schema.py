@@ -77,21 +77,21 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
     """Return the definitions of all models, and a reference to each of `models` by its key."""
     robots = hardware_models()
     wanted = {HardwareConfig, *models.values(), *robots.values()}
-    found, document = models_json_schema(
+    schemas, document = models_json_schema(
         sorted(((model, "validation") for model in wanted), key=lambda pair: pair[0].__name__),
         ref_template="#/$defs/{model}",
         schema_generator=_Generator,
     )
     definitions = cast("dict[str, Schema]", document["$defs"])
-    references = {key: found[model, "validation"] for key, model in models.items()}
-    units = {name: found[model, "validation"] for name, model in robots.items()}
-    _choose_units(_resolve(definitions, found[HardwareConfig, "validation"]), units)
+    references = {key: schemas[model, "validation"] for key, model in models.items()}
+    units = {name: schemas[model, "validation"] for name, model in robots.items()}
+    _choose_units(_resolve(definitions, schemas[HardwareConfig, "validation"]), units)
     _add_foreign_names(definitions, models.values())
     for definition in definitions.values():
         _mend(definition)
     for model in models.values():
         if "recipe" in model.model_fields:
-            _resolve(definitions, found[model, "validation"])["properties"]["extends"] = _EXTENDS
+            _resolve(definitions, schemas[model, "validation"])["properties"]["extends"] = _EXTENDS
     return definitions, references
 
 
@@ -197,15 +197,15 @@ class _Requirements:
 
     def _of(self, schema: Schema) -> Schema:
         target = _resolve(self._definitions, schema)
-        found: Schema = {}
+        requirements: Schema = {}
         if "required" in target:
-            found["required"] = target["required"]
+            requirements["required"] = target["required"]
             self._asked.append(target)
         properties: Mapping[str, Schema] = target.get("properties", {})
         below = {name: requirement for name, value in properties.items() if (requirement := self._of(value))}
         if below:
-            found["properties"] = below
+            requirements["properties"] = below
         entries: Schema | bool = target.get("additionalProperties", False)
         if isinstance(entries, dict) and (entry_requirement := self._of(entries)):
-            found["additionalProperties"] = entry_requirement
-        return found
+            requirements["additionalProperties"] = entry_requirement
+        return requirements

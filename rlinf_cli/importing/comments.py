@@ -40,25 +40,25 @@ class _Lines:
         tree = read(self.source, Diagnostics())
         if tree is not None:
             _mark(tree, taken)
-        found: dict[int, str] = {}
+        comments_by_line: dict[int, str] = {}
         for number, line in enumerate(self.source.text.splitlines(), 1):
             stripped = line.strip()
             if stripped.startswith("#") and number not in taken and not _HYDRA.match(stripped):
-                found[number] = stripped
-        return found
+                comments_by_line[number] = stripped
+        return comments_by_line
 
     def above(self, number: int) -> tuple[str, ...]:
         """Return the comments between a line and the content before it, across blank lines."""
         lines = self.source.text.splitlines()
-        found: list[str] = []
+        block: list[str] = []
         number -= 1
         while number >= 1 and (
             number in self.comments or not lines[number - 1].strip() or _is_hydra(lines[number - 1])
         ):
             if number in self.comments:
-                found.append(self.comments[number])
+                block.append(self.comments[number])
             number -= 1
-        return tuple(reversed(found))
+        return tuple(reversed(block))
 
 
 class CommentFinder:

@@ -70,14 +70,14 @@ class Converted:
     @property
     def errors(self) -> list[Diagnostic]:
         """Errors of the new file itself."""
-        found = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
-        return [error for error in found if error.code not in OF_THIS_MACHINE]
+        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in errors if error.code not in OF_THIS_MACHINE]
 
     @property
     def lacking(self) -> list[Diagnostic]:
         """Errors of this machine: packages, folders and variables that the new file needs."""
-        found = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
-        return [error for error in found if error.code in OF_THIS_MACHINE]
+        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in errors if error.code in OF_THIS_MACHINE]
 
 
 def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
@@ -129,16 +129,16 @@ def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
 def _additions(conversion: Conversion) -> Iterator[Added]:
     """Yield values that the recipe needs and the old file does not set."""
     values, tree = Values(conversion.references), conversion.file.tree
-    given = {put.path for step in conversion.steps for put in puts(step.result)}
+    written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
     if conversion.project is Project.VERL:
         yield from verl_places(values)
-        if ("reward", "reward_type") not in given:
+        if ("reward", "reward_type") not in written_paths:
             yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
     elif conversion.recipe == "math":
         yield from _rlinf_math(tree, values)
     else:
-        yield from cameras(values, given)
-    if ("runner", "max_steps") not in given:
+        yield from cameras(values, written_paths)
+    if ("runner", "max_steps") not in written_paths:
         yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
     if conversion.project is Project.VERL and all(isinstance(length, int) for length in lengths):
@@ -168,16 +168,20 @@ def _plain(node: Node, at: Path) -> Iterator[tuple[Path, Any]]:
 
 def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:
     """Return the refused values that can be removed, each with the reason."""
-    given = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
-    found: dict[Path, str] = {}
+    written_paths = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
+    refused: dict[Path, str] = {}
     for diagnostic in job.diagnostics:
         if diagnostic.severity is not Severity.ERROR or diagnostic.code in OF_THIS_MACHINE or diagnostic.code in _SIZES:
             continue
         at = next(
-            (diagnostic.path[:size] for size in range(len(diagnostic.path), 0, -1) if diagnostic.path[:size] in given),
+            (
+                diagnostic.path[:size]
+                for size in range(len(diagnostic.path), 0, -1)
+                if diagnostic.path[:size] in written_paths
+            ),
             None,
         )
         if at is None or at[-1] in _NEVER_LEFT_OUT or at[0] == "cluster":
             continue
-        found[at] = diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else "")
-    return found
+        refused[at] = diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else "")
+    return refused

@@ -108,10 +108,10 @@ class Conversion:
         if not isinstance(node, ScalarNode) or "${" not in node.raw or len(source) > 12:
             return node
         try:
-            found = self.references.followed(node, source)
+            target = self.references.followed(node, source)
         except UnresolvableError:
             return node
-        return found if isinstance(found, MappingNode) else node
+        return target if isinstance(target, MappingNode) else node
 
     def _result(self, leaf: Leaf, target: Path | None, reason: str | None) -> NewValue | LeftOut | tuple[NewValue, ...]:
         node = leaf.node

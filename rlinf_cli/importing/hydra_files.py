@@ -191,14 +191,14 @@ class _Composer:
                 self.choices.setdefault(_key(_joined(group, default.group), default.package), name)
         if not any(default.is_self for default in defaults):
             defaults = [*defaults, _Default(tree, is_self=True)]
-        found: list[list[_Part]] = []
+        groups: list[list[_Part]] = []
         # Later items first, as in Hydra: overrides in their files apply to earlier ones too.
         for default in reversed(defaults):
             if default.is_self:
-                found.append([mine])
+                groups.append([mine])
             elif not default.override and default.group.strip("/").partition("/")[0] != HYDRA:
-                found.append(self._below(default, group, package, chain))
-        return [part for parts in reversed(found) for part in parts]
+                groups.append(self._below(default, group, package, chain))
+        return [part for parts in reversed(groups) for part in parts]
 
     def _below(self, default: _Default, group: str, package: str, chain: tuple[str, ...]) -> list[_Part]:
         names = [name.raw for name in default.names]
@@ -242,12 +242,12 @@ class _Composer:
             message = f"the defaults lists name more than {MAX_FILES} files, or are more than {MAX_DEPTH} levels deep"
             self._report("extends-cycle", node, message, "merge some of them")
             return []
-        found = Diagnostics()
-        source = load_source(file, found)
-        tree = read(source, found) if source is not None else None
-        self.diagnostics.extend(found)
+        diagnostics = Diagnostics()
+        source = load_source(file, diagnostics)
+        tree = read(source, diagnostics) if source is not None else None
+        self.diagnostics.extend(diagnostics)
         if source is None or tree is None:
-            if found.ok:
+            if diagnostics.ok:
                 self._report("base-unreadable", node, f"the top level of `{file}` is not a mapping", None)
             return []
         self.sources.append(source)
@@ -290,15 +290,15 @@ def _defaults(tree: MappingNode, diagnostics: Diagnostics) -> list[_Default] | N
     if entry is None:
         return None
     items = entry.value.items if isinstance(entry.value, SequenceNode) else ()
-    found = [_default(item) for item in items]
-    wrong = [item for item, default in zip(items, found, strict=True) if default is None]
+    defaults = [_default(item) for item in items]
+    wrong = [item for item, default in zip(items, defaults, strict=True) if default is None]
     if not isinstance(entry.value, SequenceNode) and not _is_null(entry.value):
         wrong = [entry.key]
     for item in wrong:
         message = "this is not a valid item of a defaults list"
         help = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
         diagnostics.error("extends-form", message, item.span, (DEFAULTS,), help)
-    return [default for default in found if default is not None]
+    return [default for default in defaults if default is not None]
 
 
 def _default(item: Node) -> _Default | None:

@@ -130,10 +130,10 @@ class References:
             if len(pieces) != 1 or not isinstance(pieces[0], _Interpolation):
                 return node
             target = self.target(pieces[0].body, path)
-            found = self.node(target, depth) if target is not None else None
-            if target is None or found is None:
+            resolved = self.node(target, depth) if target is not None else None
+            if target is None or resolved is None:
                 return node
-            node, path = found, target
+            node, path = resolved, target
         return node
 
     def value(self, node: Node, path: Path, depth: int = 0) -> Node:
@@ -148,16 +148,16 @@ class References:
             return node
         pieces = split(node.raw)
         if len(pieces) == 1 and isinstance(pieces[0], _Interpolation):
-            found = self._value_of(pieces[0].body, path, depth + 1)
+            value = self._value_of(pieces[0].body, path, depth + 1)
             return (
-                ScalarNode(node.span, found.raw, found.value, found.plain) if isinstance(found, ScalarNode) else found
+                ScalarNode(node.span, value.raw, value.value, value.plain) if isinstance(value, ScalarNode) else value
             )
         text = ""
         for piece in pieces:
-            found = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
-            if found is not None and not isinstance(found, ScalarNode):
+            value = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
+            if value is not None and not isinstance(value, ScalarNode):
                 raise UnresolvableError(f"`{node.raw}` puts a section or a list into a text")
-            text += found.raw if isinstance(found, ScalarNode) else str(piece)
+            text += value.raw if isinstance(value, ScalarNode) else str(piece)
         return ScalarNode(node.span, text, text, plain=False)
 
     def _value_of(self, body: str, path: Path, depth: int) -> Node:
@@ -167,10 +167,10 @@ class References:
         if match is not None:
             return self._resolve(match[1], _arguments(body[match.end() :]), path, depth)
         target = self.target(body, path)
-        found = self.node(target, depth) if target is not None else None
-        if found is None or target is None:
+        resolved = self.node(target, depth) if target is not None else None
+        if resolved is None or target is None:
             raise UnresolvableError(f"`${{{body}}}` refers to nothing")
-        return self.value(found, target, depth)
+        return self.value(resolved, target, depth)
 
     def _resolve(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         if name in ("oc.env", "env"):
@@ -199,8 +199,8 @@ class References:
     def _computed(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         numbers: list[Number] = []
         for argument in arguments:
-            found = self._argument(argument, path, depth)
-            number = found.value if isinstance(found, ScalarNode) else None
+            value = self._argument(argument, path, depth)
+            number = value.value if isinstance(value, ScalarNode) else None
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise UnresolvableError(f"`{argument}` is not a number")
             numbers.append(number)
@@ -227,11 +227,11 @@ class References:
         ]
         if all(piece is not None for piece in pieces):
             return Rewritten("".join(piece or "" for piece in pieces), node.plain)
-        found = self.value(node, path)
-        if not isinstance(found, ScalarNode):
+        resolved = self.value(node, path)
+        if not isinstance(resolved, ScalarNode):
             raise UnresolvableError(f"`{node.raw}` is a section or a list")
-        note = f"is no longer computed: `{node.raw}` was {found.raw} when this file was written"
-        return Rewritten(found.raw.replace("${", "$${"), found.plain, note)
+        note = f"is no longer computed: `{node.raw}` was {resolved.raw} when this file was written"
+        return Rewritten(resolved.raw.replace("${", "$${"), resolved.plain, note)
 
     def _symbol(self, body: str, path: Path, names: Mapping[Path, Path]) -> str | None:
         """Return the rlinf form of a reference; None if there is none."""
@@ -257,7 +257,7 @@ class References:
 
 def _arguments(text: str) -> list[str]:
     """Return the arguments of a resolver, split at commas outside braces and quotes."""
-    found, depth, quote, start = [""][:0], 0, "", 0
+    parts, depth, quote, start = [""][:0], 0, "", 0
     for index, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
@@ -268,9 +268,9 @@ def _arguments(text: str) -> list[str]:
         elif character in "}])":
             depth -= 1
         elif character == "," and depth == 0:
-            found.append(text[start:index].strip())
+            parts.append(text[start:index].strip())
             start = index + 1
-    return [*found, text[start:].strip()] if text.strip() else found
+    return [*parts, text[start:].strip()] if text.strip() else parts
 
 
 def _unquoted(text: str) -> str:

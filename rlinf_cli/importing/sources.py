@@ -55,7 +55,7 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
 
 def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the job files below a folder, and the other YAML files."""
-    found = sorted(
+    files = sorted(
         Path(where) / name
         for where, _, names in os.walk(folder)
         for name in names
@@ -64,7 +64,7 @@ def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
     jobs: list[Path] = []
     others: list[Path] = []
     named: set[str] = set()
-    for file in found:
+    for file in files:
         quiet = Diagnostics()
         source = load_source(str(file), quiet)
         tree = read(source, quiet) if source is not None else None

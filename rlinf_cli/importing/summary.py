@@ -69,10 +69,10 @@ def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
     return [(outcome.source, outcome.reason or "") for outcome in converted.outcomes if outcome.fate is fate]
 
 
-def _findings(found: list[Diagnostic]) -> list[tuple[str, str]]:
+def _findings(diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:
     return [
         (format_path(diagnostic.path), diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else ""))
-        for diagnostic in found
+        for diagnostic in diagnostics
     ]
 
 

@@ -33,13 +33,13 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
         outcomes.append(outcome)
         if lines and outcome.reason:
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
-    told: set[str] = set()
+    explained: set[str] = set()
     for extra in added:
         if extra.path not in conversion.refused:
             listed = isinstance(extra.value, list)
             text = f"[{', '.join(map(inline, extra.value))}]" if listed else inline(extra.value)
-            above = () if extra.why in told else (f"# Added: {extra.why}",)
-            told.add(extra.why)
+            above = () if extra.why in explained else (f"# Added: {extra.why}",)
+            explained.add(extra.why)
             document.put(extra.path, Value(text, (), Comments(above)))
     for path, comments in conversion.sections.items():
         section = find_section(document, path)
@@ -74,8 +74,8 @@ def find_section(document: FileSection, path: Path) -> FileSection | None:
 
 def _section_order(conversion: Conversion) -> list[Path]:
     """Return the top sections in the order of the new file: machines first, then as in the old one."""
-    found = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
-    return [*dict.fromkeys([("cluster",), *found])]
+    sections = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
+    return [*dict.fromkeys([("cluster",), *sections])]
 
 
 def _one(
@@ -137,5 +137,5 @@ def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Pat
 def _scalar(conversion: Conversion, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> tuple[str, str | None]:
     if "${" not in node.raw:
         return scalar_text(node.raw, plain=node.plain), None
-    found = conversion.references.rewritten(node, path, names)
-    return scalar_text(found.raw, plain=found.plain), found.note
+    rewritten = conversion.references.rewritten(node, path, names)
+    return scalar_text(rewritten.raw, plain=rewritten.plain), rewritten.note

@@ -73,8 +73,8 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
 
 
 def _visibility_variables() -> frozenset[str]:
-    found = (get_accelerator(name).visibility_variable for name in accelerator_names())
-    return frozenset(name for name in found if name)
+    variables = (get_accelerator(name).visibility_variable for name in accelerator_names())
+    return frozenset(name for name in variables if name)
 
 
 def _forwarded(site: Site, taken: frozenset[str]) -> None:

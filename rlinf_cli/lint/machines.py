@@ -65,10 +65,10 @@ def _hosts(site: Site) -> None:
         _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
 
 
-def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> None:
+def _count(site: Site, path: Path, count: int, wanted: int, subject: str) -> None:
     site.report(
         "hosts-count",
-        f"{given} host{'' if given == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
+        f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
         path,
         help=f"{subject} {wanted}; list one host per node, in rank order",
     )

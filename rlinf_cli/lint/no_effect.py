@@ -55,18 +55,18 @@ def _report(
     for leaf, match in dead.items():
         if leaf not in elsewhere and leaf not in wrong:
             by_match.setdefault(match, []).append(leaf)
-    found = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
-    if found and _is_written_out(config):
-        found = [finding for finding in found if finding.severity is Severity.ERROR]
-    for reported in found:
-        reported.tell(report, view.tree)
+    findings = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
+    if findings and _is_written_out(config):
+        findings = [finding for finding in findings if finding.severity is Severity.ERROR]
+    for reported in findings:
+        reported.emit(report, view.tree)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
     """Return the sources of a job that came with a package, if the user also gave others."""
     ours = {os.path.realpath(file) for file in (*shipped_configs().values(), recipe.default_config)}
-    found = [source for source in sources if source.kind == "file" and os.path.realpath(source.name) in ours]
-    return found if len(found) < len(sources) else []
+    shipped = [source for source in sources if source.kind == "file" and os.path.realpath(source.name) in ours]
+    return shipped if len(shipped) < len(sources) else []
 
 
 class _Finding(NamedTuple):
@@ -81,7 +81,7 @@ class _Finding(NamedTuple):
         changed = any(_is_changed(config, leaf) for leaf in leaves)
         return cls(match, _common(leaves, len(match.path)), match.rule.severity if changed else Severity.NOTE)
 
-    def tell(self, report: Report, tree: MappingNode) -> None:
+    def emit(self, report: Report, tree: MappingNode) -> None:
         rule, at, path = self.match.rule, self.match.at, self.path
         causes = [(*at, *_path(cause)) for cause in rule.because]
         report(
@@ -199,8 +199,8 @@ def _common(paths: Sequence[Path], least: int) -> Path:
 
 def _is_written_out(config: BaseModel) -> bool:
     """Return whether nearly all keys with a default are written out, as only a program does."""
-    given = [name in model.model_fields_set for model in _models(config) for name in _defaults(model)]
-    return given.count(False) <= _LEFT_OUT * len(given)
+    written_out = [name in model.model_fields_set for model in _models(config) for name in _defaults(model)]
+    return written_out.count(False) <= _LEFT_OUT * len(written_out)
 
 
 def _models(value: object) -> Iterator[BaseModel]:

@@ -259,7 +259,7 @@ class _Linter:
         for component, by_label in self.nodes:
             for through in RESERVED_LABELS:
                 own = by_label.get(through, ())
-                missed = {label: nodes for label, given in alone.items() if (nodes := intersect(given, own))}
+                missed = {label: nodes for label, ranges in alone.items() if (nodes := intersect(ranges, own))}
                 if missed:
                     listed = ", ".join(
                         f"`{label}` on {_nodes([rank for piece in nodes for rank in piece])}"
@@ -324,11 +324,11 @@ def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
     selection = placed.resolution.selection
     if selection is None:
         return {group.label: group.node_ranges for group in placed.resolution.groups}
-    found: dict[str, list[range]] = {}
+    nodes_by_label: dict[str, list[range]] = {}
     for block in placed.resolution.blocks:
         for label, nodes in selection.nodes(block.resources):
-            found.setdefault(label, []).append(nodes)
-    return {label: merge_ranges(nodes) for label, nodes in found.items()}
+            nodes_by_label.setdefault(label, []).append(nodes)
+    return {label: merge_ranges(nodes) for label, nodes in nodes_by_label.items()}
 
 
 def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:

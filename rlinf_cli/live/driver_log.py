@@ -43,14 +43,14 @@ class _Screen(logging.Handler):
 class _LogFileHandler(logging.FileHandler):
     """A log handler for the file. A write error is reported once; logging would print a traceback for every line."""
 
-    _told = False
+    _reported = False
 
     def _open(self) -> TextIOWrapper:
         return os.fdopen(open_log_of(Path(self.baseFilename)), "a", encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             console.error(f"{self.baseFilename} can no longer be written:  {sys.exc_info()[1]}")
 
 

@@ -63,19 +63,19 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
     Args:
         namespaces: where to look, as in `env`, `rollout`; the first match wins.
     """
-    found: list[tuple[str, str]] = []
+    figures: list[tuple[str, str]] = []
     for word, names in _HEADLINES:
         value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
         if value is not None and (word, value) not in _NOTHING_SAID:
-            found.append((word, figure(value)))
+            figures.append((word, figure(value)))
     # In environments the return is the sum of the rewards: one of them is enough.
-    return [headline for headline in found if headline[0] != "reward" or "return" not in dict(found)]
+    return [headline for headline in figures if headline[0] != "reward" or "return" not in dict(figures)]
 
 
 def headline_metric(names: Collection[str], namespace: str) -> str | None:
     """Return the full name of the headline metric of a namespace; None if there is none."""
-    found = (f"{namespace}/{name}" for _, those in _HEADLINES for name in those if "/" not in name)
-    return next((name for name in found if name in names), None)
+    metric_names = (f"{namespace}/{name}" for _, those in _HEADLINES for name in those if "/" not in name)
+    return next((name for name in metric_names if name in names), None)
 
 
 def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -86,15 +86,15 @@ def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the figures of agents: turns per run, share of failed tool calls, share of time spent on tools."""
     turns, calls = metrics.get("agent/turns"), metrics.get("agent/tool_calls", 0.0)
-    found = [] if turns is None else [("turns", figure(turns))]
+    figures = [] if turns is None else [("turns", figure(turns))]
     if calls:
         failed = metrics.get("agent/tool_errors", 0.0) + metrics.get("agent/tool_timeouts", 0.0)
-        found.append(("tool errors", f"{failed / calls:.0%}"))
+        figures.append(("tool errors", f"{failed / calls:.0%}"))
         waited = sum(value for name, value in metrics.items() if name.startswith("agent/tool_seconds/"))
         # Concurrent tool calls may add up to more than the run's time.
         whole = max(metrics.get("agent/seconds", 0.0), waited)
-        found.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
-    return found
+        figures.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
+    return figures
 
 
 def figures_text(figures: list[tuple[str, str]]) -> str:

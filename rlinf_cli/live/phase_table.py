@@ -58,7 +58,7 @@ class PhaseTable:
         self._live: Any = None
         self._word_at = time.monotonic() + _WORD_EVERY
 
-    def tell(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Take one event."""
         row = self._rows[event.rank]
         row.take(event)
@@ -87,8 +87,8 @@ class PhaseTable:
         late = [row for row in self._rows.values() if row.waits]
         if late:
             named = ", ".join(f"node {row.node.rank} in {row.waiting}" for row in late[:3])
-            more = f", and {len(late) - 3} more" if len(late) > 3 else ""
-            console.message(f"waiting for {named}{more}")
+            others = f", and {len(late) - 3} more" if len(late) > 3 else ""
+            console.message(f"waiting for {named}{others}")
 
     def _say(self, row: _Row, event: Event) -> None:
         """Print every phase of a few nodes; of many nodes only the outcome."""

@@ -201,14 +201,14 @@ class RunProgress:
         Components work in parallel, so their shares add up to more than 1.
         """
         whole, _ = self.shares()
-        found: dict[str, list[tuple[str, float]]] = {}
+        shares: dict[str, list[tuple[str, float]]] = {}
         if whole is None:
-            return found
+            return shares
         for name, seconds in self._spent().items():
             component, slash, work = name.removeprefix(_TIME).partition("/")
             if slash and "/" not in work:
-                found.setdefault(component, []).append((work, seconds / len(self._times) / whole))
-        return found
+                shares.setdefault(component, []).append((work, seconds / len(self._times) / whole))
+        return shares
 
     def _spent(self) -> dict[str, float]:
         sums: dict[str, float] = {}

@@ -28,8 +28,8 @@ def summary_text(
     """Return the summary of a finished run; `unread` are the keys of its file without effect."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
-        found = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
-        rows.append(("evaluation", f"{found} (step {progress.evaluation.step})"))
+        headline = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
+        rows.append(("evaluation", f"{headline} (step {progress.evaluation.step})"))
     training = labels.headlines(progress.metrics, "env", "rollout")
     if training:
         rows.append(("training", labels.figures_text(training)))
@@ -44,8 +44,8 @@ def summary_text(
             f"{format_path(diagnostic.path)} ({diagnostic.span.source.name}:{diagnostic.span.begin.line})"
             for diagnostic in unread[:_NAMED]
         )
-        more = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
-        rows.append(("no effect", f"{named}{more}"))
+        others = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
+        rows.append(("no effect", f"{named}{others}"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))

@@ -104,8 +104,8 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     if work:
         rows.append(("work", _work(work)))
     if progress.evaluation is not None:
-        found = labels.headlines(progress.evaluation.metrics, "eval")
-        rows.append(("eval", _figures(found, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
+        headline = labels.headlines(progress.evaluation.metrics, "eval")
+        rows.append(("eval", _figures(headline, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
     if progress.checkpoint is not None:
         rows.append(("saved", Text(progress.checkpoint.path.name)))
     if progress.restart is not None:
@@ -131,10 +131,10 @@ def _step(progress: RunProgress) -> Text:
     return text.append(f"  {times(progress)}", style="dim")
 
 
-def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
+def _figures(figures: list[tuple[str, str]], style: str = "") -> Text:
     """Return `success 0.72  return 12.3`, the figures in `style`."""
     text = Text()
-    for index, (word, value) in enumerate(found):
+    for index, (word, value) in enumerate(figures):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")
         text.append(value, style=style)
     return text

@@ -79,7 +79,7 @@ def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
     table = PhaseTable(nodes, Phase.VERIFY)
 
     async def work() -> startup.UpReport:
-        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.tell), table)
+        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.update), table)
 
     try:
         with table.shown():
@@ -99,7 +99,7 @@ def end(
     table = PhaseTable(nodes, Phase.STOP)
 
     async def work() -> teardown.DownReport:
-        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.tell, jobs=jobs), table)
+        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.update, jobs=jobs), table)
 
     with table.shown():
         return run(work())

@@ -45,28 +45,30 @@ class NodeNeed(NamedTuple):
 
 
 def node_memory(
-    cluster: ClusterConfig, ranks: Iterable[int], *, given: float | None, here: int | None
+    cluster: ClusterConfig, ranks: Iterable[int], *, host_gib: float | None, here: int | None
 ) -> dict[int, NodeMemory]:
     """Return the memory of nodes by rank: as given, else as declared, else this machine's.
 
     Args:
         cluster: the section of the file.
         ranks: of the nodes.
-        given: GiB of each node's host, overriding the file; None if not given.
+        host_gib: GiB of each node's host, overriding the file; None if not given.
         here: bytes of this machine.
     """
-    found: dict[int, NodeMemory] = {}
+    memory_by_rank: dict[int, NodeMemory] = {}
     for rank in ranks:
         members = [group for group in cluster.node_groups if rank in group.node_ranks]
         hosts = (
-            [given] if given is not None else [member.memory_gib for member in members if member.memory_gib is not None]
+            [host_gib]
+            if host_gib is not None
+            else [member.memory_gib for member in members if member.memory_gib is not None]
         )
         declared = [member.accelerators.memory_gib for member in members if member.accelerators is not None]
         accelerators = [size for size in declared if size is not None]
         host = _bytes(hosts)
         is_here = host is None and here is not None
-        found[rank] = NodeMemory(here if host is None else host, _bytes(accelerators), is_here)
-    return found
+        memory_by_rank[rank] = NodeMemory(here if host is None else host, _bytes(accelerators), is_here)
+    return memory_by_rank
 
 
 def _bytes(sizes: Sequence[float]) -> int | None:

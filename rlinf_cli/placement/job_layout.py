@@ -46,12 +46,13 @@ def lay_out(
     """
     cluster = job.cluster if component is None else _only(job.cluster, component)
     _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *said))
-    found = ComponentPlacement(cluster, job.topology)
-    placements = {name: found.get_strategy(name).get_placement(job.topology) for name in found.components}
+    placement = ComponentPlacement(cluster, job.topology)
+    placements = {name: placement.get_strategy(name).get_placement(job.topology) for name in placement.components}
     resources = {
-        name: _resources(found.get_hardware_ranks(name), cluster, name, job.topology) for name in found.components
+        name: _resources(placement.get_hardware_ranks(name), cluster, name, job.topology)
+        for name in placement.components
     }
-    return JobLayout(placements, resources, str(found.placement_mode))
+    return JobLayout(placements, resources, str(placement.placement_mode))
 
 
 def secret_texts(job: SoundJob) -> list[str]:

@@ -145,5 +145,5 @@ def _merged(cards: Sequence[Card]) -> Card:
     for card in cards:
         for user in [*(user for cell in card.cells for user in cell.users), *card.loose]:
             ranks.setdefault(user.component, []).extend(user.ranks)
-    together = tuple(User(name, tuple(sorted(set(found)))) for name, found in ranks.items())
+    together = tuple(User(name, tuple(sorted(set(user_ranks)))) for name, user_ranks in ranks.items())
     return Card(tuple(rank for card in cards for rank in card.ranks), None, (), together)

@@ -53,15 +53,15 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
 
 def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
     """Return the rank of each robot in its group, by node, type and index among the node's robots of that type."""
-    found: dict[tuple[int, str, int], int] = {}
+    robot_ranks: dict[tuple[int, str, int], int] = {}
     for group in topology.groups.values():
         if group.unit is None or group.unit.robot is None:
             continue
         numbers = topology.numbers(group.unit)
         for rank, number in enumerate(number for units in group.segments for number in units):
             node = numbers.node_of(number)
-            found[node, group.unit.robot, number - numbers.on_node(node).start] = rank
-    return found
+            robot_ranks[node, group.unit.robot, number - numbers.on_node(node).start] = rank
+    return robot_ranks
 
 
 def counted(count: int, name: str) -> str:
@@ -108,7 +108,7 @@ def _users(use: UnitUse) -> tuple[User, ...]:
     ranks: dict[str, list[int]] = {}
     for component, rank in use.users:
         ranks.setdefault(component, []).append(rank)
-    return tuple(User(component, tuple(found)) for component, found in ranks.items())
+    return tuple(User(component, tuple(user_ranks)) for component, user_ranks in ranks.items())
 
 
 def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:

@@ -81,12 +81,12 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
 
 def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
     """Return one process for each node and group: the environment from the file depends on nothing else."""
-    found = {
+    representatives = {
         (placement.cluster_node_rank, placement.node_group_label): placement
         for placements in layout.placements.values()
         for placement in placements
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(representatives.items()))
 
 
 def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[str, ...]:
@@ -149,8 +149,8 @@ def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
     indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for cell in card.cells:
         indices.setdefault((cell.components, cell.kind), []).append(cell.index)
-    for (components, kind), found in indices.items():
-        yield components, kind, format_ranks(found)
+    for (components, kind), unit_indices in indices.items():
+        yield components, kind, format_ranks(unit_indices)
 
 
 def _cards(picture: Picture) -> Iterable[Card]:

@@ -71,4 +71,4 @@ def _users(cells: Sequence[Cell]) -> str:
     ranks: dict[str, set[int]] = {}
     for user in (user for cell in cells for user in cell.users):
         ranks.setdefault(user.component, set()).update(user.ranks)
-    return ", ".join(f"{name} {format_ranks(sorted(found))}" for name, found in ranks.items())
+    return ", ".join(f"{name} {format_ranks(sorted(user_ranks))}" for name, user_ranks in ranks.items())

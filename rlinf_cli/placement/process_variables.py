@@ -94,16 +94,16 @@ def process_variables(
     if environment is None:
         environment = process_environment(cluster, placement.cluster_node_rank, placement.node_group_label)
     runtime = {**dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), AT_LAUNCH), **placement.environment()}
-    found = {name: ProcessVariable(name, value, Layer.RUNTIME) for name, value in runtime.items()}
+    variables = {name: ProcessVariable(name, value, Layer.RUNTIME) for name, value in runtime.items()}
     for index, name in enumerate(cluster.forward_env):
         span = place(tree, ("cluster", "forward_env", index)) if tree else None
         if name in PATH_LISTS:
-            found[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
+            variables[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
         else:
-            found[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
+            variables[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
     for variable in environment.variables:
-        found[variable.name] = _from_group(variable, tree)
-    return sorted(found.values(), key=lambda variable: variable.name)
+        variables[variable.name] = _from_group(variable, tree)
+    return sorted(variables.values(), key=lambda variable: variable.name)
 
 
 def _from_group(variable: GroupVariable, tree: MappingNode | None) -> ProcessVariable:

@@ -153,8 +153,8 @@ def _folded(others: Sequence[Failure]) -> str:
     for failure in others[:_MOST_NAMED]:
         by_kind.setdefault(type(failure.error).__name__, []).append(failure.name)
     listed = ", ".join(f"{', '.join(names)} ({kind})" for kind, names in by_kind.items())
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{more}"
+    others_text = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{others_text}"
 
 
 def _advice(first: Failure, component: str | None, log: Path | None, run: str | None) -> str:

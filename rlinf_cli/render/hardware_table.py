@@ -68,7 +68,7 @@ def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings:
 def _node_record(node: NodeTarget, seen: Seen | None) -> dict[str, Any]:
     declared = node.accelerators
     facts = seen.facts if seen else None
-    found = facts["accelerators"].get("found") if facts else None
+    accelerators = facts["accelerators"].get("found") if facts else None
     return {
         "rank": node.rank,
         "groups": list(node.groups),
@@ -77,6 +77,8 @@ def _node_record(node: NodeTarget, seen: Seen | None) -> dict[str, Any]:
         "cores": facts["cores"] if facts else None,
         "memory_bytes": facts["memory"] if facts else None,
         "declared": {"per_node": declared.per_node, "model": declared.model} if declared else None,
-        "found": {"type": found["type"], "count": len(found["models"]), "models": found["models"]} if found else None,
+        "found": {"type": accelerators["type"], "count": len(accelerators["models"]), "models": accelerators["models"]}
+        if accelerators
+        else None,
         "robots": [{"type": kind, **unit.model_dump(mode="json")} for kind, unit in node.robots],
     }

@@ -145,14 +145,14 @@ def memory_record(view: MemoryView) -> dict[str, Any]:
 
 
 def _measured(view: MemoryView, component: str, phase: str) -> str:
-    found = _peak(view, component, phase)
-    return "-" if found is None else _size(found)
+    peak = _peak(view, component, phase)
+    return "-" if peak is None else _size(peak)
 
 
 def _peak(view: MemoryView, component: str, phase: str) -> int | None:
     """Return the largest peak over the ranks of a component in a phase; None if unknown."""
-    found = [peaks[phase].rss for (name, _), peaks in view.peaks.items() if name == component and phase in peaks]
-    return max(found, default=None)
+    sizes = [peaks[phase].rss for (name, _), peaks in view.peaks.items() if name == component and phase in peaks]
+    return max(sizes, default=None)
 
 
 def _size(size: int) -> str:

@@ -79,12 +79,12 @@ def _indented(label: str, text: str) -> list[str]:
 
 
 def _coloured(pieces: Sequence[str], logprobs: Sequence[float]) -> str:
-    found: list[str] = []
+    details: list[str] = []
     for piece, logprob in zip(pieces, logprobs, strict=False):
         plain = _safe(piece)
         colour = None if logprob > _LIKELY else "yellow" if logprob > _UNLIKELY else "red"
-        found.append(plain if colour is None else console.style(plain, colour))
-    return "".join(found)
+        details.append(plain if colour is None else console.style(plain, colour))
+    return "".join(details)
 
 
 def _safe(text: str) -> str:

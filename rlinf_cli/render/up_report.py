@@ -93,10 +93,10 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
 
 def down_text(report: teardown.DownReport) -> str:
     """Return the outcome for all nodes, in one line."""
-    found = sum(node.found for node in report.nodes)
+    present = sum(node.found for node in report.nodes)
     reached = sum(node.reached and not node.left for node in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
-    if report.ok and not found:
+    if report.ok and not present:
         return f"cluster {report.name}: found nothing on {nodes}, {report.seconds:.1f} s"
     if report.ok:
         return (

@@ -223,7 +223,7 @@ def _finished(chart: Any, title: str, height: int) -> Spec:
         description=title,
         autosize=alt.AutoSizeParams(type="fit", contains="padding"),
     )
-    found = sized.configure(
+    specification = sized.configure(
         background="transparent",
         font=_FONT,
         view={"stroke": None},
@@ -233,7 +233,7 @@ def _finished(chart: Any, title: str, height: int) -> Spec:
         },
         legend={"labelColor": text, "titleColor": text, "labelFontSize": 12},
     )  # fmt: skip
-    return found.to_dict(validate=False)
+    return specification.to_dict(validate=False)
 
 
 def _number(value: float | None, digits: int = 5) -> str:

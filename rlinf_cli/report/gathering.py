@@ -177,8 +177,8 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
-        found = labels.figures_text(labels.headlines(metrics, "eval"))
-        rows.append(("last evaluation", f"{found} (step {step})"))
+        headline = labels.figures_text(labels.headlines(metrics, "eval"))
+        rows.append(("last evaluation", f"{headline} (step {step})"))
     training = labels.headlines(newest, "env", "rollout")
     if training:
         rows.append(("last training step", labels.figures_text(training)))
@@ -223,13 +223,13 @@ def _environment(placement: PlacementFile) -> list[EnvRow]:
             values.setdefault((component, name), []).append(value)
             layers[component, name] = process.env_layers.get(name, "")
     rows: list[EnvRow] = []
-    for (component, name), found in values.items():
-        distinct = list(dict.fromkeys(found))
+    for (component, name), rank_values in values.items():
+        distinct = list(dict.fromkeys(rank_values))
         text = distinct[0] if len(distinct) == 1 else " | ".join(distinct[:8])
         if len(distinct) > 8:
             text = f"{distinct[0]} ... {distinct[-1]} ({len(distinct)} values, by rank)"
-        if len(found) < counts[component]:
-            text += f" (in {len(found)} of {counts[component]} processes)"
+        if len(rank_values) < counts[component]:
+            text += f" (in {len(rank_values)} of {counts[component]} processes)"
         rows.append(EnvRow(component, name, text, layers[component, name]))
     return rows
 
@@ -247,12 +247,12 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
     ends = {step: (end, seconds) for step, end, seconds in series.moments if step in roles}
     try:
         windows = {step: (end - seconds, end) for step, (end, seconds) in ends.items()}
-        found = bars_of_steps(folder.trace_file, windows)
+        bars = bars_of_steps(folder.trace_file, windows)
     except OSError as error:
         notes.append(f"the trace cannot be read: {error.strerror}")
         return []
     return [
-        StepTimeline(step, tuple(roles[step]), ends[step][1], *found[step]) for step in sorted(roles) if found[step][0]
+        StepTimeline(step, tuple(roles[step]), ends[step][1], *bars[step]) for step in sorted(roles) if bars[step][0]
     ]
 
 
@@ -261,7 +261,7 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
     steps = answer_samples.sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for step, most in wanted:
         try:
             every = [_sample(step, sample) for sample in answer_samples.read_samples(folder, step)[1]]
@@ -274,8 +274,8 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
             taken = {id(sample) for sample in best}
             rest = [sample for sample in reversed(ordered) if id(sample) not in taken]
             ordered = [*best, *reversed(_one_of_each_prompt(rest)[: most - len(best)])]
-        found += ordered
-    return found
+        samples += ordered
+    return samples
 
 
 def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
@@ -290,16 +290,16 @@ def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
 
 def _sample(step: int, data: Mapping[str, Any]) -> Sample:
     def text(name: str) -> str:
-        found = str(data.get(name, ""))
-        return found if len(found) <= _MOST_TEXT else f"{found[:_MOST_TEXT]} ... ({len(found)} characters)"
+        text = str(data.get(name, ""))
+        return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"
 
     return Sample(step, text("prompt"), text("text"), text("answer"), float(data["reward"]), text("reason"))
 
 
 def _videos(folder: Path) -> list[Path]:
     """Return the newest videos of the run, the newest last."""
-    found = [path for path in folder.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))[-_MOST_VIDEOS:]
+    videos = [path for path in folder.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
+    return sorted(videos, key=lambda path: (path.stat().st_mtime, path.name))[-_MOST_VIDEOS:]
 
 
 def _provenance(folder: Path, notes: list[str]) -> Provenance | None:

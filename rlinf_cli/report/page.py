@@ -106,14 +106,14 @@ def _moment(seconds: float) -> str:
 
 def _curves(series: RunSeries, specs: dict[str, Spec]) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
-    found: list[tuple[str, str]] = []
+    curves: list[tuple[str, str]] = []
     for number, panel in enumerate(PANELS):
         lines = _lines(panel, series)
         if lines:
             name = f"curve-{number}"
             specs[name] = charts.curve(f"{panel.title} over steps", lines, share=panel.share)
-            found.append((name, panel.title))
-    return found
+            curves.append((name, panel.title))
+    return curves
 
 
 def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]:
@@ -166,12 +166,12 @@ def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
 
 
 def _timelines(report: RunContent, specs: dict[str, Spec]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    figures: list[tuple[str, Any]] = []
     for timeline in report.timelines:
         name = f"timeline-{timeline.step}"
         specs[name] = charts.timeline(f"timeline of step {timeline.step}", timeline.bars, timeline.seconds)
-        found.append((name, timeline))
-    return found
+        figures.append((name, timeline))
+    return figures
 
 
 def _chosen(series: RunSeries, specs: dict[str, Spec], space: str, words: Sequence[str]) -> list[tuple[str, str]]:
@@ -193,8 +193,8 @@ def _groups(series: RunSeries, specs: dict[str, Spec]) -> list[MetricGroup]:
         grouped.setdefault(name.partition("/")[0], []).append(name)
     number = iter(range(len(names)))
     return [
-        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in found])
-        for group, found in grouped.items()
+        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in columns])
+        for group, columns in grouped.items()
     ]
 
 
@@ -207,7 +207,7 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
     """Return videos, newest first: small ones embedded, others as links."""
     from urllib.parse import quote
 
-    found: list[Video] = []
+    videos: list[Video] = []
     left = _ALL_VIDEO_BYTES
     for path in reversed(paths):
         size = path.stat().st_size
@@ -216,8 +216,8 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        found.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
-    return found
+        videos.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
+    return videos
 
 
 def _poster(video: Path) -> str:

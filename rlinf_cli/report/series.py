@@ -70,24 +70,24 @@ class RunSeries:
 
 def series_of(lines: Iterable[Metrics]) -> RunSeries:
     """Return the metrics of a run by name. Reads the lines once and keeps numbers only."""
-    found = RunSeries()
+    series = RunSeries()
     for line in lines:
-        found.steps += 1
-        found.first = line.time if found.first is None else found.first
-        found.last = line.time
+        series.steps += 1
+        series.first = line.time if series.first is None else series.first
+        series.last = line.time
         evaluated = False
         for name, value in line.metrics.items():
             evaluated = evaluated or name.startswith("eval/")
             if math.isfinite(value):
-                column = found.columns.setdefault(name, Column())
+                column = series.columns.setdefault(name, Column())
                 column.steps.append(line.step)
                 column.values.append(value)
         if evaluated:
-            found.evaluations.append((line.step, line.metrics))
+            series.evaluations.append((line.step, line.metrics))
         seconds = line.metrics.get("time/step", math.nan)
         if math.isfinite(seconds):
-            found.moments.append((line.step, line.time, seconds))
-    return found
+            series.moments.append((line.step, line.time, seconds))
+    return series
 
 
 def banded(steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS) -> list[Band]:

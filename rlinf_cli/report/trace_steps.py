@@ -62,7 +62,7 @@ def bars_of_steps(
         OSError: the trace cannot be read.
     """
     names: dict[int, str] = {}
-    found: dict[int, list[TraceBar]] = {step: [] for step in windows}
+    bars_by_step: dict[int, list[TraceBar]] = {step: [] for step in windows}
     open_transfers: dict[int, float] = {}
     with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
@@ -90,8 +90,8 @@ def bars_of_steps(
             process = names.get(event.pid, "?")
             for step, (begin, end) in windows.items():
                 if began < end and began + seconds > begin:
-                    found[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
-    return {step: _longest(bars, most) for step, bars in found.items()}
+                    bars_by_step[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
+    return {step: _longest(bars, most) for step, bars in bars_by_step.items()}
 
 
 def _longest(bars: list[TraceBar], most: int) -> tuple[list[TraceBar], int]:

@@ -51,9 +51,9 @@ def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
 def _run(work: Callable[[Settle], int], writing: int) -> int:
     os.setsid()
 
-    def settle(told: Any, output: Path) -> None:
+    def settle(message: Any, output: Path) -> None:
         _redirect(output)
-        os.write(writing, json.dumps(told).encode())
+        os.write(writing, json.dumps(message).encode())
         os.close(writing)
 
     return work(settle)

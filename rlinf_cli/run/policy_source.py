@@ -63,7 +63,7 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
             where=job.name,
             help=f"run the same command on their head, `{elsewhere.nodes[0].host}`",
         )
-    choose_cluster(parts, file, told=True)
+    choose_cluster(parts, file, already_shown=True)
     return UsedJob(job, job.recipe, run)
 
 
@@ -78,11 +78,11 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     return None
 
 
-def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
+def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
     """Return the `global_step_N` folder: the given one, else the newest of the run.
 
     Args:
-        given: a `global_step_N` folder, or a run folder or its `checkpoints` for the newest one.
+        checkpoint: a `global_step_N` folder, or a run folder or its `checkpoints` for the newest one.
         run: see above.
 
     Raises:
@@ -93,21 +93,21 @@ def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
-    if given is None and run is None:
+    if checkpoint is None and run is None:
         return None
-    if given is not None:
-        path = Path(given)
+    if checkpoint is not None:
+        path = Path(checkpoint)
         if os.path.lexists(path / STATE):
             run = RunFolder.open(path)
-        elif (found := CheckpointStore(path).latest()) is not None:
-            return found.path
+        elif (newest := CheckpointStore(path).latest()) is not None:
+            return newest.path
         else:
             return open_checkpoint(path).path
     latest = run.checkpoints.latest() if run is not None else None
     if latest is None:
         raise CheckpointError(
             "the run has no checkpoint",
-            where=str(run.path if run is not None else given),
+            where=str(run.path if run is not None else checkpoint),
             help="name one with `--checkpoint`",
         )
     return latest.path

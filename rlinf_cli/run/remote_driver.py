@@ -66,7 +66,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     return run_on_head(record, arguments, stdin=resolved_text(job.tree).encode(), env=forwarded)
 
 
-def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
+def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     """Choose the cluster that this process's driver will join, and print it in one line.
 
     The environment names it; else it is the one that `rlinf up` made from the same file, else one on this machine with
@@ -75,7 +75,7 @@ def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
     Args:
         job: the job.
         file: the file as named on the command line.
-        told: whether the user knows it already.
+        already_shown: whether the user knows it already.
 
     Raises:
         ClusterError: none runs here and one is needed, or several fit.
@@ -89,12 +89,12 @@ def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
     if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None and attach.is_known(name):
         os.environ[env_vars.CLUSTER.name] = name
     may_start = attach.may_be_embedded(num_nodes, job.cluster)
-    found = attach.destination(None, num_nodes, may_start=may_start)
-    if found is None:
+    cluster = attach.destination(None, num_nodes, may_start=may_start)
+    if cluster is None:
         text = "a private Ray on this machine"
-    elif isinstance(found, attach.Known):
-        text = f"cluster {found.name}, head {found.address}"
+    elif isinstance(cluster, attach.Known):
+        text = f"cluster {cluster.name}, head {cluster.address}"
     else:
-        text = f"the cluster at {found}"
-    if not told:
+        text = f"the cluster at {cluster}"
+    if not already_shown:
         console.message(f"runs on {text}")

@@ -51,11 +51,11 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
         return None
     with process:
         why = _wait(process, stopped)
-        told = b"" if why is not None or process.stderr is None else process.stderr.read()
+        stderr = b"" if why is not None or process.stderr is None else process.stderr.read()
     path = folder / NAME
     if why is None and process.returncode == 0 and path.exists():
         return path
-    why = why or reason(told.decode(errors="replace"), process.returncode)
+    why = why or reason(stderr.decode(errors="replace"), process.returncode)
     warn(f"no report: {why}; `rlinf report {folder}` tries again")
     return None
 

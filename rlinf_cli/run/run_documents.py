@@ -48,17 +48,17 @@ class DocumentWriter(View):
             self._keep(self._placement(event.topology))
         elif isinstance(event, RunStarted):
             self._write_pending()
-            found = self._provenance
-            self._guarded(lambda: write_provenance(self._folder.path, found.result()))
+            provenance = self._provenance
+            self._guarded(lambda: write_provenance(self._folder.path, provenance.result()))
             counts = ", ".join(f"{name} {count}" for name, count in event.components.items())
             begin = event.first_step - 1
             if event.resumed_from is not None:
-                self.tell(run_events.RESUMED, begin, f"resumed from {event.resumed_from.name} with {counts}")
+                self.add_event(run_events.RESUMED, begin, f"resumed from {event.resumed_from.name} with {counts}")
             else:
-                self.tell(run_events.STARTED, begin, f"started with {counts}", self._unread())
+                self.add_event(run_events.STARTED, begin, f"started with {counts}", self._unread())
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
-            self.tell(run_events.RESTARTED, event.step, event.reason, [what])
+            self.add_event(run_events.RESTARTED, event.step, event.reason, [what])
 
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""
@@ -66,15 +66,15 @@ class DocumentWriter(View):
         packages = {"rlinf_core", *([recipe.config.partition(".")[0]] if recipe is not None else [])}
         inputs = recipe.function("inputs") if recipe is not None else None
         background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
-        found = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
+        provenance = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
         background.shutdown(wait=False)
-        return found
+        return provenance
 
     def _unread(self) -> list[str]:
         """Return the keys of the file without effect, each with its location and the reason."""
         return [f"{diagnostic.span}: {diagnostic.message}" for diagnostic in without_effect(self._job.diagnostics)]
 
-    def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
+    def add_event(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
         """Add to the run's events."""
         from rlinf_core.config.secrets import mask_text
 

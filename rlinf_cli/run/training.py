@@ -65,10 +65,10 @@ def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
 
         return guarded(lambda: _run_settled(job, recipe, settle))
 
-    told, code = detach.start(work)
-    if told is None:
+    message, code = detach.start(work)
+    if message is None:
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
-    folder, pid = Path(told["folder"]), int(told["pid"])
+    folder, pid = Path(message["folder"]), int(message["pid"])
     if output is Output.JSON:
         console.result_json(summary_record("running", recipe.name, folder, pid=pid))
     else:
@@ -214,7 +214,7 @@ class Training:
                 self._progress.take(event)
                 for view in views:
                     view.show(event)
-                self._end_where_told(event)
+                self._end_if_asked(event)
 
             self._interrupts.check()
             with sigterm_deferred(), suppress(ImportError):
@@ -237,7 +237,7 @@ class Training:
             return 0.0
         return STEP_SECONDS
 
-    def _end_where_told(self, event: Event) -> None:
+    def _end_if_asked(self, event: Event) -> None:
         """End the run after a signal, at an event where no step is half done."""
         if isinstance(event, PhaseStarted):
             if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
@@ -270,11 +270,13 @@ class Training:
         from rlinf_cli.run import run_events
 
         log.info("finished after step %d", self._progress.step)
-        self._documents.tell(run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
+        self._documents.add_event(
+            run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}"
+        )
         self._write_report()
         if self._output is Output.TEXT:
             console.result(summary_text(self._progress, self._folder.path, self._report, self._unread))
-        return self._told(RunStatus.FINISHED, ExitCode.OK)
+        return self._close(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
@@ -283,12 +285,12 @@ class Training:
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason)
-        self._documents.tell(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
+        self._documents.add_event(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
         log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         console.message(self._kept())
         self._say_how_to_go_on()
-        return self._told(RunStatus.INTERRUPTED, code, reason)
+        return self._close(RunStatus.INTERRUPTED, code, reason)
 
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
         import traceback
@@ -307,12 +309,12 @@ class Training:
         block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
         details = [part for part in (block.where, block.why, block.do) if part]
-        self._documents.tell(run_events.FAILED, self._progress.step, block.what, details)
+        self._documents.add_event(run_events.FAILED, self._progress.step, block.what, details)
         self._say_how_to_go_on()
         self._write_report()
         if self._report is not None:
             console.message(f"report: {shown(self._report)}")
-        return self._told(
+        return self._close(
             RunStatus.FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason
         )
 
@@ -355,7 +357,7 @@ class Training:
         if error is not None:
             console.error(f"the end of the run could not be recorded in {self._folder.path}:  {error.why}")
 
-    def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
+    def _close(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if self._output is Output.JSON:
             from rlinf_cli.live.run_summary import summary_record
 

@@ -34,12 +34,12 @@ class LogEntry(NamedTuple):
 
 def log_files(folder: Path) -> list[LogFile]:
     """Return the logs in a run's `logs`, by component and rank."""
-    found: list[LogFile] = []
+    files: list[LogFile] = []
     for path in folder.glob("*/rank_*.log"):
         match = _FILE.fullmatch(path.name)
         if match:
-            found.append(LogFile(path.parent.name, match[1], path))
-    return sorted(found, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
+            files.append(LogFile(path.parent.name, match[1], path))
+    return sorted(files, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
 
 
 def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) -> list[LogFile]:
@@ -62,15 +62,15 @@ def last_lines(path: Path, count: int) -> list[str]:
 def tail(path: Path, count: int) -> tuple[list[str], str, int]:
     """Return the last complete lines of a file, the incomplete rest, and the offset after the last complete line."""
     blocks: list[bytes] = []
-    found = 0
+    line_ends = 0
     try:
         with open_regular(path) as file:
             at = end = file.seek(0, 2)
-            while at > 0 and (count == ALL or found <= count):
+            while at > 0 and (count == ALL or line_ends <= count):
                 start = max(0, at - _BLOCK)
                 file.seek(start)
                 blocks.append(file.read(at - start))
-                found += blocks[-1].count(b"\n")
+                line_ends += blocks[-1].count(b"\n")
                 at = start
     except OSError:
         return [], "", 0
@@ -89,16 +89,16 @@ def entries(lines: Sequence[str], fallback: str = "") -> list[LogEntry]:
     Args:
         fallback: the timestamp of leading lines without one.
     """
-    found: list[LogEntry] = []
+    messages: list[LogEntry] = []
     moment, part = fallback, list[str]()
     for line in lines:
         match = _MOMENT.match(line)
         if match and part:
-            found.append(LogEntry(moment, tuple(part)))
+            messages.append(LogEntry(moment, tuple(part)))
             part = []
         moment = match[0] if match else moment
         part.append(line)
-    return [*found, LogEntry(moment, tuple(part))] if part else found
+    return [*messages, LogEntry(moment, tuple(part))] if part else messages
 
 
 def merged(parts: Iterable[Sequence[LogEntry]]) -> list[str]:

@@ -116,7 +116,9 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
         provenances: of each run, in the same order; None for a run without, which is no difference.
     """
     flat = [_flat(config) for config in configs]
-    found = [_of_key(name, [config.get(name) for config in flat]) for name in _names(flat) if not _incidental(name)]
+    differences = [
+        _of_key(name, [config.get(name) for config in flat]) for name in _names(flat) if not _incidental(name)
+    ]
     parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
     for part, kind in parts:
         known = [
@@ -127,17 +129,18 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
             values = tuple(None if versions is None else versions.get(name) for versions in known)
             # A run without provenance has no versions or code to compare.
             if len({value for value, versions in zip(values, known, strict=True) if versions is not None}) > 1:
-                found.append(Difference(kind, name, values))
-    found = [difference for difference in found if len(set(difference.values)) > 1]
+                differences.append(Difference(kind, name, values))
+    differences = [difference for difference in differences if len(set(difference.values)) > 1]
     # Evaluation keys that only follow training keys are reported after them.
-    leading = _leading_evaluations({difference.name: difference for difference in found})
+    leading = _leading_evaluations({difference.name: difference for difference in differences})
     order = list(Kind)
     return sorted(
-        found, key=lambda difference: order.index(Kind.EVALUATION if difference.name in leading else difference.kind)
+        differences,
+        key=lambda difference: order.index(Kind.EVALUATION if difference.name in leading else difference.kind),
     )
 
 
-def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
+def _leading_evaluations(by_name: Mapping[str, Difference]) -> set[str]:
     """Return the training keys that differ in the same way as the corresponding evaluation keys.
 
     An evaluation inherits from training what its own section omits (`env.eval.task` from `env.train.task`), and a
@@ -145,13 +148,13 @@ def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
     """
     twins = {
         name: ".".join("train" if word == "eval" else word for word in name.split("."))
-        for name, difference in found.items()
+        for name, difference in by_name.items()
         if difference.kind is Kind.EVALUATION
     }
     return {
         twin
         for name, twin in twins.items()
-        if name != twin and twin in found and found[twin].values == found[name].values
+        if name != twin and twin in by_name and by_name[twin].values == by_name[name].values
     }
 
 
@@ -162,15 +165,15 @@ def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 def _flat(value: object, name: str = "") -> dict[str, str]:
     """Return every scalar as text, by the dotted path of its key."""
     if isinstance(value, Mapping) and value:
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for key, child in cast("Mapping[Any, Any]", value).items():
-            found |= _flat(child, f"{name}.{key}" if name else str(key))
-        return found
+            values |= _flat(child, f"{name}.{key}" if name else str(key))
+        return values
     if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", value)):
-        found = {}
+        values = {}
         for number, child in enumerate(cast("list[Any]", value)):
-            found |= _flat(child, f"{name}[{number}]")
-        return found
+            values |= _flat(child, f"{name}[{number}]")
+        return values
     return {name: _text(cast("object", value))}
 
 
@@ -207,16 +210,18 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
         metric: its full name, as in `eval/success_at_end`.
         steps: metrics of each step, in order.
     """
-    found = [(step, step_metrics) for step, step_metrics in steps if math.isfinite(step_metrics.get(metric, math.nan))]
-    if not found:
+    evaluated_steps = [
+        (step, step_metrics) for step, step_metrics in steps if math.isfinite(step_metrics.get(metric, math.nan))
+    ]
+    if not evaluated_steps:
         return RunResult(metric, math.nan, 0)
-    step, metrics = found[-1]
+    step, metrics = evaluated_steps[-1]
     space = metric.rpartition("/")[0]
     if _is_evaluation(space):
         low, high, count = interval_of(metric, metrics)
         basis = "the last evaluation" if low is not None else ""
         return RunResult(metric, metrics[metric], step, low, high, count, basis)
-    values = [step_metrics[metric] for _, step_metrics in found[-LAST_STEPS:]]
+    values = [step_metrics[metric] for _, step_metrics in evaluated_steps[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
         return RunResult(metric, mean(values), step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))

@@ -76,13 +76,13 @@ def collect(packages: Iterable[str] = ("rlinf_core", "recipes"), inputs: Iterabl
     )
 
 
-def write_provenance(folder: Path, found: Provenance) -> None:
+def write_provenance(folder: Path, provenance: Provenance) -> None:
     """Write the provenance of the run in `folder`.
 
     Raises:
         OSError: it cannot be written.
     """
-    durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **found._asdict()}, indent=2) + "\n")
+    durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **provenance._asdict()}, indent=2) + "\n")
 
 
 def read_provenance(folder: Path) -> Provenance | None:
@@ -103,7 +103,7 @@ def read_provenance(folder: Path) -> Provenance | None:
 
 def _installed() -> dict[str, str]:
     """Return the versions of the installed packages, from their folder names: much faster than reading metadata."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for place in sys.path:
         try:
             names = os.listdir(place or ".")
@@ -112,8 +112,8 @@ def _installed() -> dict[str, str]:
         for name in names:
             parts = _DIST_INFO.fullmatch(name)
             if parts is not None:
-                found.setdefault(parts["name"].lower().replace("_", "-"), parts["version"])
-    return dict(sorted(found.items()))
+                versions.setdefault(parts["name"].lower().replace("_", "-"), parts["version"])
+    return dict(sorted(versions.items()))
 
 
 def _source_digest(package: str) -> str:

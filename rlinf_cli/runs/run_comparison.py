@@ -82,9 +82,9 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     for number in range(len(folders)):
         for chosen in alike:
             first = chosen[0]
-            found = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
+            pair_differences = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
             # The machine of a run affects its speed, not its result.
-            if all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in found):
+            if all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in pair_differences):
                 chosen.append(number)
                 break
         else:
@@ -108,7 +108,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     return Comparison(metric, sets, tuple(between), verdicts)
 
 
-def draw(found: Comparison, path: Path) -> None:
+def draw(comparison: Comparison, path: Path) -> None:
     """Draw the metric of all runs in one chart; the extension of `path` selects the format.
 
     Raises:
@@ -125,15 +125,15 @@ def draw(found: Comparison, path: Path) -> None:
     FigureCanvasAgg(figure)
     palette: Any = colormaps["tab10"]
     axes = figure.subplots()
-    for colour, run_set in enumerate(found.sets):
+    for colour, run_set in enumerate(comparison.sets):
         for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
-            pairs = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+            pairs = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
             points = [(step, value) for step, value in pairs if math.isfinite(value)]
             if points:
                 steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
                 label, color = f"{run_set.label}  {run.path.name}", palette(colour % palette.N)
                 axes.plot(steps, values, label=label, color=color, linewidth=1.3)
-    axes.set_title(found.metric, fontsize=10)
+    axes.set_title(comparison.metric, fontsize=10)
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -150,21 +150,21 @@ def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
     names = [{name for line in lines for name in line.metrics} for lines in metrics]
     shared = names[0].intersection(*names[1:])
     for space in ("eval", "env", "rollout"):
-        found = labels.headline_metric(shared, space)
-        if found is not None:
-            return found
+        metric = labels.headline_metric(shared, space)
+        if metric is not None:
+            return metric
     raise RunError("the runs have no headline metric in common", help="choose a metric with `--metric`")
 
 
 def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResult:
-    found = result_of(metric, [(line.step, line.metrics) for line in lines])
-    if found.value != found.value:
+    result = result_of(metric, [(line.step, line.metrics) for line in lines])
+    if result.value != result.value:
         raise RunError(
             f"the run has no metric `{metric}`",
             where=str(folder.metrics_file),
             help="use `--metric` with one that all runs have",
         )
-    return found
+    return result
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

@@ -59,9 +59,11 @@ class RunRow:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of the run."""
-        found = self.evaluation
+        evaluation = self.evaluation
         metrics = (
-            {name: number if math.isfinite(number) else None for name, number in found.metrics.items()} if found else {}
+            {name: number if math.isfinite(number) else None for name, number in evaluation.metrics.items()}
+            if evaluation
+            else {}
         )
         evaluated = {name: number for name, number in sorted(metrics.items()) if name.startswith("eval/")}
         return {
@@ -73,7 +75,7 @@ class RunRow:
             "reason": self.reason,
             "step": self.step,
             "result": {"name": self.result.split()[0], "value": self.value} if self.result else None,
-            "evaluation": {"step": found.step, "metrics": evaluated} if found else None,
+            "evaluation": {"step": evaluation.step, "metrics": evaluated} if evaluation else None,
             "created": self.created,
             "ended": self.ended,
             "bytes": self.size,
@@ -175,10 +177,10 @@ def _size(folder: Path) -> int:
     for root, _, files in os.walk(folder):
         for name in files:
             try:
-                found = os.lstat(os.path.join(root, name))
+                info = os.lstat(os.path.join(root, name))
             except OSError:
                 continue  # deleted meanwhile
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            total += info.st_size if stat.S_ISREG(info.st_mode) else 0
     return total
 
 

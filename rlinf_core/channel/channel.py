@@ -272,8 +272,8 @@ class Channel:
 
     def statistics(self) -> dict[Key, KeyStatistics]:
         """Return what has gone through each key."""
-        found: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
-        return {key_of(text): statistics for text, statistics in found.items()}
+        by_key: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
+        return {key_of(text): statistics for text, statistics in by_key.items()}
 
     def losses(self) -> list[Any]:
         """Items that were on their way into the channel when their producer died; the last thousand, as `LostItem`."""

@@ -202,12 +202,12 @@ class Reaper:
             )
 
     def _waiting(self) -> list[_Dropped | None]:
-        found: list[_Dropped | None] = []
+        dropped: list[_Dropped | None] = []
         while True:
             try:
-                found.append(self.dropped.get_nowait())
+                dropped.append(self.dropped.get_nowait())
             except Empty:
-                return found
+                return dropped
 
     def _cancel(self, operation: ChannelOperation[Any]) -> None:
         operation.cancel()

@@ -423,11 +423,11 @@ def _warn_of_unknown() -> None:
         _log.warning("%s", message)
 
 
-def _cluster_config(given: Any) -> ClusterConfig | None:
-    config = getattr(given, "cluster", given)
+def _cluster_config(cluster_cfg: Any) -> ClusterConfig | None:
+    config = getattr(cluster_cfg, "cluster", cluster_cfg)
     if config is None or isinstance(config, ClusterConfig):
         return config
     raise ConfigError(
-        f"`cluster_cfg` is a {type(given).__name__}, not a `ClusterConfig` or an object with one as `.cluster`",
+        f"`cluster_cfg` is a {type(cluster_cfg).__name__}, not a `ClusterConfig` or an object with one as `.cluster`",
         help="load the file with `rlinf_core.load_job`, and pass its `config`",
     )

@@ -85,11 +85,11 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
         if _engine is None:
             _engine = RayEngine(str(ray.get_runtime_context().gcs_address), embedded=False)
         return _engine
-    found = attach.destination(address, num_nodes, may_start=may_start)
-    if found is None:
+    cluster = attach.destination(address, num_nodes, may_start=may_start)
+    if cluster is None:
         _engine = _start(namespace)
     else:
-        known, other = (found, found.address) if isinstance(found, attach.Known) else (None, found)
+        known, other = (cluster, cluster.address) if isinstance(cluster, attach.Known) else (None, cluster)
         _authenticate(known)
         _engine = _join(other, namespace, on_loopback=reachable.check(other) == LOOPBACK)
     return _engine

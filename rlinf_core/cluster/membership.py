@@ -27,14 +27,14 @@ class NodeMember:
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[NodeMember]:
     """Return the living nodes in `ray.nodes()`."""
-    found: list[NodeMember] = []
+    living: list[NodeMember] = []
     for node in nodes:
         if node["Alive"]:
             labels = node.get("Labels", {})
             rank = str(labels.get(RANK_LABEL, ""))
-            given = int(rank) if rank.isdigit() else None
-            found.append(NodeMember(node["NodeID"], node["NodeManagerAddress"], given))
-    return found
+            rank_number = int(rank) if rank.isdigit() else None
+            living.append(NodeMember(node["NodeID"], node["NodeManagerAddress"], rank_number))
+    return living
 
 
 def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMember]:
@@ -91,14 +91,14 @@ def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
 def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a message on ranks that joined and were lost, with Ray's reason."""
     alive = {member.label_rank for member in members(nodes)}
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for node in nodes:
         rank = str(node.get("Labels", {}).get(RANK_LABEL, ""))
         if not node["Alive"] and rank.isdigit() and int(rank) not in alive:
             reason = str(node.get("DeathReasonMessage") or "").strip().partition("\n")[0]
             gone = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
-            found[int(rank)] = f"{gone}: {reason}" if reason else gone
-    return [found[rank] for rank in sorted(found)]
+            reasons[int(rank)] = f"{gone}: {reason}" if reason else gone
+    return [reasons[rank] for rank in sorted(reasons)]
 
 
 def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> ClusterError:

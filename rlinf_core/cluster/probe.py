@@ -42,8 +42,8 @@ class NodeFacts:
 def probe() -> NodeFacts:
     """Return the facts of this machine."""
     ray = ray_api()
-    found = find_accelerators()
-    devices = found.devices
+    accelerators = find_accelerators()
+    devices = accelerators.devices
     ids = tuple(str(device.index) for device in devices)
     return NodeFacts(
         declared_rank=env_vars.NODE_RANK.get(),
@@ -51,7 +51,7 @@ def probe() -> NodeFacts:
         python=sys.executable,
         versions=(("python", platform.python_version()), ("ray", ray.__version__), ("rlinf", __version__)),
         num_accelerators=len(devices),
-        accelerator_type=found.accelerator.name if devices else None,
+        accelerator_type=accelerators.accelerator.name if devices else None,
         accelerator_model=devices[0].model if devices else None,
         accelerator_ids=() if ids == tuple(map(str, range(len(ids)))) else ids,
     )

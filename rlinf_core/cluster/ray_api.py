@@ -147,7 +147,7 @@ def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
     # One is taken per answer, on any thread of Ray: taking is atomic under the GIL.
     missing = deque(answers[1:])
 
-    def tell(answer: Future[Any]) -> None:
+    def notify(answer: Future[Any]) -> None:
         if together.done():
             return
         error = answer.exception()
@@ -162,7 +162,7 @@ def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
                 missing.pop()
                 return
         with suppress(RuntimeError):  # the loop is closed: there is no waiter left
-            loop.call_soon_threadsafe(tell, answer)
+            loop.call_soon_threadsafe(notify, answer)
 
     for answer in answers:
         answer.add_done_callback(answered)

@@ -70,10 +70,10 @@ def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
         connection.sendall(_PREFACE)
         while len(answer) < _FRAME_HEADER_BYTES:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            more = connection.recv(_FRAME_HEADER_BYTES - len(answer))
-            if not more:
+            chunk = connection.recv(_FRAME_HEADER_BYTES - len(answer))
+            if not chunk:
                 break
-            answer += more
+            answer += chunk
     except (TimeoutError, ConnectionError):
         pass
     return answer
@@ -90,8 +90,8 @@ def _until_here(address: str) -> tuple[str | None, list[str]]:
     try:
         client = gcs_client(address)
         while True:
-            found = client.get_all_node_info(timeout=_LIST_SECONDS).values()
-            alive = [node for node in found if node.state == _ALIVE]
+            listed = client.get_all_node_info(timeout=_LIST_SECONDS).values()
+            alive = [node for node in listed if node.state == _ALIVE]
             own = next((node for node in alive if os.path.exists(node.raylet_socket_name)), None)
             # A head starts before its own node. If other nodes are alive, this one is hardly still joining.
             patience = _JOIN_SECONDS if alive else env_vars.CONNECT_TIMEOUT.get()

@@ -159,11 +159,11 @@ def _parse_part(text: str, start: int, end: int, item: int | None) -> RankMapPar
 def _pieces(text: str, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     at = start
     while True:
-        found = text.find(separator, at, end)
-        yield at, end if found < 0 else found
-        if found < 0:
+        position = text.find(separator, at, end)
+        yield at, end if position < 0 else position
+        if position < 0:
             return
-        at = found + 1
+        at = position + 1
 
 
 def _stripped(text: str, start: int, end: int) -> tuple[int, int]:

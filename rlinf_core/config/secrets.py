@@ -53,13 +53,13 @@ def environment_secrets() -> frozenset[str]:
 
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
     """Return the texts that `mask` hides."""
-    found: set[str] = set()
+    secrets: set[str] = set()
 
     def walk(node: Node, path: Path, *, secretly: bool) -> None:
         secretly = secretly or path in secret
         if isinstance(node, ScalarNode):
             if secretly and node.value not in (None, ""):
-                found.add(node.raw)
+                secrets.add(node.raw)
         elif isinstance(node, SequenceNode):
             for i, item in enumerate(node.items):
                 walk(item, (*path, i), secretly=secretly)
@@ -69,7 +69,7 @@ def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset
                 walk(entry.value, (*path, name), secretly=secretly or is_secret(name))
 
     walk(tree, (), secretly=False)
-    return frozenset(found)
+    return frozenset(secrets)
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:

@@ -87,7 +87,7 @@ class Job(NamedTuple):
         resolutions: by component, what its rank map means on that topology; those that could be judged.
         world_sizes: by component, the number of its processes; None where that cannot be known yet.
         view: the validated file, or as much of it as could be; None when it could not be read.
-        secret: paths whose values must not be printed, besides those whose keys tell.
+        secret: paths whose values must not be printed, besides those with secret-looking keys.
 
     The last ones may hold less than the file when `ok` is False: what was wrong is left out.
     """
@@ -170,11 +170,11 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
 
     from rlinf_core.suggest import did_you_mean, quoted
 
-    found = Diagnostics()
-    source = load_source(name, found)
+    findings = Diagnostics()
+    source = load_source(name, findings)
     known = shipped_configs()
     hint = did_you_mean(name, known) or (f"the shipped configurations are {quoted(known)}" if known else None)
-    diagnostics.extend(diagnostic._replace(help=diagnostic.help or hint) for diagnostic in found)
+    diagnostics.extend(diagnostic._replace(help=diagnostic.help or hint) for diagnostic in findings)
     return source
 
 
@@ -308,9 +308,9 @@ def _probed(
     for mismatch in mismatches:
         alike.setdefault((mismatch.label, mismatch.declared, mismatch.found), []).append(mismatch.node_rank)
     by_label: dict[str, list[str]] = {}
-    for (label, declared, found), ranks in alike.items():
+    for (label, declared, found_text), ranks in alike.items():
         on = f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
-        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found} on {on}")
+        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found_text} on {on}")
     for index, group in enumerate(cluster.node_groups):
         if group.label in by_label:
             path: Path = ("cluster", "node_groups", index, "accelerators")

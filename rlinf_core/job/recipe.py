@@ -185,7 +185,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     # Imported here: a file without `recipe` needs no recipes.
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        found.setdefault(point.name, point)
-    return found
+        points.setdefault(point.name, point)
+    return points

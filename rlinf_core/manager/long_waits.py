@@ -31,7 +31,10 @@ class LongWaits:
             for operation in publication.operations
             if not (operation.operation.detached or operation.operation.kind in _SILENT)
         ]
-        self._since = {operation.operation.serial: self._since.get(operation.operation.serial, operation.age) for operation in waited_for}
+        self._since = {
+            operation.operation.serial: self._since.get(operation.operation.serial, operation.age)
+            for operation in waited_for
+        }
         due: list[Operation] = []
         for wait in waited_for:
             operation = wait.operation

@@ -131,7 +131,7 @@ class Manager:
             peer = self._peers.pop(str(address), None)
             self._deaths.pop(str(address), None)
             if peer is not None:
-                self._tell(peer, "its group was shut down")
+                self._announce_death(peer, "its group was shut down")
         self._ownership.release(name)
 
     def _declare(self, stream: PeerStream, declared: m.Declare) -> None:
@@ -171,29 +171,29 @@ class Manager:
 
     def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
         try:
-            found = self._find(pending)
+            peer = self._find(pending)
         except RLinfError as error:
             self._refuse(pending.stream, pending.serial, error)
             return
-        if isinstance(found, NotYet):
+        if isinstance(peer, NotYet):
             self._pending.append(pending)
             if first:
-                self._control.send(pending.stream, m.NotYetNotice(pending.serial, found.message, found.help))
+                self._control.send(pending.stream, m.NotYetNotice(pending.serial, peer.message, peer.help))
             return
-        self._reply(pending.stream, pending.serial, found)
+        self._reply(pending.stream, pending.serial, peer)
 
     def _find(self, pending: _Pending) -> EndpointInfo | int | NotYet:
         if pending.sizes_only:
             size = self._registry.groups().get(pending.name)
             if size is not None:
                 return size
-            found = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
-            return found if isinstance(found, NotYet) else 0
+            group_info = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
+            return group_info if isinstance(group_info, NotYet) else 0
         self._acquaint(pending.stream.peer, pending.name)
-        found = self._registry.look_up(WorkerAddress.from_name(pending.name))
-        if isinstance(found, NotYet):
-            return found
-        return found.info or NotYet(f"`{pending.name}` is being launched")
+        group_info = self._registry.look_up(WorkerAddress.from_name(pending.name))
+        if isinstance(group_info, NotYet):
+            return group_info
+        return group_info.info or NotYet(f"`{pending.name}` is being launched")
 
     def _retry_pending(self) -> None:
         waiting, self._pending = self._pending, []
@@ -254,18 +254,18 @@ class Manager:
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
-    def _take_postmortem(self, stream: PeerStream, found: m.Postmortem) -> None:
-        death = self._deaths.pop(found.name, None)
+    def _take_postmortem(self, stream: PeerStream, report: m.Postmortem) -> None:
+        death = self._deaths.pop(report.name, None)
         if death is not None:
-            self._conclude(death.peer, found.cause)
+            self._conclude(death.peer, report.cause)
 
     def _conclude(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
         self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
-        self._tell(peer, cause, vanished=vanished)
+        self._announce_death(peer, cause, vanished=vanished)
         # Who looks for it now hears that it is dead.
         self._retry_pending()
 
-    def _tell(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+    def _announce_death(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
         hello = peer.hello
         died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
         for name in {*peer.acquaintances, m.DRIVER}:

@@ -160,10 +160,10 @@ class ManagerClient(Resolver):
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
-        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
+        info = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
         with self._news:
             self._deaths.pop(name, None)
-        return found
+        return info
 
     def group_size(self, name: str, timeout: float) -> int:
         """Return how many workers a group has, once it is being launched."""

@@ -169,7 +169,7 @@ class WaitGraph:
         for node in self._stuck:
             if node in self._waits and _anyone(self._waits[node]):
                 edges[node].append(_ANYONE)
-        found: list[Deadlock] = []
+        deadlocks: list[Deadlock] = []
         for knot in knots(edges):
             # Being idle is no operation that could fail.
             operations = sorted(
@@ -178,8 +178,8 @@ class WaitGraph:
             )
             if operations:
                 members = tuple(dict.fromkeys(name for name, _ in operations))
-                found.append(Deadlock(members, tuple(operations), self._picture(operations)))
-        return sorted(found, key=lambda deadlock: deadlock.members)
+                deadlocks.append(Deadlock(members, tuple(operations), self._picture(operations)))
+        return sorted(deadlocks, key=lambda deadlock: deadlock.members)
 
     def explain(self, name: str, serial: int | None = None) -> str:
         """Return in words what a process (or one operation of it) waits for, and so on to the root.
@@ -194,21 +194,21 @@ class WaitGraph:
 
     def _picture(self, start: Iterable[Node]) -> str:
         sentences: list[str] = []
-        told: set[Node] = set()
+        visited: set[Node] = set()
         for node in start:
             if node in self._waits:
-                self._tell(node, sentences, told)
+                self._describe(node, sentences, visited)
         if len(sentences) > _PICTURE_LINES:
-            more = len(sentences) - _PICTURE_LINES + 1
-            sentences[_PICTURE_LINES - 1 :] = [f"and {more} more"]
+            omitted = len(sentences) - _PICTURE_LINES + 1
+            sentences[_PICTURE_LINES - 1 :] = [f"and {omitted} more"]
         return "; ".join(sentences)
 
-    def _tell(self, start: Node, sentences: list[str], told: set[Node]) -> None:
+    def _describe(self, start: Node, sentences: list[str], visited: set[Node]) -> None:
         todo: deque[tuple[Node, str]] = deque()
 
         def follow(node: Node, role: str) -> None:
-            if node not in told:
-                told.add(node)
+            if node not in visited:
+                visited.add(node)
                 todo.append((node, role))
 
         follow(start, "")
@@ -300,7 +300,7 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
     low: dict[N, int] = {}
     component: dict[N, int] = {}
     stack: list[N] = []
-    found: list[set[N]] = []
+    components: list[set[N]] = []
     for root in edges:
         if root in number:
             continue
@@ -321,11 +321,11 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
                     low[parent] = min(low[parent], low[node])
                 if low[node] == number[node]:
                     members = _pop_to(node, stack)
-                    component.update(dict.fromkeys(members, len(found)))
-                    found.append(members)
+                    component.update(dict.fromkeys(members, len(components)))
+                    components.append(members)
     return [
         members
-        for index, members in enumerate(found)
+        for index, members in enumerate(components)
         if all(component[successor] == index for node in members for successor in edges[node])
     ]
 

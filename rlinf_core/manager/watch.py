@@ -50,14 +50,14 @@ def processes_of(
         channels.update(answer.channels)
         called.update(answer.in_flight)
     view = JobView(channels, frozenset(dead), unknown)
-    found = [Process(name, died=seconds) for name, seconds in dead.items()]
+    processes = [Process(name, died=seconds) for name, seconds in dead.items()]
     for name, answer in answers.items():
         publication = answer.publication
         if name in called and not publication.operations:
             # A call on its way to it, or its answer on its way back: it will go on by itself.
             publication = replace(publication, running=True)
-        found.append(view.process(name, publication))
-    return found
+        processes.append(view.process(name, publication))
+    return processes
 
 
 class Watch:
@@ -118,8 +118,8 @@ class Watch:
             if round_.complete or now >= round_.until:
                 del self._rounds[serial]
                 round_.done(round_)
-        found, self._found = self._found, []
-        return found
+        deadlocks, self._found = self._found, []
+        return deadlocks
 
     def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
         self._looking = False

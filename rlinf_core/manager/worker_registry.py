@@ -148,10 +148,10 @@ class WorkerRegistry(Generic[C]):
         Raises:
             UnknownGroupError: there is no such group.
         """
-        found = self._groups.get(group)
-        if found is None:
+        workers = self._groups.get(group)
+        if workers is None:
             raise UnknownGroupError(group, self._names())
-        return tuple(found.workers[rank] for rank in range(found.size))
+        return tuple(workers.workers[rank] for rank in range(workers.size))
 
     # Workers
 
@@ -269,11 +269,11 @@ class Ownership:
         parents = [owner]
         while parents:
             parent = parents.pop()
-            found = {
+            children = {
                 group for group, by in self._owners.items() if by == parent or by.startswith(f"{parent}:")
             } - doomed
-            doomed |= found
-            parents += found
+            doomed |= children
+            parents += children
         order = tuple(group for group in reversed(self._owners) if group in doomed)
         for group in order:
             del self._owners[group]

@@ -90,10 +90,10 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
     name = env_vars.CLUSTER.get()
     if name is None and may_start:
         return _only_one(cluster for cluster in _running_here() if num_nodes in (None, cluster.num_nodes))
-    found = known()
-    if found is None:
+    own_cluster = known()
+    if own_cluster is None:
         raise _nothing_to_join(name)
-    return found
+    return own_cluster
 
 
 def is_known(name: str) -> bool:
@@ -127,11 +127,11 @@ def _resolved(host: str) -> str | None:
 
 
 def _only_one(clusters: Iterator[Known]) -> Known | None:
-    found = {cluster.name: cluster for cluster in clusters}
-    if len(found) > 1:
-        listed = ", ".join(f"`{cluster_name}`" for cluster_name in sorted(found))
+    by_name = {cluster.name: cluster for cluster in clusters}
+    if len(by_name) > 1:
+        listed = ", ".join(f"`{cluster_name}`" for cluster_name in sorted(by_name))
         raise ClusterError(f"this machine is a node of several clusters: {listed}", help=_name_one())
-    return next(iter(found.values()), None)
+    return next(iter(by_name.values()), None)
 
 
 def _name_one() -> str:

@@ -54,7 +54,7 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
     own_namespace = os.stat("/proc/self/ns/pid").st_ino
-    found: list[int] = []
+    pids: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -72,8 +72,8 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
             continue  # it ended, or is another user's
         ours = ours or (engine and any(target.startswith(f"{folder}/") for target in open_files(int(name))))
         if ours and identity(int(name)) is not None:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def send(pids: list[int], number: int) -> None:
@@ -119,17 +119,17 @@ def reap(folder: str) -> None:
 
 def open_files(pid: int) -> list[str]:
     """Return the paths of what a process has open; none where that cannot be seen."""
-    found: list[str] = []
+    paths: list[str] = []
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return found
+        return paths
     for name in names:
         try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            paths.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except OSError:
             continue
-    return found
+    return paths
 
 
 if __name__ == "__main__":

@@ -113,11 +113,11 @@ class _Check:
             doubtful |= {label.raw, CLUSTER_LABEL} if self._damaged((*path, "accelerators")) else {label.raw}
         if self._damaged(GROUPS) and not isinstance(groups, SequenceNode):
             return set(self._all_labels())
-        given = Counter(group.label for group in self.cluster.node_groups)
+        label_counts = Counter(group.label for group in self.cluster.node_groups)
         return doubtful | {
             group.label
             for group in self.cluster.node_groups
-            if given[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
+            if label_counts[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
         }
 
     def _all_labels(self) -> Iterator[str]:

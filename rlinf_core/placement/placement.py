@@ -67,7 +67,7 @@ class Placement:
                 local_rank, local_world_size = 0, 1
             else:
                 local_rank = self.local_accelerator_rank
-        found = {
+        variables = {
             "WORLD_SIZE": str(self.world_size),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(local_rank),
@@ -77,5 +77,5 @@ class Placement:
         }
         if self.local_accelerator_rank is not None:
             visible = self.visible_device_ids or self.visible_accelerators
-            found[self.visibility_variable] = ",".join(map(str, visible))
-        return found
+            variables[self.visibility_variable] = ",".join(map(str, visible))
+        return variables

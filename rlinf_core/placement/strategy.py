@@ -46,10 +46,10 @@ def number(value: object, name: str, where: str) -> int:
     Raises:
         PlacementError: it is no whole number.
     """
-    found = as_index(value)
-    if found is None:
+    number = as_index(value)
+    if number is None:
         raise PlacementError(f"`{name}` is {short_repr(value)}", where=where, help="give a whole number")
-    return found
+    return number
 
 
 def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
@@ -59,12 +59,12 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
         PlacementError: it is no iterable of whole numbers.
     """
     listed = items(values)
-    found = None if listed is None else [as_index(value) for value in listed]
-    if found is None or None in found:
+    ranks = None if listed is None else [as_index(value) for value in listed]
+    if ranks is None or None in ranks:
         raise PlacementError(
             f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are whole numbers"
         )
-    return tuple(number for number in found if number is not None)
+    return tuple(number for number in ranks if number is not None)
 
 
 def items(values: object) -> tuple[object, ...] | None:

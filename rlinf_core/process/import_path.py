@@ -121,12 +121,12 @@ def user_folders() -> tuple[str, ...]:
     installed = tuple(
         os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
     )
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for entry in sys.path:
         folder = os.path.realpath(entry or os.getcwd())
         if not any(folder == root or folder.startswith(root + os.sep) for root in installed):
-            found.setdefault(folder)
-    return tuple(found)
+            folders.setdefault(folder)
+    return tuple(folders)
 
 
 def _standard_library() -> tuple[str, str]:

@@ -106,7 +106,7 @@ class MetricsWriter:
             self._file.write(text)
             self._file.truncate(self._last_start + len(text))
         self._last = line
-        self._tell(lambda backend: backend.log(step, numbers))
+        self._forward(lambda backend: backend.log(step, numbers))
 
     def rewind(self, step: int) -> None:
         """Drop what was written for steps after `step`: the run goes on from there.
@@ -116,15 +116,15 @@ class MetricsWriter:
         """
         with self._guarded():
             self._keep_until(step)
-        self._tell(lambda backend: backend.rewind(step))
+        self._forward(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
         """Write out what backends hold back. Safe to call twice."""
         self._file.close()
-        self._tell(lambda backend: backend.close())
+        self._forward(lambda backend: backend.close())
         self._backends = ()
 
-    def _tell(self, what: Callable[[MetricsBackend], None]) -> None:
+    def _forward(self, what: Callable[[MetricsBackend], None]) -> None:
         """Tell the backends. A service that fails is left out from then on: no run ends for its sake."""
         kept: list[MetricsBackend] = []
         for backend in self._backends:

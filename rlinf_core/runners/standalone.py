@@ -117,8 +117,8 @@ def _recipe(config: RunConfig) -> Recipe | None:
 
 
 def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
-    found = [f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith(prefix)]
-    return f": {', '.join(found)}" if found else ""
+    headlines = [f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith(prefix)]
+    return f": {', '.join(headlines)}" if headlines else ""
 
 
 def _masked(data: Any) -> Any:

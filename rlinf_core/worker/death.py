@@ -14,8 +14,8 @@ def describe_death(error: BaseException, address: str, node: str, incarnation: i
     """Return the error for a worker that Ray says has died; waits a moment for what the manager finds out."""
     said = _ray_says(str(error))
     client = current_client()
-    told = client.cause_of_death(address, incarnation) if client is not None else None
-    cause = "; ".join(part for part in (said, told) if part) or None
+    known_cause = client.cause_of_death(address, incarnation) if client is not None else None
+    cause = "; ".join(part for part in (said, known_cause) if part) or None
     return WorkerDiedError(address, node=node, cause=cause)
 
 

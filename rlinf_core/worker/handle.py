@@ -311,10 +311,10 @@ class WorkerGroupHandle(Generic[T]):
         client = current_client()
         if client is None or self._settled:
             return {}
-        found = {
+        errors = {
             member.address.rank: client.vanished(str(member.address), member.incarnation) for member in self._members
         }
-        return {rank: error for rank, error in found.items() if error is not None}
+        return {rank: error for rank, error in errors.items() if error is not None}
 
     def _translate(self, member: GroupMember, error: Exception) -> Exception:
         ray = ray_api()

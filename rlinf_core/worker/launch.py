@@ -156,14 +156,14 @@ def waves(nodes: Sequence[int]) -> list[list[int]]:
 
     `nodes` has the rank of each process's node.
     """
-    found, before = list[list[int]](), Counter[int]()
+    waves, before = list[list[int]](), Counter[int]()
     for index, node in enumerate(nodes):
         wave = before[node] // WAVE
         before[node] += 1
-        if wave == len(found):
-            found.append([])
-        found[wave].append(index)
-    return found
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append(index)
+    return waves
 
 
 def close_group(name: str, incarnation: int) -> None:

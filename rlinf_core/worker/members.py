@@ -46,10 +46,10 @@ def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int
     Raises:
         InvalidNameError: `groups` is no sequence of names and of pairs of a name and ranks.
     """
-    given = cast("object", groups)
-    if isinstance(given, str | bytes | WorkerAddress) or not isinstance(given, Iterable):
-        raise _not_members(given, f"write `[{str(given)!r}]`" if isinstance(given, str | WorkerAddress) else None)
-    return [_member(member) for member in cast("Iterable[object]", given)]
+    members = cast("object", groups)
+    if isinstance(members, str | bytes | WorkerAddress) or not isinstance(members, Iterable):
+        raise _not_members(members, f"write `[{str(members)!r}]`" if isinstance(members, str | WorkerAddress) else None)
+    return [_member(member) for member in cast("Iterable[object]", members)]
 
 
 def _member(member: object) -> tuple[str, Sequence[int] | None]:
@@ -64,9 +64,9 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
     return name, cast("Sequence[int]", ranks)
 
 
-def _not_members(given: object, help: str | None) -> InvalidNameError:
+def _not_members(groups: object, help: str | None) -> InvalidNameError:
     return InvalidNameError(
-        f"{given!r} does not say who takes part in a broadcast",
+        f"{groups!r} does not say who takes part in a broadcast",
         where="broadcast, `groups`",
         why="it takes a list of groups, each by its name, or as a pair of its name and a list of ranks",
         help=help or 'write `["rollout"]`, or `[("rollout", [0, 1])]`',

@@ -12,14 +12,14 @@ from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 def machines(seen: Sequence[Seen]) -> list[Finding]:
     """Check that no two nodes are the same machine."""
     first: dict[str, Seen] = {}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for machine in seen:
         twin = first.setdefault(str(machine.facts["machine"]), machine)
         if twin is not machine:
             what = f"it is the same machine as {twin.node.name}"
             help = "list a separate machine for every node in `hosts`"
-            found.append(machine.finding("machine", CheckVerdict.FAULT, what, help))
-    return found
+            findings.append(machine.finding("machine", CheckVerdict.FAULT, what, help))
+    return findings
 
 
 def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:

@@ -37,8 +37,8 @@ def _accelerators(machine: Seen) -> Finding:
     data["declared"] = declared.per_node
     if len(models) != declared.per_node:
         named = f" {declared.model}" if declared.model else ""
-        found = f"{len(models)} of" if models else "no accelerator found,"
-        message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
+        count_text = f"{len(models)} of" if models else "no accelerator found,"
+        message = f"{count_text} {declared.per_node} declared{named}" + (" were found" if models else "")
         help = "fix the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
         return machine.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
@@ -81,17 +81,17 @@ def node_info(seen: Seen) -> NodeInfo:
 
 def robots(seen: Sequence[Seen]) -> list[Finding]:
     """Check that each declared robot answers on its node."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for machine in seen:
         answers = {(host, port): fault for host, port, fault in machine.facts["robots"]}
         for kind, unit in machine.node.robots:
             if getattr(unit, "disable_validate", False):
-                found.append(machine.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
+                findings.append(machine.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
             for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
                 fault = answers.get((host, port), "not checked")
-                found.append(_robot(machine, kind, f"{host}:{port}", fault, node))
-    return found
+                findings.append(_robot(machine, kind, f"{host}:{port}", fault, node))
+    return findings
 
 
 def _robot(machine: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
@@ -137,11 +137,11 @@ def _cameras(machine: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
     """Return the declared serials of a node's cameras by make."""
-    found: dict[str, tuple[str, ...]] = {}
+    serials_by_make: dict[str, tuple[str, ...]] = {}
     for unit in units:
         for make, serial in unit.cameras():
-            found[make] = (*found.get(make, ()), serial)
-    return found
+            serials_by_make[make] = (*serials_by_make.get(make, ()), serial)
+    return serials_by_make
 
 
 def judged(seen: Sequence[Seen]) -> list[Finding]:

@@ -45,10 +45,10 @@ def _memory(machine: Seen) -> Finding | None:
     declared = machine.node.memory_gib
     if declared is None:
         return None
-    found: int = machine.facts["memory"]
-    data = {"declared_gib": declared, "found_bytes": found}
-    if found < _SEEN_MEMORY * declared * GIB:
-        what = f"{size(found)} of memory, {declared:g} GiB declared"
+    memory: int = machine.facts["memory"]
+    data = {"declared_gib": declared, "found_bytes": memory}
+    if memory < _SEEN_MEMORY * declared * GIB:
+        what = f"{size(memory)} of memory, {declared:g} GiB declared"
         help = "correct `memory_gib` of its group, or check for an undetected memory module"
         return machine.finding("memory", CheckVerdict.FAULT, what, help, data)
     return machine.ok("memory", f"{declared:g} GiB, as declared", data)
@@ -113,12 +113,14 @@ def clocks(seen: Sequence[Seen]) -> list[Finding]:
     """
     offsets = {machine.node.rank: _offset(machine) for machine in seen}
     usual = median(offsets.values()) if len(offsets) > 1 else 0.0
-    found = [_clock(machine, offsets[machine.node.rank] - usual) for machine in seen]
+    findings = [_clock(machine, offsets[machine.node.rank] - usual) for machine in seen]
     if abs(usual) > _GOOD_SKEW_SECONDS:
         what = f"it is {_distance(-usual)} the nodes"
         help = "let a time service (NTP, chrony) set it"
-        found.append(Finding("clock", CheckVerdict.WARNING, what, None, "this machine", help, {"skew_seconds": -usual}))
-    return found
+        findings.append(
+            Finding("clock", CheckVerdict.WARNING, what, None, "this machine", help, {"skew_seconds": -usual})
+        )
+    return findings
 
 
 def _offset(machine: Seen) -> float:

@@ -101,23 +101,23 @@ def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
 
 
 def _code(machine: Seen, own: str | None) -> Finding:
-    path, found = machine.node.interpreter, machine.facts["fingerprint"]
+    path, fingerprint = machine.node.interpreter, machine.facts["fingerprint"]
     places: dict[str, Any] = dict(machine.facts.get("places") or {})
-    if found is None:
+    if fingerprint is None:
         return machine.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
     if "recipes" not in places:
         return machine.finding(
             "code", CheckVerdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
         )
-    if found != own:
+    if fingerprint != own:
         where = ", ".join(f"`{place}`" for place in places.values())
         return machine.finding(
             "code",
             CheckVerdict.FAULT,
-            f"the code in {where} has fingerprint {found}, on this machine {own}",
+            f"the code in {where} has fingerprint {fingerprint}, on this machine {own}",
             "install the same rlinf there; another package named `recipes` may shadow it",
         )
-    return machine.ok("code", f"rlinf {machine.facts['rlinf']}, fingerprint {found}")
+    return machine.ok("code", f"rlinf {machine.facts['rlinf']}, fingerprint {fingerprint}")
 
 
 def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
@@ -141,13 +141,13 @@ def _recipe(machine: Seen, name: str, own: Mapping[str, Any]) -> Finding:
         return machine.finding(
             "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help
         )
-    found = said["found"]
-    if found["value"] is None:
+    entry_point = said["found"]
+    if entry_point["value"] is None:
         return machine.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
-    if found != own:
-        what = f"recipe `{name}` is `{found['value']}` {found['digest']}, here `{own['value']}` {own['digest']}"
+    if entry_point != own:
+        what = f"recipe `{name}` is `{entry_point['value']}` {entry_point['digest']}, here `{own['value']}` {own['digest']}"
         return machine.finding("recipe", CheckVerdict.FAULT, what, help)
-    return machine.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
+    return machine.ok("recipe", f"`{name}` is `{entry_point['value']}`, fingerprint {entry_point['digest']}")
 
 
 def _head(seen: Sequence[Seen]) -> Seen:

@@ -121,17 +121,17 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
     """
-    env, given = node_probe.environment(request), request.get("environment")
+    env, declared = node_probe.environment(request), request.get("environment")
     interpreter = sys.executable
-    if given is not None:
-        env, interpreter = merged(env, given["env"], given["prepended"]), given["interpreter"]
+    if declared is not None:
+        env, interpreter = merged(env, declared["env"], declared["prepended"]), declared["interpreter"]
     code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
     return _json_of(code, env, *request["arguments"], interpreter=interpreter, seconds=float(request["seconds"]))
 
 
-def _software(given: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
+def _software(declared: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
     """Return the versions of another interpreter of the node, in its given environment."""
-    env, interpreter = merged(own, given["env"], given["prepended"]), given["interpreter"]
+    env, interpreter = merged(own, declared["env"], declared["prepended"]), declared["interpreter"]
     said = node_probe.software(env, interpreter)
     return {**said, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in said else None}
 

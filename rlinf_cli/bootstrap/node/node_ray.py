@@ -287,13 +287,13 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     if not os.path.isdir(os.path.dirname(folder)):
         return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
-        found = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
+        existed = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
         left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
         if not left["processes"]:
             left["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
         holdings.remove(lock)
         _leave_no_base(folder)
-    return {"found": found or bool(left["ended"]), **left}
+    return {"found": existed or bool(left["ended"]), **left}
 
 
 def _leave_no_base(folder: str) -> None:

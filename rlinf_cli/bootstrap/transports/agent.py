@@ -182,12 +182,12 @@ def _first_cause(spoken: str) -> str:
 
 def _events(output: bytes) -> list[dict[str, Any]]:
     """Return the agent's lines; a login script may print others before."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:
             data = load_json(line)
         except ValueError:
             continue
         if isinstance(data, dict) and "event" in data:
-            found.append(cast("dict[str, Any]", data))
-    return found
+            events.append(cast("dict[str, Any]", data))
+    return events

@@ -93,11 +93,11 @@ class SshTransport(Transport):
     def arguments(self, node: NodeTarget) -> list[str]:
         """Return the arguments of `ssh` before the command: options and destination."""
         ssh = node.ssh
-        given = [f"{name}={value}" for name, value in ssh.options.items()]
+        file_options = [f"{name}={value}" for name, value in ssh.options.items()]
         timeout = math.ceil(node.connect_seconds)
         options = [
             "BatchMode=yes",
-            *given,
+            *file_options,
             f"ConnectTimeout={timeout}",
             *_OPTIONS,
             f"ControlPath={self._folder}/%C",

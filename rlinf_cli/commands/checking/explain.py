@@ -102,22 +102,22 @@ def _explain_field(path: str, recipe: str | None, output: Output) -> None:
 
     names = [recipe] if recipe else recipe_names()
     models = {name: find_recipe(name).config_model() for name in names} or {"": ClusterFile}
-    found: dict[FieldDoc, list[str]] = {}
+    recipes_by_doc: dict[FieldDoc, list[str]] = {}
     failures: list[UnknownFieldError] = []
     for name, model in models.items():
         try:
-            found.setdefault(describe(model, path), []).append(name)
+            recipes_by_doc.setdefault(describe(model, path), []).append(name)
         except UnknownFieldError as error:
             failures.append(error)
-    if not found:
+    if not recipes_by_doc:
         raise _unknown(path, failures)
     from rlinf_cli.render.field_entry import field_record, field_text
 
-    told = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in found.items()]
+    entries = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in recipes_by_doc.items()]
     if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "fields": [field_record(doc, recipes) for doc, recipes in told]})
+        console.result_json({"schema": SCHEMA, "fields": [field_record(doc, recipes) for doc, recipes in entries]})
     else:
-        console.results((field_text(doc, recipes) for doc, recipes in told), gap=True)
+        console.results((field_text(doc, recipes) for doc, recipes in entries), gap=True)
 
 
 def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:

@@ -180,11 +180,11 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
 
-    found = read_job(str(source), request.overrides, request.search_path, os.environ)
-    if found.file is None:
-        return _Imported(source, findings=found.diagnostics)
+    source_job = read_job(str(source), request.overrides, request.search_path, os.environ)
+    if source_job.file is None:
+        return _Imported(source, findings=source_job.diagnostics)
     try:
-        converted = convert(found.file, os.environ)
+        converted = convert(source_job.file, os.environ)
         if target is not None:
             if target.exists() and (not request.replace or target.samefile(source)):
                 raise ConfigError(
@@ -199,8 +199,8 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
                 raise RLinfError(f"cannot create the folder `{target.parent}`", why=error.strerror) from error
             write_whole(target, converted.text)
     except RLinfError as error:
-        return _Imported(source, findings=found.diagnostics, error=error)
-    return _Imported(source, target, converted, found.diagnostics)
+        return _Imported(source, findings=source_job.diagnostics, error=error)
+    return _Imported(source, target, converted, source_job.diagnostics)
 
 
 def _show_failure(imported: _Imported) -> None:
@@ -226,7 +226,7 @@ def _table(imported: list[_Imported], folder: Path) -> None:
     for result in imported:
         name = str(result.source.relative_to(folder))
         if result.converted is None:
-            first = next((found.message for found in result.findings or () if found.severity == "error"), "")
+            first = next((finding.message for finding in result.findings or () if finding.severity == "error"), "")
             rows.append([name, "-", "-", "-", "-", "-", result.error.message if result.error else first])
         else:
             number = counts(result.converted)

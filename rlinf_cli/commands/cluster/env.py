@@ -32,7 +32,7 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
     """List the simulators that get their own interpreter."""
     from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, LOCKS, simulators
 
-    found = [
+    records = [
         {
             "env_type": name,
             "what": (LOCKS / f"{name}.txt").read_text(encoding="utf-8").splitlines()[0].removeprefix("# "),
@@ -41,10 +41,10 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
         for name in simulators()
     ]
     if output is Output.JSON:
-        console.result_json({"schema": LIST_SCHEMA, "simulators": found})
+        console.result_json({"schema": LIST_SCHEMA, "simulators": records})
         return
     rows = [
-        (str(simulator["env_type"]), simulator["python"] or "not made", str(simulator["what"])) for simulator in found
+        (str(simulator["env_type"]), simulator["python"] or "not made", str(simulator["what"])) for simulator in records
     ]
     console.result(console.table(("env_type", "interpreter", "what"), rows, keep=(0, 1)))
     console.message("\n`rlinf env setup ENV` makes one.")

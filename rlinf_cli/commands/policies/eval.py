@@ -78,7 +78,7 @@ def evaluate(
     folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise RLinfError("the result folder already exists", where=str(folder), help="name another with `--out`")
-    found = function(
+    result = function(
         used.job,
         weights,
         folder,
@@ -88,19 +88,19 @@ def evaluate(
         tell=console.message,
     )
     if output is Output.JSON:
-        console.result_json(found)
+        console.result_json(result)
         return
-    console.result(_table(found))
-    for recording in found["videos"]:
+    console.result(_table(result))
+    for recording in result["videos"]:
         console.message(f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}")
     console.message(f"{folder / 'eval.json'}")
 
 
-def _table(found: Mapping[str, Any]) -> str:
+def _table(result: Mapping[str, Any]) -> str:
     """Return a line for each task, and one for all of them."""
     rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
-    tasks: dict[str, Any] = found["tasks"]
-    for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
+    tasks: dict[str, Any] = result["tasks"]
+    for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", result["total"])]:
         interval = scores["success_at_end_interval"]
         rows.append(
             (

@@ -55,10 +55,10 @@ def export(
     from rlinf_core.errors import RLinfError, RunError
     from rlinf_core.job.load import load_job
 
-    found = find_run_folder(run, log_path)
-    if found is None:
+    run_folder = find_run_folder(run, log_path)
+    if run_folder is None:
         raise RunError("this is not a run folder", where=run, help="`rlinf runs` lists them")
-    job = load_job(str(found.config_file))
+    job = load_job(str(run_folder.config_file))
     function = job.recipe.function("export") if job.recipe is not None else None
     if job.recipe is not None and function is None:
         raise RLinfError(
@@ -67,10 +67,10 @@ def export(
         )
     if function is None or job.config is None:
         job.raise_if_bad()
-        raise RLinfError("the configuration of the run cannot be read", where=str(found.config_file))
-    weights = checkpoint_of(checkpoint, found)
+        raise RLinfError("the configuration of the run cannot be read", where=str(run_folder.config_file))
+    weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
-    folder = out or found.path / "exports" / f"{weights.name}-{kind.value}"
+    folder = out or run_folder.path / "exports" / f"{weights.name}-{kind.value}"
     record: dict[str, Any] = function(job.config, weights, folder, kind.value)
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.export/1", **record})

@@ -68,17 +68,17 @@ def play(
         raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
     home = used.run.path / "videos" if used.run is not None else Path("videos")
     target = out or home / f"play-{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}.mp4"
-    found = function(used.job, weights, target, episodes=episodes, tell=console.message)
+    result = function(used.job, weights, target, episodes=episodes, tell=console.message)
     if output is Output.JSON:
-        console.result_json({"schema": "rlinf.play/1", **found})
+        console.result_json({"schema": "rlinf.play/1", **result})
     else:
         lines = [
             f"  {episode['env']}  {episode['outcome']}, return {episode['return']:.4g}, {episode['length']} steps"
-            for episode in found["episodes"]
+            for episode in result["episodes"]
         ]
-        console.result("\n".join([found["file"], *lines]))
+        console.result("\n".join([result["file"], *lines]))
     if _has_display() if show is None else show:
-        typer.launch(found["file"])
+        typer.launch(result["file"])
 
 
 def _has_display() -> bool:

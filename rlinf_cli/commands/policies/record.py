@@ -93,7 +93,7 @@ def record(
             f"recipe `{used.recipe.name}` does not support recording", help="`rlinf recipes` lists the others"
         )
     folder = out or Path("demonstrations") / Path(file).stem
-    found = function(
+    result = function(
         used.job,
         folder,
         episodes=episodes,
@@ -105,10 +105,10 @@ def record(
         tell=console.message,
     )
     if output is Output.JSON:
-        console.result_json({"schema": "rlinf.record/1", **found})
+        console.result_json({"schema": "rlinf.record/1", **result})
         return
-    solved = "" if found["successes"] is None else f", {found['successes']} solved"
-    console.result(f"{found['folder']}: {found['episodes']} episodes, {found['frames']} steps{solved}")
+    solved = "" if result["successes"] is None else f", {result['successes']} solved"
+    console.result(f"{result['folder']}: {result['episodes']} episodes, {result['frames']} steps{solved}")
 
 
 app = command(record, no_args_is_help=True)

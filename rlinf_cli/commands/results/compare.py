@@ -59,19 +59,19 @@ def compare(
     folders = [find_run(run, log_path) for run in runs]
     if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
         raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
-    found = compare_runs(folders, metric)
+    comparison = compare_runs(folders, metric)
     if output is Output.JSON:
-        console.result_json(comparison_record(found))
+        console.result_json(comparison_record(comparison))
     else:
-        console.result(comparison_text(found))
+        console.result(comparison_text(comparison))
     if plot is not None:
-        draw(found, plot)
+        draw(comparison, plot)
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole
         from rlinf_cli.report.comparing import compared_page
 
-        write_whole(html, compared_page(found))
+        write_whole(html, compared_page(comparison))
         console.message(f"page: {html}")
 
 

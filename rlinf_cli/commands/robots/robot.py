@@ -40,12 +40,12 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
     """
     from recipes.embodied.robots.manual_control import look
 
-    found = look(_robots(file))
+    robots = look(_robots(file))
     if output is Output.JSON:
-        console.result_json({"schema": LIST_SCHEMA, "robots": found})
+        console.result_json({"schema": LIST_SCHEMA, "robots": robots})
         return
     columns = ("node", "type", "address", "controller", "holder", "state")
-    rows = [tuple("-" if robot[name] is None else str(robot[name]) for name in columns) for robot in found]
+    rows = [tuple("-" if robot[name] is None else str(robot[name]) for name in columns) for robot in robots]
     if rows:
         console.result(console.table(("node", "type", "address", "controller", "held by", "state"), rows, keep=(0, 2)))
     else:

@@ -53,10 +53,10 @@ def logs(
     from rlinf_cli.runs.run_lookup import find_run
 
     folder = find_run(run, log_path)
-    found = _chosen(folder, component, rank, follow)
-    followers = _show_last(found, lines)
+    files = _chosen(folder, component, rank, follow)
+    followers = _show_last(files, lines)
     if follow:
-        _follow(folder, component, rank, {file.path: follower for file, follower in zip(found, followers, strict=True)})
+        _follow(folder, component, rank, {file.path: follower for file, follower in zip(files, followers, strict=True)})
         return
     console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
 
@@ -70,9 +70,9 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
     from rlinf_core.suggest import did_you_mean, quoted
 
     files = log_files(folder.logs)
-    found = chosen(files, component, rank)
-    if found or (follow and folder.state.going_on):
-        return found
+    chosen_files = chosen(files, component, rank)
+    if chosen_files or (follow and folder.state.going_on):
+        return chosen_files
     if not files:
         raise RunError("this run has logged nothing", where=str(folder.path))
     known = sorted({file.component for file in files})
@@ -96,7 +96,7 @@ def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
     parts: list[str] = []
     followers: list[Follower] = []
     read = [tail(file.path, lines) for file in files]
-    parts = merged(entries(found, moment_of(file.path)) for file, (found, _, _) in zip(files, read, strict=True))
+    parts = merged(entries(lines, moment_of(file.path)) for file, (lines, _, _) in zip(files, read, strict=True))
     followers = [Follower(file.path, end) for file, (_, _, end) in zip(files, read, strict=True)]
     console.results(parts if lines == ALL else parts[-lines:] if lines else [])
     return followers

@@ -21,7 +21,7 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.run.runnable import obstacle
 
-    found = _listed()
+    installed = _listed()
     if output is Output.JSON:
         records = [
             {
@@ -31,13 +31,13 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
                 "runnable": obstacle(recipe) is None,
                 "obstacle": obstacle(recipe),
             }
-            for recipe in found
+            for recipe in installed
         ]
         console.result_json({"schema": SCHEMA, "recipes": records})
         return
-    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in found]
+    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in installed]
     console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
-    for recipe in found:
+    for recipe in installed:
         why = obstacle(recipe)
         if why is not None:
             console.result(f"\n`{recipe.name}` cannot be run: {why}")
@@ -52,10 +52,10 @@ def _listed() -> list[Recipe]:
     from rlinf_core.errors import ConfigError
     from rlinf_core.job.recipe import find_recipe, recipe_names
 
-    found: list[Recipe] = []
+    loaded: list[Recipe] = []
     for name in recipe_names():
         try:
-            found.append(find_recipe(name))
+            loaded.append(find_recipe(name))
         except ConfigError as error:
             console.error_block(error.message, why=error.why, do=error.help)
-    return found
+    return loaded

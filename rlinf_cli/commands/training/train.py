@@ -34,7 +34,7 @@ def train(
         bool, typer.Option("--detach", "-d", help="Run in the background and return.", show_default=False)
     ] = False,
     # Set by `rlinf train` on another machine, which has already shown the warnings of the file.
-    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
+    already_shown: Annotated[bool, typer.Option("--told", hidden=True)] = False,
     assume: Assume = None,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
@@ -57,13 +57,13 @@ def train(
     if job.recipe is not None and not dry_run:
         check_has_program(job.recipe)
     parts = sound(job)
-    if not (console.verbosity.quiet or told):
+    if not (console.verbosity.quiet or already_shown):
         show_findings(job, Severity.WARNING)
     recipe = _recipe(job)
     if dry_run:
         _dry_run(job, parts, file, output)
         return
-    if not told:
+    if not already_shown:
         _show_plan(parts, file)
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
 
@@ -71,7 +71,7 @@ def train(
     if cluster is not None:
         raise typer.Exit(train_there(cluster, parts, output, detached=detach))
     check_installed()
-    choose_cluster(parts, file, told=told)
+    choose_cluster(parts, file, already_shown=already_shown)
     from rlinf_cli.run.training import run, run_detached
 
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))
@@ -145,7 +145,7 @@ def _dry_run(job: Job, parts: SoundJob, file: str, output: Output) -> None:
     from rlinf_core.config.secrets import mask
 
     tree = mask(parts.tree, parts.secret)
-    found = list(origins(tree, parts.model))
+    all_origins = list(origins(tree, parts.model))
     if output is Output.JSON:
         from rlinf_cli.placement.job_layout import lay_out
         from rlinf_cli.placement.placement_record import placement_record
@@ -155,10 +155,10 @@ def _dry_run(job: Job, parts: SoundJob, file: str, output: Output) -> None:
                 "schema": "rlinf.plan/1",
                 "recipe": job.recipe.name if job.recipe else None,
                 "placement": placement_record(parts, lay_out(parts, "placement", file)),
-                "config": config_record(tree, found),
+                "config": config_record(tree, all_origins),
             }
         )
         return
     console.result(f"{_plan(parts, file)}\n")
-    console.result(config_text(origin for origin in found if says_something(origin)))
+    console.result(config_text(origin for origin in all_origins if says_something(origin)))
     console.message("\nnothing was started, and nothing written")

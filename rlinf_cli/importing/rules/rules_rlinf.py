@@ -229,12 +229,12 @@ MATH: Final[Table] = {
 }
 
 
-def cameras(values: Values, given: Collection[Path]) -> Iterator[Added]:
+def cameras(values: Values, present: Collection[Path]) -> Iterator[Added]:
     """Yield cameras for simulators that render no images by default, if the policy needs images."""
     kind = str(values.get("actor.model.model_type", ""))
     ours = _POLICIES[kind][0] if kind in _POLICIES else kind
     at = ("env", "train", "options", "cameras")
-    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in given:
+    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in present:
         yield Added(at, ["main"], f"`{ours}` needs images, which this simulator renders only on request")
 
 

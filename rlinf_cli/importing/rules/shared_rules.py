@@ -30,13 +30,13 @@ class Values:
             node = None if node is None else self.references.value(node, at)
         except UnresolvableError:
             return default
-        found = None if node is None else to_data(node)
-        return default if found is None else found
+        data = None if node is None else to_data(node)
+        return default if data is None else data
 
     def count(self, path: str, default: int) -> int:
         """Return the number at a path; the default where it is missing or no number."""
-        found = self.get(path)
-        return int(found) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else default
+        value = self.get(path)
+        return int(value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
     def of(self, leaf: Leaf) -> Any:
         """Return the value of a key as plain data; None where it is unknown."""

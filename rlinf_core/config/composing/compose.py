@@ -178,15 +178,15 @@ class _Loader:
         return self.find_base(scalar.raw, source.name) if self.find_base else None
 
     def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
-        found = Diagnostics()
-        source = load_source(name, found)
+        reports = Diagnostics()
+        source = load_source(name, reports)
         if source is None:
             # Whoever wrote `extends` must see which of their lines asked for that file.
-            for problem in found:
+            for problem in reports:
                 message = f"the base `{name}` cannot be read: {problem.message}"
                 self.diagnostics.error("base-unreadable", message, scalar.span, path, problem.help)
             return None
-        self.diagnostics.extend(found)
+        self.diagnostics.extend(reports)
         self.sources.append(source)
         tree = read(source, self.diagnostics)
         if tree is None:

@@ -71,9 +71,9 @@ def interpolate(
     return Interpolated(resolved, unresolved, secret, referred)
 
 
-def _note(found: Diagnostics, section: str) -> Diagnostic:
-    first = next(iter(found))
-    texts = list(dict.fromkeys(diagnostic.span.text for diagnostic in found))
+def _note(reports: Diagnostics, section: str) -> Diagnostic:
+    first = next(iter(reports))
+    texts = list(dict.fromkeys(diagnostic.span.text for diagnostic in reports))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
     return Diagnostic(
         "reference-not-checked",
@@ -156,8 +156,8 @@ class _Resolver:
             return self._fail(scalar)
         if len(pieces) == 1 and isinstance(pieces[0], Reference):
             use = _Use(scalar, path, pieces[0])
-            found = self._target(use, depth)
-            return self._fail(scalar) if found is None else self._copy(found, use)
+            target = self._target(use, depth)
+            return self._fail(scalar) if target is None else self._copy(target, use)
         return self._text(scalar, path, pieces, depth)
 
     def _text(self, scalar: ScalarNode, path: Path, pieces: list[str | Reference], depth: int) -> ScalarNode:
@@ -168,18 +168,18 @@ class _Resolver:
                 text += piece
                 continue
             use = _Use(scalar, path, piece)
-            found = self._target(use, depth)
-            if found is not None and not isinstance(found, ScalarNode):
-                what = "a list" if isinstance(found, SequenceNode) else "a mapping"
+            target = self._target(use, depth)
+            if target is not None and not isinstance(target, ScalarNode):
+                what = "a list" if isinstance(target, SequenceNode) else "a mapping"
                 message = f"`{use.text}` is {what}, which cannot stand inside a text"
                 self.diagnostics.error(
                     "reference-in-text", message, use.span, use.path, "refer to a single value of it"
                 )
                 return self._fail(scalar)
-            if found is None or not self._afford(use, 1 + len(found.raw)):
+            if target is None or not self._afford(use, 1 + len(target.raw)):
                 return self._fail(scalar)
-            text += found.raw
-            secret = secret or id(found) in self.secret
+            text += target.raw
+            secret = secret or id(target) in self.secret
         result = ScalarNode(scalar.span, text, text, plain=False)
         if secret:
             self.secret.add(id(result))
@@ -192,11 +192,11 @@ class _Resolver:
             return None
         self.active[id(use.scalar)] = use
         if use.reference.variable is not None:
-            found = self._variable(use, use.reference.variable)
+            value = self._variable(use, use.reference.variable)
         else:
-            found = self._look_up(use, depth)
+            value = self._look_up(use, depth)
         self.active.pop(id(use.scalar))
-        return None if found is None or id(found) in self.failed or id(use.scalar) in self.failed else found
+        return None if value is None or id(value) in self.failed or id(use.scalar) in self.failed else value
 
     def _variable(self, use: _Use, name: str) -> ScalarNode | None:
         text = self.environ.get(name)
@@ -210,11 +210,11 @@ class _Resolver:
             )
             return None
         raw = text or default or ""
-        found = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
-        self._finish(found, found)
+        node = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
+        self._finish(node, node)
         if is_secret(name):
-            self.secret.add(id(found))
-        return found
+            self.secret.add(id(node))
+        return node
 
     def _look_up(self, use: _Use, depth: int) -> Node | None:
         path = to_path(use.reference.steps)
@@ -231,27 +231,27 @@ class _Resolver:
                 self._report_unknown(use, current, path, index)
                 return None
             current = below
-        found = self.resolve(current, path, depth + 1)
+        resolved = self.resolve(current, path, depth + 1)
         if any(isinstance(segment, str) and is_secret(segment) for segment in path):
-            self.secret.add(id(found))
-        return found
+            self.secret.add(id(resolved))
+        return resolved
 
-    def _copy(self, found: Node, use: _Use) -> Node:
+    def _copy(self, target: Node, use: _Use) -> Node:
         """Return a copy of `found` with the span of the reference; its children keep their own spans."""
-        size, height = self._measure(found)
+        size, height = self._measure(target)
         if not self._afford(use, size):
             return self._fail(use.scalar)
         if len(use.path) + height > MAX_DEPTH:
             self._too_large(use)
             return self._fail(use.scalar)
         span = use.scalar.span
-        if isinstance(found, ScalarNode):
-            copy: Node = ScalarNode(span, found.raw, found.value, found.plain)
-        elif isinstance(found, SequenceNode):
-            copy = SequenceNode(span, found.items)
+        if isinstance(target, ScalarNode):
+            copy: Node = ScalarNode(span, target.raw, target.value, target.plain)
+        elif isinstance(target, SequenceNode):
+            copy = SequenceNode(span, target.items)
         else:
-            copy = MappingNode(span, found.entries)
-        if id(found) in self.secret:
+            copy = MappingNode(span, target.entries)
+        if id(target) in self.secret:
             self.secret.add(id(copy))
         return copy
 
@@ -288,21 +288,21 @@ class _Resolver:
         message = f"this reference leads back to itself: {names}"
         self.diagnostics.error("reference-cycle", message, first.span, first.path, "give one of them a value", related)
 
-    def _report_unknown(self, use: _Use, found: Node, path: Path, index: int) -> None:
+    def _report_unknown(self, use: _Use, nearest: Node, path: Path, index: int) -> None:
         segment = path[index]
         above = f"`{format_path(path[:index])}`" if index else "the file"
         help = None
         if isinstance(segment, int):
-            if isinstance(found, SequenceNode):
-                why = f"{above} has {len(found.items)} item{'s' * (len(found.items) != 1)}, counted from `[0]`"
+            if isinstance(nearest, SequenceNode):
+                why = f"{above} has {len(nearest.items)} item{'s' * (len(nearest.items) != 1)}, counted from `[0]`"
             else:
                 why = f"{above} is no list"
-        elif isinstance(found, MappingNode):
+        elif isinstance(nearest, MappingNode):
             from rlinf_core.suggest import did_you_mean
 
             why = f"{above} sets no `{format_path((segment,))}`"
-            help = did_you_mean(segment, found.keys()) or "only what the file or an override sets can be referred to"
-        elif isinstance(found, SequenceNode):
+            help = did_you_mean(segment, nearest.keys()) or "only what the file or an override sets can be referred to"
+        elif isinstance(nearest, SequenceNode):
             why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
         else:
             why = f"{above} is a single value"
@@ -320,11 +320,11 @@ class _Resolver:
 
 def _below(node: Node, segment: str | int, path: Path) -> Node | None:
     if isinstance(node, MappingNode) and isinstance(segment, str):
-        found = node.get(segment)
-        if found is None and path == COMPONENT_PLACEMENT:
+        entry = node.get(segment)
+        if entry is None and path == COMPONENT_PLACEMENT:
             joined = find_components(node, segment)
             return joined.value if joined else None
-        return found
+        return entry
     return child(node, segment) if isinstance(node, SequenceNode) else None
 
 

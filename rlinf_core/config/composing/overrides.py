@@ -54,15 +54,15 @@ def parse_overrides(arguments: Sequence[str], diagnostics: Diagnostics) -> tuple
         return None, []
     lines = ["".join(map(_shown, argument)) for argument in arguments]
     source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
-    found: list[Override] = []
+    overrides: list[Override] = []
     start = 0
     for argument, line in zip(arguments, lines, strict=True):
         override = _parse(argument, Span(source, start, start + len(line)), diagnostics)
         if override is not None:
-            found.append(override)
+            overrides.append(override)
         start += len(line) + 1
-    _warn_of_shadowed(found, diagnostics)
-    return source, found
+    _warn_of_shadowed(overrides, diagnostics)
+    return source, overrides
 
 
 def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostics: Diagnostics) -> MappingNode:

@@ -71,8 +71,8 @@ def _name(text: str, start: int, stop: str) -> Step:
     if text[start : start + 1] == "[":
         raise PathSyntaxError("no `.` stands before an index", start - 1, start, "write `list[0].key`")
     if start < len(text) and text[start] not in stop and text[start] != ".":
-        found = "white space" if text[start].isspace() else f"`{text[start]}`"
-        raise PathSyntaxError(f"a name cannot begin with {found}", start, start + 1, "put the name in quotes")
+        first_character = "white space" if text[start].isspace() else f"`{text[start]}`"
+        raise PathSyntaxError(f"a name cannot begin with {first_character}", start, start + 1, "put the name in quotes")
     raise PathSyntaxError("a name is missing here", start, start + 1)
 
 

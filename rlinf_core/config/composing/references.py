@@ -56,14 +56,14 @@ def split_references(text: str) -> list[str | Reference]:
     """
     pieces: list[str | Reference] = []
     at = 0
-    while (found := text.find("${", at)) >= 0:
-        if found > at and text[found - 1] == "$":
-            pieces.append(text[at : found - 1] + "${")
-            at = found + 2
+    while (position := text.find("${", at)) >= 0:
+        if position > at and text[position - 1] == "$":
+            pieces.append(text[at : position - 1] + "${")
+            at = position + 2
             continue
-        if found > at:
-            pieces.append(text[at:found])
-        reference = _read(text, found)
+        if position > at:
+            pieces.append(text[at:position])
+        reference = _read(text, position)
         pieces.append(reference)
         at = reference.end
     if at < len(text):

@@ -186,8 +186,8 @@ class SshConfig(ConfigModel):
 
     def over(self, base: SshConfig) -> SshConfig:
         """Return these settings where they are given and `base`'s elsewhere; options are merged one by one."""
-        given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return base.model_copy(update={**given, "options": {**base.options, **self.options}})
+        settings = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        return base.model_copy(update={**settings, "options": {**base.options, **self.options}})
 
 
 class NodeGroup(ConfigModel):

@@ -26,19 +26,19 @@ _TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items":
 
 
 def _name(text: str) -> str:
-    found = _NAME_BREAKS.search(text)
+    invalid = _NAME_BREAKS.search(text)
     if not text:
         raise problem("name-syntax", "a name is missing here")
-    if not found and not text.isprintable():
+    if not invalid and not text.isprintable():
         raise problem("name-syntax", "a name cannot hold a character that is not shown", help="write it anew")
-    if found:
-        shown = {" ": "a blank"}.get(found[0], f"`{found[0]}`" if found[0] in ":," else "white space")
+    if invalid:
+        shown = {" ": "a blank"}.get(invalid[0], f"`{invalid[0]}`" if invalid[0] in ":," else "white space")
         raise problem(
             "name-syntax",
             f"a name cannot hold {shown}",
             help="use letters, digits, `_`, `-` and `.`",
-            start=found.start(),
-            end=found.end(),
+            start=invalid.start(),
+            end=invalid.end(),
         )
     return text
 
@@ -74,16 +74,16 @@ def _labels(value: Any) -> tuple[str, ...]:
 
 def _each(items: list[Any], read: Callable[[Any], T]) -> list[T]:
     """Return what `read` makes of each item; what it refuses is raised for all items at once."""
-    found: list[T] = []
+    values: list[T] = []
     findings: list[Finding] = []
     for index, item in enumerate(items):
         try:
-            found.append(read(item))
+            values.append(read(item))
         except PydanticCustomError as error:
             findings.append(((index,), error, item))
     if findings:
         raise several(findings)
-    return found
+    return values
 
 
 def _component_key(value: Any) -> str:

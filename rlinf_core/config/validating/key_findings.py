@@ -82,17 +82,17 @@ def _other_places(model: type[BaseModel], path: Path) -> list[str]:
     """
     name, here = str(path[-1]), _pattern(path[:-1])
     top = str(path[0])
-    found = [place for place in places_of(model, name) if place != here]
-    return [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+    places = [place for place in places_of(model, name) if place != here]
+    return [place for place in places if "_" in name or place.partition(".")[0] == top or len(path) == 1]
 
 
 def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
     name, top = str(path[-1]), str(path[0])
     source = foreign_names()
-    found = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
-    found = [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
-    return next((place for place in found if place.partition(".")[0] == top), next(iter(found), None))
+    places = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
+    places = [place for place in places if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+    return next((place for place in places if place.partition(".")[0] == top), next(iter(places), None))
 
 
 def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
@@ -103,10 +103,10 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
-    given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
+    own_keys = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
     name, known = (
         str(path[-1]).lower().replace("-", "_"),
-        [key for key in _fields(model, tree, path[:-1]) if key not in given],
+        [key for key in _fields(model, tree, path[:-1]) if key not in own_keys],
     )
     # A name of several words that lacks the first, as `robot_ip` of `left_robot_ip`, is far from it by its letters.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]

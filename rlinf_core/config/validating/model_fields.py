@@ -101,10 +101,10 @@ def value_type(annotation: object) -> object | None:
 
 def types_at(model: type[BaseModel], path: Path) -> list[object]:
     """Return all types allowed at `path`, unions flattened; empty when the models have no such path."""
-    found: list[object] = [model]
+    types: list[object] = [model]
     for segment in path:
-        found = [below for annotation in found for below in step(annotation, segment)]
-    return [member for annotation in found for member in alternatives(annotation)]
+        types = [below for annotation in types for below in step(annotation, segment)]
+    return [member for annotation in types for member in alternatives(annotation)]
 
 
 def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
@@ -129,8 +129,8 @@ def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     while level:
         below: list[tuple[str, object, frozenset[object]]] = []
         for place, annotation, around in level:
-            found = dict.fromkeys(filter(None, map(model_of, alternatives(annotation))))
-            yield from ((place, section) for section in found if section not in around)
+            models = dict.fromkeys(filter(None, map(model_of, alternatives(annotation))))
+            yield from ((place, section) for section in models if section not in around)
             for part in parts(annotation):
                 if part.section not in around:
                     within = around if part.section is None else around | {part.section}

@@ -93,8 +93,8 @@ class _Rounds(Generic[M]):
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
         """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
-        model, found = self._attempt()
-        if any(located.kind == "extra_forbidden" for located in found):
+        model, errors = self._attempt()
+        if any(located.kind == "extra_forbidden" for located in errors):
             from rlinf_core.config.validating.foreign_names import foreign_names
 
             source = foreign_names()
@@ -104,12 +104,12 @@ class _Rounds(Generic[M]):
                 self.secret = frozenset(map(renamed.path, self.secret))
                 self.referred = frozenset(map(renamed.path, self.referred))
                 unresolved = [*map(renamed.path, unresolved)]
-                model, found = self._attempt()
+                model, errors = self._attempt()
         if not unresolved:
             return model
         # A key that nobody knows is told, whatever is wrong with what it holds.
         holders = prefixes(unresolved)
-        unknown = {error.path for error in found if error.kind == "extra_forbidden" and error.path in holders}
+        unknown = {error.path for error in errors if error.kind == "extra_forbidden" and error.path in holders}
         self._leave_out(unresolved, unknown)
         return None
 
@@ -131,19 +131,19 @@ class _Rounds(Generic[M]):
             return None, [_locate(self.tree, error) for error in failure.errors(include_url=False)]
 
     def run(self) -> M | None:
-        model, found = self._attempt()
+        model, errors = self._attempt()
         if model is not None:
             return model
         # What an earlier round took out makes its own errors in what held it: those are no news.
         earlier = prefixes(self.pruned)
         # `{a:1}` is a bad key with no value: one mistake.
-        bad_keys = {located.path for located in found if located.of_key}
-        found = [
-            error for error in found if error.of_key or error.error["input"] is not None or error.path not in bad_keys
+        bad_keys = {located.path for located in errors if located.of_key}
+        errors = [
+            error for error in errors if error.of_key or error.error["input"] is not None or error.path not in bad_keys
         ]
         reports: list[Diagnostic] = []
         cuts: Cuts = {}
-        for group in _by_union(found):
+        for group in _by_union(errors):
             if original(group[0].path, self.kept) not in earlier:
                 reports += self._report(group)
             for located in group:
@@ -290,14 +290,14 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
 
 
-def _by_union(found: list[_Located]) -> list[list[_Located]]:
+def _by_union(errors: list[_Located]) -> list[list[_Located]]:
     """Group the errors of all members of one union at one value; every other error is a group of its own.
 
     When a member got further into the value than the others, only its errors tell something.
     """
     unions: dict[Path, list[_Located]] = {}
     groups: list[list[_Located]] = []
-    for located in found:
+    for located in errors:
         if located.union is None:
             groups.append([located])
         else:

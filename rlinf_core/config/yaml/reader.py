@@ -224,8 +224,8 @@ def _similar_file(name: str) -> str | None:
     endings = (".yaml", ".yml", ending or ".yaml")
     likely = sorted(names, key=lambda name: (name.endswith(endings), name.endswith(endings[-1])))
     stems = {os.path.splitext(name)[0]: name for name in likely}
-    found = near(stem, stems)
-    return f"did you mean `{os.path.join(directory, stems[found[0]])}`?" if found else None
+    similar = near(stem, stems)
+    return f"did you mean `{os.path.join(directory, stems[similar[0]])}`?" if similar else None
 
 
 def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:

@@ -49,10 +49,10 @@ class Host:
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, numbers in them ascending; empty when it cannot be read."""
         try:
-            found = [path.name for path in self._at(folder).iterdir()]
+            names = [path.name for path in self._at(folder).iterdir()]
         except OSError:
             return []
-        return sorted(found, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
+        return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
         """N of every `prefixN` in a folder, ascending."""
@@ -105,13 +105,13 @@ class Accelerator(ABC):
 
         An unset variable hides nothing, an empty one everything; the list ends at the first entry that names no device.
         """
-        found = self.devices(host)
+        devices = self.devices(host)
         listed = environ.get(self.visibility_variable) if self.visibility_variable else None
         if listed is None:
-            return found
+            return devices
         chosen: list[Device] = []
         for entry in listed.split(","):
-            device = _named(entry.strip(), found)
+            device = _named(entry.strip(), devices)
             if device is None or device in chosen:
                 break
             chosen.append(device)

@@ -63,7 +63,7 @@ class Amd(Accelerator):
     def devices(self, host: Host) -> tuple[Device, ...]:
         if not host.exists("/dev/kfd"):
             return ()
-        found: list[Device] = []
+        devices: list[Device] = []
         for node in host.names(_NODES):
             properties = _properties(host.read(f"{_NODES}/{node}/properties") or "")
             # Processors stand in the same list; they have no SIMD units. A container sees every GPU here, but can
@@ -72,8 +72,8 @@ class Amd(Accelerator):
                 continue
             minor = properties.get("drm_render_minor")
             if minor is None or host.exists(f"/dev/dri/renderD{minor}"):
-                found.append(Device(len(found), host.read(f"{_NODES}/{node}/name") or None))
-        return tuple(found)
+                devices.append(Device(len(devices), host.read(f"{_NODES}/{node}/name") or None))
+        return tuple(devices)
 
 
 def _properties(text: str) -> dict[str, str]:

@@ -21,8 +21,8 @@ class _Described(RobotUnit):
     def _drop_keys_of_its_own(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        given = cast("dict[str, Any]", data)
-        return {key: value for key, value in given.items() if near(str(key), cls.model_fields)}
+        values = cast("dict[str, Any]", data)
+        return {key: value for key, value in values.items() if near(str(key), cls.model_fields)}
 
 
 def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:

@@ -18,8 +18,8 @@ _VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 def variable_of(text: str) -> str | None:
     """Return the name of the variable that stands in place of an address; None: it is an address."""
-    found = _VARIABLE.fullmatch(text)
-    return None if found is None else found[1]
+    match = _VARIABLE.fullmatch(text)
+    return None if match is None else match[1]
 
 
 def _ip_address(text: str) -> str:

@@ -222,8 +222,8 @@ class CheckpointStore:
 
     def _folders(self) -> list[Path]:
         """Return the folders with a checkpoint's name, complete or not; the highest step first."""
-        found = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        folders = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(folders, reverse=True)]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -304,12 +304,12 @@ def versions() -> dict[str, str]:
     """Return the versions that a checkpoint was made with, torch's where it is installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"rlinf": __version__, "python": platform.python_version()}
+    versions_by_name = {"rlinf": __version__, "python": platform.python_version()}
     try:
-        found["torch"] = version("torch")
+        versions_by_name["torch"] = version("torch")
     except PackageNotFoundError:
-        return found
-    return found
+        return versions_by_name
+    return versions_by_name
 
 
 _ANOTHER: Final = "name another `global_step_N` folder, or `runner.resume_dir=auto` for the newest complete one"
@@ -330,11 +330,11 @@ def _damage(path: Path, manifest: Manifest) -> str | None:
     """Return the first file of the manifest that is not there as it was written, in words."""
     for name, size in manifest.files.items():
         try:
-            found = os.stat(path / name).st_size
+            size_on_disk = os.stat(path / name).st_size
         except OSError:
             return f"`{name}` is missing"
-        if found != size:
-            return f"`{name}` has {found} bytes, {size} were written"
+        if size_on_disk != size:
+            return f"`{name}` has {size_on_disk} bytes, {size} were written"
     return None
 
 

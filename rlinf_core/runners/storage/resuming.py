@@ -178,8 +178,8 @@ def _why_other(candidate: _Candidate, values: Values) -> str:
     if old is None:
         return "its configuration cannot be read"
     words = differences(old, values)
-    more = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
-    return "; ".join(words[:_MOST_DIFFERENCES]) + more or "its configuration was another before it was changed"
+    omitted = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
+    return "; ".join(words[:_MOST_DIFFERENCES]) + omitted or "its configuration was another before it was changed"
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:

@@ -133,8 +133,8 @@ class RunFolder:
     @classmethod
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
         """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
-        found = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
-        wanted = [run for run in found if experiment in (None, run.state.experiment)]
+        runs = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
+        wanted = [run for run in runs if experiment in (None, run.state.experiment)]
         return max(wanted, key=lambda run: (run.state.created, run.path.name), default=None)
 
     @classmethod

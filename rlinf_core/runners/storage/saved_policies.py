@@ -54,8 +54,8 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
             raise CheckpointError("the run has no checkpoint", where=str(run.path))
         folder = Path(checkpoint) if checkpoint is not None else latest.path if latest is not None else folder
         folder = open_checkpoint(folder).path
-    elif (found := CheckpointStore(folder).latest()) is not None:
-        folder = found.path
+    elif (newest := CheckpointStore(folder).latest()) is not None:
+        folder = newest.path
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
     function = recipe.function("policy")

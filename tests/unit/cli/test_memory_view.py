@@ -150,14 +150,14 @@ def test_node_has_the_least_that_its_groups_declare() -> None:
     cluster = load_job("-", stdin=TWO_GROUPS.encode()).cluster
     assert cluster is not None
     here = 24 * 2**30
-    assert node_memory(cluster, range(3), given=None, here=here) == {
+    assert node_memory(cluster, range(3), host_gib=None, here=here) == {
         0: NodeMemory(512 * 2**30, 80 * 2**30),
         1: NodeMemory(64 * 2**30, 80 * 2**30),
         2: NodeMemory(here, None, is_here=True),
     }
-    given = node_memory(cluster, range(3), given=16, here=here)
+    given = node_memory(cluster, range(3), host_gib=16, here=here)
     assert {each.host for each in given.values()} == {16 * 2**30}
-    assert node_memory(cluster, [2], given=None, here=None) == {2: NodeMemory()}
+    assert node_memory(cluster, [2], host_gib=None, here=None) == {2: NodeMemory()}
 
 
 @pytest.mark.parametrize(

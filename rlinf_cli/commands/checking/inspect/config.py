@@ -32,8 +32,8 @@ def config(
 
     job = load_sound(file, overrides)
     tree = mask(job.tree, job.secret)
-    found = list(origins(tree, job.model))
+    all_origins = list(origins(tree, job.model))
     if output is Output.JSON:
-        console.result_json(config_record(tree, found))
+        console.result_json(config_record(tree, all_origins))
     else:
-        console.result(config_text(origin for origin in found if show_all or says_something(origin)))
+        console.result(config_text(origin for origin in all_origins if show_all or says_something(origin)))

@@ -71,14 +71,14 @@ def memory(
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)
     needs = sums(forecasts, placements)
-    has = node_memory(parts.cluster, needs, given=available, here=machine_memory())
+    has = node_memory(parts.cluster, needs, host_gib=available, here=machine_memory())
     fits = fit(needs, has)
     change = None
     if not fits:
         console.message("searching for a change of the file that fits")
         changes = [(*(overrides or ()), *saving) for saving in _savings(job)]
-        found = next((change for change in changes if _fits(name, change, assume, sizes, placements, has)), None)
-        change = None if found is None else found[len(overrides or ()) :]
+        fitting = next((change for change in changes if _fits(name, change, assume, sizes, placements, has)), None)
+        change = None if fitting is None else fitting[len(overrides or ()) :]
     view = MemoryView(
         forecasts,
         accelerated(placements),

@@ -27,10 +27,10 @@ def _seconds(text: str | None) -> float | None:
     """Return an age such as `36h` or `7d` in seconds."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
+    if match is None:
         raise typer.BadParameter("write a number with m, h, d or w, as in `36h` or `7d`", param_hint="'--older-than'")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def prune(
