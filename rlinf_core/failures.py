@@ -222,7 +222,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
 def _rebuild_group(
     group: str, method: str, packed: Sequence[tuple[int, PackedError]], world_size: int, state: dict[str, Any]
 ) -> WorkerGroupError:
-    error = WorkerGroupError(group, method, {rank: one.unpack() for rank, one in packed}, world_size)
+    error = WorkerGroupError(group, method, {rank: packed_error.unpack() for rank, packed_error in packed}, world_size)
     # Not the order of the ranks: an exception that cannot be rebuilt here may change it.
     error.__dict__.update({name: value for name, value in state.items() if name != "ranks"})
     return error
@@ -278,9 +278,9 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
 
 def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
     """Return whether a failure tells of no more than the death of the very worker whose failure is told already."""
-    gone = failure.exceptions[0]
+    last_failure = failure.exceptions[0]
     reported = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
-    return isinstance(gone, WorkerDiedError) and gone.address in reported
+    return isinstance(last_failure, WorkerDiedError) and last_failure.address in reported
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

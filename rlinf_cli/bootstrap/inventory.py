@@ -171,9 +171,10 @@ def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
                 hosts.setdefault(rank, host)
     missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
     if hosts and missing:
-        many = len(missing) > 1
+        plural = len(missing) > 1
         raise ConfigError(
-            f"node{'s' if many else ''} {format_ranks(missing)} {'have' if many else 'has'} no host, others have one",
+            f"node{'s' if plural else ''} {format_ranks(missing)} {'have' if plural else 'has'} no host, others have"
+            " one",
             help="put the others into a group with `hosts`, in rank order",
         )
     return hosts

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_cli.bootstrap.transports.agent import ask, command, script
 from rlinf_cli.bootstrap.transports.transport import Transport
 from rlinf_core.foreign.strict_json import load_json_object
@@ -115,10 +115,10 @@ def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
 class _Server:
     """A node that accepts measurements within the block."""
 
-    def __init__(self, transport: Transport, seen: Seen, address: str, secret: str) -> None:
-        self._node = seen.node
+    def __init__(self, transport: Transport, probed: ProbedNode, address: str, secret: str) -> None:
+        self._node = probed.node
         self._port: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        ports = seen.node.ports
+        ports = probed.node.ports
         request = {
             "verb": "serve",
             "secret": secret,
@@ -156,7 +156,7 @@ class _Server:
 
 async def measure(
     links: Sequence[NodeLink],
-    seen: Mapping[int, Seen],
+    probed: Mapping[int, ProbedNode],
     transport: Transport,
     *,
     seconds: float,
@@ -166,8 +166,8 @@ async def measure(
     """Return the measured links, and those left for lack of time.
 
     Args:
-        links: the links, between nodes of `seen` only.
-        seen: the nodes by rank.
+        links: the links, between nodes of `probed` only.
+        probed: the nodes by rank.
         transport: the transport to each of them.
         seconds: after which no further round starts.
         head_address: the head's address in the file.
@@ -175,25 +175,25 @@ async def measure(
     """
     end = time.monotonic() + seconds
     results: list[Measured] = []
-    left: list[NodeLink] = []
+    unmeasured: list[NodeLink] = []
     for group in rounds_of(links, most):
         if time.monotonic() > end:
-            left += group
+            unmeasured += group
             continue
-        addresses = [address_of(seen[link.other].facts, head_address if link.other == 0 else None) for link in group]
+        addresses = [address_of(probed[link.other].facts, head_address if link.other == 0 else None) for link in group]
         results += await asyncio.gather(
-            *(_measure(link, seen, address, transport) for link, address in zip(group, addresses, strict=True))
+            *(_measure(link, probed, address, transport) for link, address in zip(group, addresses, strict=True))
         )
-    return results, left
+    return results, unmeasured
 
 
-async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
+async def _measure(link: NodeLink, probed: Mapping[int, ProbedNode], address: str, transport: Transport) -> Measured:
     secret = secrets.token_hex(32)
-    async with _Server(transport, seen[link.other], address, secret) as port:
+    async with _Server(transport, probed[link.other], address, secret) as port:
         if port is None:
             return Measured(link, f"node {link.other} does not listen")
         request = {"verb": "measure", "secret": secret, "peer": [address, port], "seconds": _PART_SECONDS}
-        answer = await ask(transport, seen[link.one].node, request, deadline=_LINK_SECONDS)
+        answer = await ask(transport, probed[link.one].node, request, deadline=_LINK_SECONDS)
     if answer.data is None:
         return Measured(link, answer.message)
     fault = answer.data["fault"]
@@ -202,18 +202,20 @@ async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, trans
     return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
 
 
-def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
+def findings_of(
+    measured: Sequence[Measured], unmeasured: Sequence[NodeLink], probed: Mapping[int, ProbedNode]
+) -> list[Finding]:
     """Return a finding for each link."""
-    findings = [_finding(link, seen) for link in measured]
-    if left:
-        what = f"{len(left)} of {len(left) + len(measured)} links were not measured for lack of time"
+    findings = [_finding(link, probed) for link in measured]
+    if unmeasured:
+        what = f"{len(unmeasured)} of {len(unmeasured) + len(measured)} links were not measured for lack of time"
         findings.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more with `--link-seconds`"))
     return findings
 
 
-def _finding(measured: Measured, seen: Mapping[int, Seen]) -> Finding:
+def _finding(measured: Measured, probed: Mapping[int, ProbedNode]) -> Finding:
     link = measured.link
-    where = f"{seen[link.one].node.name} - {seen[link.other].node.name}"
+    where = f"{probed[link.one].node.name} - {probed[link.other].node.name}"
     uses = ", ".join(link.uses)
     data: dict[str, Any] = {"from": link.one, "to": link.other, "uses": list(link.uses)}
     if measured.fault is not None:

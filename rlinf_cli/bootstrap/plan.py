@@ -64,14 +64,14 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
     seen: dict[str, NodeTarget] = {}
     head_keeps = head is not None and _runs(head)
     for node in nodes:
-        said = facts.get(node.rank)
-        if said is None:
+        node_facts = facts.get(node.rank)
+        if node_facts is None:
             continue
-        twin = seen.setdefault(str(said["machine"]), node)
-        failure = _same_machine(node, twin) or _software(node, said, head, own)
+        twin = seen.setdefault(str(node_facts["machine"]), node)
+        failure = _same_machine(node, twin) or _software(node, node_facts, head, own)
         if failure is None:
-            action = _action(said, head, head_keeps=head_keeps, is_head=node.is_head)
-            failure = None if action is Action.KEEP else _room(node, said)
+            action = _action(node_facts, head, head_keeps=head_keeps, is_head=node.is_head)
+            failure = None if action is Action.KEEP else _room(node, node_facts)
             if failure is None:
                 actions[node.rank] = action
         if failure is not None:
@@ -115,27 +115,31 @@ def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
     return {**node.fingerprint(), **own.spec}
 
 
-def _runs(said: Mapping[str, Any]) -> bool:
-    record = said.get("record")
+def _runs(node_facts: Mapping[str, Any]) -> bool:
+    record = node_facts.get("record")
     return bool(record and record.get("alive"))
 
 
-def _action(said: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool) -> Action:
-    if not _runs(said):
+def _action(
+    node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool
+) -> Action:
+    if not _runs(node_facts):
         return Action.START
     if is_head:
         return Action.KEEP
-    same_head = head is not None and head_keeps and said["record"].get("head_process") == head["record"]["process"]
+    same_head = (
+        head is not None and head_keeps and node_facts["record"].get("head_process") == head["record"]["process"]
+    )
     return Action.KEEP if same_head else Action.RESTART
 
 
 def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> None:
     conflicts: list[str] = []
     for node in nodes:
-        said = facts.get(node.rank)
-        if said is None or not _runs(said):
+        node_facts = facts.get(node.rank)
+        if node_facts is None or not _runs(node_facts):
             continue
-        record = said["record"]
+        record = node_facts["record"]
         if record.get("token_digest") != own.token_digest and own.spec["authentication"] == record.get("spec", {}).get(
             "authentication"
         ):
@@ -189,14 +193,14 @@ def _same_machine(node: NodeTarget, twin: NodeTarget) -> NodeFailure | None:
 
 
 def _software(
-    node: NodeTarget, said: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
+    node: NodeTarget, node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
 ) -> NodeFailure | None:
     def failure(message: str, why: str, help: str) -> NodeFailure:
         return NodeFailure(node.rank, node.name, Phase.PROBE, message, why, help)
 
     path = node.interpreter
-    python, ray = _version(said["python"]), said["ray"]
-    if tuple(said["python"][:2]) < (3, 11):
+    python, ray = _version(node_facts["python"]), node_facts["ray"]
+    if tuple(node_facts["python"][:2]) < (3, 11):
         return failure(
             f"`{path}` is Python {python}",
             "rlinf needs 3.11 or newer",
@@ -206,11 +210,11 @@ def _software(
         of_head = head["ray"] if head and head["ray"] else None
         return failure(
             f"`{path}` has no ray",
-            said.get("fault") or "the package is not installed there",
+            node_facts.get("fault") or "the package is not installed there",
             f"`{path} -m pip install {f'ray=={of_head}' if of_head else 'ray'}`",
         )
-    if head is not None and head is not said and head["ray"]:
-        if said["python"][:2] != head["python"][:2]:
+    if head is not None and head is not node_facts and head["ray"]:
+        if node_facts["python"][:2] != head["python"][:2]:
             return failure(
                 f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
                 "Ray's processes exchange pickled objects, which requires one minor version of Python",
@@ -222,13 +226,13 @@ def _software(
                 "different versions of Ray cannot form a cluster",
                 f"`{path} -m pip install ray=={head['ray']}`",
             )
-    if own.fingerprints is not None and said["fingerprint"] not in own.fingerprints:
-        if said["fingerprint"] is None:
+    if own.fingerprints is not None and node_facts["fingerprint"] not in own.fingerprints:
+        if node_facts["fingerprint"] is None:
             return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or copy it with `--sync`")
-        place = said.get("places", {}).get("rlinf_core", "")
+        place = node_facts.get("places", {}).get("rlinf_core", "")
         return failure(
             "its rlinf differs from the one here",
-            f"the code in {place} has fingerprint {said['fingerprint']}, here {min(own.fingerprints)}",
+            f"the code in {place} has fingerprint {node_facts['fingerprint']}, here {min(own.fingerprints)}",
             "install the same rlinf there, or copy it with `--sync`",
         )
     return None
@@ -238,20 +242,20 @@ def _version(parts: Sequence[int]) -> str:
     return ".".join(map(str, parts))
 
 
-def _room(node: NodeTarget, said: Mapping[str, Any]) -> NodeFailure | None:
-    if said["taken"]:
-        name, port, who = said["taken"][0]
+def _room(node: NodeTarget, node_facts: Mapping[str, Any]) -> NodeFailure | None:
+    if node_facts["taken"]:
+        name, port, process = node_facts["taken"][0]
         return NodeFailure(
             node.rank,
             node.name,
             Phase.PROBE,
             f"port {port} is taken",
-            f"{who} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
+            f"{process} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
             "give other ports by `cluster.ports` in the file, or end that process",
         )
     for free, least, what in (
-        (said["disk_free"], _LEAST_DISK_BYTES, said["folder"]),
-        (said["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
+        (node_facts["disk_free"], _LEAST_DISK_BYTES, node_facts["folder"]),
+        (node_facts["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
     ):
         if free < least:
             return NodeFailure(

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.bootstrap import links
 from rlinf_cli.bootstrap.checks import access, devices, room, software
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, distinct
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, distinct
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
@@ -94,7 +94,7 @@ class DoctorReport(NamedTuple):
 class Look(NamedTuple):
     """The nodes that answered, and a finding for each that did not."""
 
-    seen: list[Seen]
+    probed: list[ProbedNode]
     findings: list[Finding]
 
 
@@ -108,10 +108,10 @@ async def examine(request: DoctorRequest, transport: Transport, notify: Notify) 
     """
     begun = time.monotonic()
     look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe)
-    findings = look.findings + judge(look.seen, request)
-    findings += await _trials(request, look.seen, transport, notify)
-    if request.link_seconds and len(look.seen) > 1:
-        findings += await _links(request, look.seen, transport, notify)
+    findings = look.findings + judge(look.probed, request)
+    findings += await _trials(request, look.probed, transport, notify)
+    if request.link_seconds and len(look.probed) > 1:
+        findings += await _links(request, look.probed, transport, notify)
     reached = len(request.nodes) - sum(finding.verdict is CheckVerdict.UNREACHABLE for finding in findings)
     return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
@@ -124,12 +124,12 @@ async def look_at(
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     notify(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
-    seen = [answer for answer in answers if isinstance(answer, Seen)]
-    return Look(seen, [answer for answer in answers if isinstance(answer, Finding)])
+    probed = [answer for answer in answers if isinstance(answer, ProbedNode)]
+    return Look(probed, [answer for answer in answers if isinstance(answer, Finding)])
 
 
-async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> Seen | Finding:
-    asked = time.time()
+async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> ProbedNode | Finding:
+    request_data = time.time()
     request: dict[str, Any] = {
         "verb": "inspect",
         "cluster": cluster_id,
@@ -146,7 +146,7 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
     answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
     if answer.data is None:
         return _unanswered(node, answer)
-    return Seen(node, answer.data, asked, time.time())
+    return ProbedNode(node, answer.data, request_data, time.time())
 
 
 def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
@@ -158,7 +158,7 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
     return Finding("reach", CheckVerdict.UNREACHABLE, what, node.rank, node.name, answer.help, data)
 
 
-def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
+def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
     """Return the findings of all checks on the nodes' facts. Pure, except for the mode of the token file."""
     recorded = request.recorded
     here = [
@@ -166,42 +166,47 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
         *access.authentication(up=recorded is not None, authenticated=recorded is not None and recorded.authenticated),
         *software.forwarded(request.cluster.forward_env, os.environ),
     ]
-    if not seen:
+    if not probed:
         return here
     declared = request.cluster.head_address
-    head = next((links.address_of(machine.facts, declared) for machine in seen if machine.node.is_head), declared)
-    of_groups = software.of_groups(seen)
+    head = next((links.address_of(machine.facts, declared) for machine in probed if machine.node.is_head), declared)
+    of_groups = software.of_groups(probed)
     # An interpreter that does not run is reported once, not for each missing package.
-    answering = [*seen, *(machine for machine in of_groups if not machine.facts.get("fault"))]
+    answering = [*probed, *(machine for machine in of_groups if not machine.facts.get("fault"))]
     return distinct(
         [
-            *(machine.ok("reach", "answers over ssh" if machine.node.host else "is this machine") for machine in seen),
-            *access.machines(seen),
-            *software.interpreters([*seen, *of_groups]),
+            *(
+                machine.ok("reach", "answers over ssh" if machine.node.host else "is this machine")
+                for machine in probed
+            ),
+            *access.machines(probed),
+            *software.interpreters([*probed, *of_groups]),
             *software.rays(answering),
             *software.codes(answering, request.fingerprint),
             *software.recipes(answering, request.recipe, request.own_recipe),
-            *room.clocks(seen),
-            *room.ports(seen),
-            *room.disks(seen),
-            *room.shared_memory(seen),
-            *room.memory(seen),
-            *room.limits(seen),
-            *devices.judged(seen),
-            *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),
-            *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
+            *room.clocks(probed),
+            *room.ports(probed),
+            *room.disks(probed),
+            *room.shared_memory(probed),
+            *room.memory(probed),
+            *room.limits(probed),
+            *devices.judged(probed),
+            *(_placements(request.cluster, probed) if len(probed) == len(request.nodes) else ()),
+            *(access.head_address(probed, head) if len(request.nodes) > 1 else ()),
             *here,
         ]
     )
 
 
-async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, notify: Notify) -> list[Finding]:
+async def _trials(
+    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+) -> list[Finding]:
     """Run the recipe's trial programs, on all nodes in parallel."""
     if not request.trials:
         return []
-    by_rank = {machine.node.rank: machine for machine in seen}
+    by_rank = {machine.node.rank: machine for machine in probed}
     placed = _placed(request.cluster, by_rank)
-    wanted: list[tuple[Trial, Seen]] = []
+    wanted: list[tuple[Trial, ProbedNode]] = []
     for trial in request.trials:
         variables: dict[int, list[dict[str, str]]] = {}
         for placement in placed.get(trial.component, ()):
@@ -216,10 +221,10 @@ async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Trans
     return list(await asyncio.gather(*(_try(trial, machine, request, transport) for trial, machine in wanted)))
 
 
-async def _try(trial: Trial, machine: Seen, request: DoctorRequest, transport: Transport) -> Finding:
+async def _try(trial: Trial, machine: ProbedNode, request: DoctorRequest, transport: Transport) -> Finding:
     labels = request.cluster.component_placement[trial.component].node_group or ()
     own = next((own for own in machine.node.environments if own.label in labels), None)
-    asked: dict[str, Any] = {
+    request_data: dict[str, Any] = {
         "verb": "try",
         "cluster": request.cluster_id,
         "env": machine.node.env,
@@ -229,18 +234,20 @@ async def _try(trial: Trial, machine: Seen, request: DoctorRequest, transport: T
         "environment": own.request() if own is not None else None,
     }
     deadline = machine.node.connect_seconds + trial.seconds + LOOK_SECONDS
-    answer = await ask(transport, machine.node, asked, deadline=deadline)
-    said = answer.data or {"fault": answer.message}
+    answer = await ask(transport, machine.node, request_data, deadline=deadline)
+    reply = answer.data or {"fault": answer.message}
     interpreter = own.interpreter if own is not None else machine.node.interpreter
-    if "found" not in said:
-        what = f"`{interpreter}` cannot run `{trial.module}`:  {said['fault']}"
+    if "found" not in reply:
+        what = f"`{interpreter}` cannot run `{trial.module}`:  {reply['fault']}"
         return machine.finding(trial.what, CheckVerdict.FAULT, what)
-    report = said["found"]
+    report = reply["found"]
     return machine.finding(trial.what, CheckVerdict(report["verdict"]), report["what"], report["help"], report)
 
 
-async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, notify: Notify) -> list[Finding]:
-    by_rank = {machine.node.rank: machine for machine in seen}
+async def _links(
+    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+) -> list[Finding]:
+    by_rank = {machine.node.rank: machine for machine in probed}
     wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
     notify(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
@@ -255,10 +262,10 @@ async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transp
     return links.findings_of(measured, left, by_rank)
 
 
-def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
+def _placements(cluster: ClusterConfig, probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that the components can be placed on the hardware found."""
     try:
-        topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in seen], cluster)
+        topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in probed], cluster)
     except PlacementError:
         return []  # the hardware found contradicts the declarations, which is its own finding
     findings: list[Finding] = []
@@ -275,19 +282,19 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
     return findings
 
 
-def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
+def nodes_of_components(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[int]]:
     """Return the nodes of each component's processes."""
-    placed = _placed(cluster, seen)
+    placed = _placed(cluster, probed)
     return {
         name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
     }
 
 
-def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[Placement]]:
+def _placed(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[Placement]]:
     """Return the placement of each component, by declared hardware, else by hardware found."""
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):
-        nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]
+        nodes = [_with_found(node, probed.get(node.rank)) for node in topology.nodes]
         try:
             topology = ClusterTopology.from_nodes(nodes, cluster)
         except PlacementError:
@@ -302,9 +309,9 @@ def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[
     return by_component
 
 
-def _with_found(node: NodeInfo, seen: Seen | None) -> NodeInfo:
-    said = seen.facts["accelerators"].get("found") if seen is not None else None
-    if said is None or node.num_accelerators is not None:
+def _with_found(node: NodeInfo, probed: ProbedNode | None) -> NodeInfo:
+    reply = probed.facts["accelerators"].get("found") if probed is not None else None
+    if reply is None or node.num_accelerators is not None:
         return node if node.num_accelerators is not None else node._replace(num_accelerators=0)
-    count = len(said["models"])
-    return node._replace(num_accelerators=count, accelerator_type=said["type"] if count else None)
+    count = len(reply["models"])
+    return node._replace(num_accelerators=count, accelerator_type=reply["type"] if count else None)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.node import node_probe
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Emit
+from rlinf_cli.bootstrap.phases import Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.bootstrap.plan import Action, NodeActions, Own, decide, refuse_other_nodes, spec_of
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
@@ -302,8 +302,8 @@ class _Run:
         """Poll the head until it lists all started nodes."""
         if not self._up:
             return
-        asked = next((node for node in self._nodes if node.rank in self._up), None)
-        if asked is None or (self.request.only is None and 0 not in self._up):
+        asked_node = next((node for node in self._nodes if node.rank in self._up), None)
+        if asked_node is None or (self.request.only is None and 0 not in self._up):
             return
         # A Ray that starts slowly is listed late.
         seconds = self.request.start_seconds
@@ -315,10 +315,10 @@ class _Run:
             "wanted": sorted(self._up),
             "deadline": seconds,
         }
-        margin = _MARGIN_SECONDS + asked.connect_seconds + 20.0
-        answer = await ask(self._transport, asked, request, deadline=seconds + margin)
+        margin = _MARGIN_SECONDS + asked_node.connect_seconds + 20.0
+        answer = await ask(self._transport, asked_node, request, deadline=seconds + margin)
         if answer.data is None:
-            self._fail(self._failure(asked, Phase.VERIFY, answer))
+            self._fail(self._failure(asked_node, Phase.VERIFY, answer))
             return
         self._compare(answer.data)
 
@@ -330,8 +330,8 @@ class _Run:
             if str(rank) in alive:
                 self._done(rank, Phase.VERIFY, str(alive[str(rank)]["address"]))
                 continue
-            gone = dead.get(str(rank))
-            why = f"it joined and died: {gone['reason']}" if gone else members.get("fault") or ""
+            dead_member = dead.get(str(rank))
+            why = f"it joined and died: {dead_member['reason']}" if dead_member else members.get("fault") or ""
             message = "Ray was started, but its head does not list the node"
             log = f"{self._up[rank]['folder']}/up.log"
             help_text = f"run the command again; see {log} on the node"

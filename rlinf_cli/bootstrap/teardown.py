@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Emit
+from rlinf_cli.bootstrap.phases import Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import Transport
 from rlinf_core.node import cluster_records
@@ -151,16 +151,16 @@ async def _end(
     if answer.data is None:
         emit(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
         return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
-    left = _left(answer.data)
+    leftovers = _left(answer.data)
     existed = bool(answer.data["found"])
-    if left:
-        message = f"{len(left)} items of the cluster are left"
+    if leftovers:
+        message = f"{len(leftovers)} items of the cluster are left"
         emit(Event(node.rank, Phase.STOP, Progress.FAILED, message))
         help_text = (
             "run the command again; a process that cannot be killed hangs in the kernel until the machine reboots"
         )
-        failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(left), help_text)
-        return NodeEnd(node.rank, node.host, True, existed, left), failure
+        failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(leftovers), help_text)
+        return NodeEnd(node.rank, node.host, True, existed, leftovers), failure
     detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if existed else "nothing found"
     emit(Event(node.rank, Phase.STOP, Progress.DONE, detail))
     return NodeEnd(node.rank, node.host, True, existed, ()), None

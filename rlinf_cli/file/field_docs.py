@@ -123,7 +123,7 @@ def _names(path: str) -> list[str]:
     return [step.segment for step in steps if isinstance(step.segment, str)]
 
 
-def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
+def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _Spot:
     by_name = {child.path.rpartition(".")[2]: child for child in _children(spot)}
     spot_below = by_name.get(name) or by_name.get("NAME")
     if spot_below is not None:
@@ -145,7 +145,9 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
         help_text = f"there is {quoted(elsewhere[:4])}"
     elif help_text is None:
         help_text = f"known keys: {quoted(by_name)}" if by_name else "it has no fields"
-    raise UnknownFieldError(f"there is no `{name}` {where}", where=None if name == asked else asked, help=help_text)
+    raise UnknownFieldError(
+        f"there is no `{name}` {where}", where=None if name == requested else requested, help=help_text
+    )
 
 
 def _children(spot: _Spot) -> list[_Spot]:
@@ -228,14 +230,14 @@ def _plural(words: str) -> str:
 
 
 def _bounds(metadata: Iterable[object]) -> str:
-    said = [
+    constraints = [
         f"{words} {_as_written(getattr(limit, attribute))}"
         for limit in metadata
         for kind, attribute, words in _BOUNDS
         if isinstance(limit, kind)
     ]
-    said += [f"a multiple of {limit.multiple_of}" for limit in metadata if isinstance(limit, MultipleOf)]
-    return ", ".join(said)
+    constraints += [f"a multiple of {limit.multiple_of}" for limit in metadata if isinstance(limit, MultipleOf)]
+    return ", ".join(constraints)
 
 
 def _default(field: FieldInfo) -> str | None:

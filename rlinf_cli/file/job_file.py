@@ -204,6 +204,6 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
             lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
             missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"
             raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(machine) for machine in look.seen]
+        return [node_info(machine) for machine in look.probed]
 
     return probe

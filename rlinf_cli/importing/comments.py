@@ -36,14 +36,14 @@ class _Lines:
     @cached_property
     def comments(self) -> dict[int, str]:
         """Return comments by line number, without those inside multi-line texts."""
-        taken: set[int] = set()
+        text_lines: set[int] = set()
         tree = read(self.source, Diagnostics())
         if tree is not None:
-            _mark(tree, taken)
+            _mark(tree, text_lines)
         comments_by_line: dict[int, str] = {}
         for number, line in enumerate(self.source.text.splitlines(), 1):
             stripped = line.strip()
-            if stripped.startswith("#") and number not in taken and not _HYDRA.match(stripped):
+            if stripped.startswith("#") and number not in text_lines and not _HYDRA.match(stripped):
                 comments_by_line[number] = stripped
         return comments_by_line
 
@@ -120,14 +120,14 @@ def _behind(span: Span, pattern: re.Pattern[str]) -> str:
     return match[1].rstrip() if match else ""
 
 
-def _mark(node: Node, taken: set[int]) -> None:
+def _mark(node: Node, text_lines: set[int]) -> None:
     """Add the lines of scalars to `taken`: a `#` there is text."""
     if isinstance(node, ScalarNode):
-        taken.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
+        text_lines.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
     elif isinstance(node, MappingNode):
         for entry in node.entries:
-            _mark(entry.key, taken)
-            _mark(entry.value, taken)
+            _mark(entry.key, text_lines)
+            _mark(entry.value, text_lines)
     else:
         for item in node.items:
-            _mark(item, taken)
+            _mark(item, text_lines)

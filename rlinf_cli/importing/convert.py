@@ -112,7 +112,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
     """Drop values already set by another key, and values in the place of a section."""
-    taken: dict[Path, str] = {}
+    writer_by_path: dict[Path, str] = {}
     values = [put.path for step in conversion.steps for put in puts(step.result)] + [extra.path for extra in added]
     holders = {path[:size] for path in values for size in range(1, len(path))}
     for step in conversion.steps:
@@ -121,7 +121,7 @@ def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
                 empty = isinstance(put.value, ScalarNode) and put.value.value is None
                 step.result = LeftOut(f"`{format_path(put.path)}` is a section", quiet=empty)
                 break
-            first = taken.setdefault(put.path, step.leaf.name)
+            first = writer_by_path.setdefault(put.path, step.leaf.name)
             if first != step.leaf.name:
                 step.result = LeftOut(f"`{first}` sets `{format_path(put.path)}`", quiet=True)
 

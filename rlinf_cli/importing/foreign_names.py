@@ -113,15 +113,15 @@ class _Renamer:
 
     def _without_twins(self, node: MappingNode, names: dict[str, str], path: Path) -> list[Entry]:
         """Return the entries of a mapping without duplicates by alias; the effective one is kept."""
-        left = {entry.key.raw: entry for entry in node.entries}
+        remaining = {entry.key.raw: entry for entry in node.entries}
         for other, ours in names.items():
-            entry, twin = left.get(other), left.get(ours)
+            entry, twin = remaining.get(other), remaining.get(ours)
             if entry is None or twin is None:
                 continue
             if _is_override(twin) == _is_override(entry):
                 self._report_both(entry, twin, (*path, other))
-            del left[ours if _is_override(entry) and not _is_override(twin) else other]
-        return list(left.values())
+            del remaining[ours if _is_override(entry) and not _is_override(twin) else other]
+        return list(remaining.values())
 
     def _node(self, node: Node, annotations: list[object], path: Path) -> Node:
         if isinstance(node, MappingNode) and annotations:

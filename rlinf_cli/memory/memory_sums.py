@@ -81,7 +81,7 @@ def accelerated(placements: Mapping[str, Sequence[Placement]]) -> Collection[str
     return {
         name
         for name, component_placements in placements.items()
-        if any(one.local_accelerator_rank is not None for one in component_placements)
+        if any(placement.local_accelerator_rank is not None for placement in component_placements)
     }
 
 

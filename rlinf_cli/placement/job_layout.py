@@ -33,7 +33,7 @@ class JobLayout:
 
 
 def lay_out(
-    job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()
+    job: SoundJob, command: str, file: str, component: str | None = None, arguments: Sequence[str] = ()
 ) -> JobLayout:
     """Return the layout of all components, or of a single one.
 
@@ -45,7 +45,7 @@ def lay_out(
         PlacementError: the accelerators are unknown, or there is no such component.
     """
     cluster = job.cluster if component is None else _only(job.cluster, component)
-    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *said))
+    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *arguments))
     placement = ComponentPlacement(cluster, job.topology)
     placements = {name: placement.get_strategy(name).get_placement(job.topology) for name in placement.components}
     resources = {

@@ -80,10 +80,10 @@ class _Canvas:
     parts: list[str] = field(default_factory=list[str])
 
     def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, attributes: str = ""
+        self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, extra: str = ""
     ) -> None:
         self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}"{attributes}/>'
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}"{extra}/>'
         )
 
     def text(
@@ -176,7 +176,7 @@ def _legend(canvas: _Canvas, picture: Picture, geometry: _Geometry, y: float) ->
         if index < len(picture.components):
             canvas.band(x, y, 16, 16, name, (4, 4))
         else:
-            canvas.rect(x + 0.5, y + 0.5, 15, 15, "url(#idle)", radius=4, attributes=f' stroke="{_LINE}"')
+            canvas.rect(x + 0.5, y + 0.5, 15, 15, "url(#idle)", radius=4, extra=f' stroke="{_LINE}"')
         canvas.phrase(x + 24, y + 13, shown, words, 14)
         x += width
     return y + _LEGEND_LINE
@@ -209,7 +209,7 @@ def _card(canvas: _Canvas, card: Card, geometry: _Geometry, x: float, y: float, 
     if other_ranks:
         _many(canvas, card, x, y, width, height)
         return
-    canvas.rect(x, y, width, height, _CARD, radius=10, attributes=f' stroke="{_LINE}"')
+    canvas.rect(x, y, width, height, _CARD, radius=10, extra=f' stroke="{_LINE}"')
     name = f"node {rank}"
     canvas.text(x + _PAD, y + 23, name, 14, bold=True)
     right = card.host or ("" if card.cells or card.loose else "unused")
@@ -226,7 +226,7 @@ def _card(canvas: _Canvas, card: Card, geometry: _Geometry, x: float, y: float, 
 
 def _many(canvas: _Canvas, card: Card, x: float, y: float, width: float, height: float) -> None:
     for step in (8, 4, 0):
-        canvas.rect(x + step, y + step, width - 8, height - 8, _CARD, radius=10, attributes=f' stroke="{_LINE}"')
+        canvas.rect(x + step, y + step, width - 8, height - 8, _CARD, radius=10, extra=f' stroke="{_LINE}"')
     count = len(card.ranks)
     ranks = _fitted(format_ranks(card.ranks), width - 2 * _PAD - 60, 12)
     canvas.phrase(x + _PAD, y + 23, f"… and {count} more", f"nodes {ranks}", 14)
@@ -266,9 +266,7 @@ def _cells(canvas: _Canvas, card: Card, row: Sequence[Cell], geometry: _Geometry
 
 def _bands(canvas: _Canvas, users: Sequence[User], x: float, y: float, width: float, height: float) -> None:
     if not users:
-        canvas.rect(
-            x + 0.5, y + 0.5, width - 1, height - 1, "url(#idle)", radius=_RADIUS, attributes=f' stroke="{_LINE}"'
-        )
+        canvas.rect(x + 0.5, y + 0.5, width - 1, height - 1, "url(#idle)", radius=_RADIUS, extra=f' stroke="{_LINE}"')
         return
     share = height / len(users)
     size = max(8.0, min(13.0, share * 0.62))

@@ -118,8 +118,8 @@ def _headline(failure: Failure) -> str:
     called = "in its constructor" if failure.method == "__init__" else f"in `{failure.method}`"
     if isinstance(error, WorkerDiedError) and error.address == failure.name:
         return f"`{failure.name}` died {called}"
-    said = text if isinstance(error, RLinfError) else _named(error, text)
-    return f"`{failure.name}` failed {called}: {said}"
+    message = text if isinstance(error, RLinfError) else _named(error, text)
+    return f"`{failure.name}` failed {called}: {message}"
 
 
 def _named(error: BaseException, text: str) -> str:

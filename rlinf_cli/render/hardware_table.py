@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli.bootstrap.checks.devices import found_text
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, size
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.console import console
 from rlinf_cli.render.doctor_findings import finding_record
@@ -15,9 +15,9 @@ SCHEMA = "rlinf.hardware/1"
 _WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
 
 
-def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
+def hardware_text(nodes: Sequence[NodeTarget], probed: Sequence[ProbedNode], findings: Sequence[Finding]) -> str:
     """Return a line for each node, then the deviations from the declarations."""
-    by_rank = {machine.node.rank: machine for machine in seen}
+    by_rank = {machine.node.rank: machine for machine in probed}
     headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
     rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]
     blocks = [console.table(headers, rows, right=(0, 3))]
@@ -27,9 +27,9 @@ def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: S
     return "\n\n".join(blocks)
 
 
-def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tuple[str, ...]:
+def _row(node: NodeTarget, probed: ProbedNode | None, findings: Sequence[Finding]) -> tuple[str, ...]:
     attached = [finding for finding in findings if finding.rank == node.rank and finding.check in ("robot", "camera")]
-    facts = seen.facts if seen else None
+    facts = probed.facts if probed else None
     return (
         str(node.rank),
         ", ".join(node.groups) or "-",
@@ -54,9 +54,11 @@ def _trouble(finding: Finding) -> str:
     return f"{line}\n  do: {finding.help}" if finding.help else line
 
 
-def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> dict[str, Any]:
+def hardware_record(
+    nodes: Sequence[NodeTarget], probed: Sequence[ProbedNode], findings: Sequence[Finding]
+) -> dict[str, Any]:
     """Return the same as data."""
-    by_rank = {machine.node.rank: machine for machine in seen}
+    by_rank = {machine.node.rank: machine for machine in probed}
     return {
         "schema": SCHEMA,
         "ok": not any(finding.verdict in _WRONG for finding in findings),
@@ -65,15 +67,15 @@ def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings:
     }
 
 
-def _node_record(node: NodeTarget, seen: Seen | None) -> dict[str, Any]:
+def _node_record(node: NodeTarget, probed: ProbedNode | None) -> dict[str, Any]:
     declared = node.accelerators
-    facts = seen.facts if seen else None
+    facts = probed.facts if probed else None
     accelerators = facts["accelerators"].get("found") if facts else None
     return {
         "rank": node.rank,
         "groups": list(node.groups),
         "host": node.host,
-        "reached": seen is not None,
+        "reached": probed is not None,
         "cores": facts["cores"] if facts else None,
         "memory_bytes": facts["memory"] if facts else None,
         "declared": {"per_node": declared.per_node, "model": declared.model} if declared else None,

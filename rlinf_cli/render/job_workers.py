@@ -68,7 +68,9 @@ def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) 
         wait = attached[-1]
         words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
         return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
-    methods = [one for one in answer.publication.operations if one.operation.kind is OperationKind.METHOD]
+    methods = [
+        operation for operation in answer.publication.operations if operation.operation.kind is OperationKind.METHOD
+    ]
     if methods:
         return _view(
             name, hello, "ready", f"runs `{methods[-1].operation.target}`", methods[-1].age, stacks=answer.stacks

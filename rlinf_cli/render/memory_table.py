@@ -90,10 +90,10 @@ def _remedy(view: MemoryView) -> str:
     ]
     _, name, largest, size = max(sizes, key=lambda entry: entry[0])
     whose_memory = "an accelerator" if hosts_fit else "a node"
-    whose = "the process" if largest.processes == 1 else f"each of {largest.processes} processes"
+    holder = "the process" if largest.processes == 1 else f"each of {largest.processes} processes"
     return (
         f"{whose_memory} does not have enough memory, and no known change of the file fits; the largest part is"
-        f" `{name}`, {_size(size)} in {whose} of `{largest.component}`"
+        f" `{name}`, {_size(size)} in {holder} of `{largest.component}`"
     )
 
 

@@ -184,14 +184,14 @@ class Reaper:
     def handle_dropped(self, first: _Dropped | None = None) -> None:
         """Handle everything that destructors have left by now, `first` of all."""
         failures: Counter[tuple[str, str | None, str]] = Counter()
-        for one in [first, *self._waiting()]:
-            if isinstance(one, _FailedPut):
-                failures[one.channel, one.key, " ".join(str(one.error).split())] += 1
-            elif one is not None:
+        for handle in [first, *self._waiting()]:
+            if isinstance(handle, _FailedPut):
+                failures[handle.channel, handle.key, " ".join(str(handle.error).split())] += 1
+            elif handle is not None:
                 try:
-                    self._cancel(one)
+                    self._cancel(handle)
                 except Exception:  # noqa: BLE001 - one failure must not stop the reaper
-                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", one.target)
+                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", handle.target)
         for (channel, key, error), count in failures.items():
             _log.error(
                 "channel `%s`, key `%s`: %d puts failed that nobody waited for, and their items are lost: %s",

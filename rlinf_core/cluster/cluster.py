@@ -199,17 +199,17 @@ class Cluster:
         """Probe every node once: this process's own node directly, the others with a task, as the environment of their
         Ray counts."""
         here = driver_id if self._engine.embedded or self.session.member is not None else None
-        asked = time.time()
+        asked_at = time.time()
         pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
         return [
             replace(
                 member,
-                facts=self._answer(pending[member.ray_id], member, asked) if member.ray_id in pending else probe(),
+                facts=self._answer(pending[member.ray_id], member, asked_at) if member.ray_id in pending else probe(),
             )
             for member in joined
         ]
 
-    def _answer(self, reference: Any, member: NodeMember, asked: float) -> Any:
+    def _answer(self, reference: Any, member: NodeMember, asked_at: float) -> Any:
         """Return the result of a task on a node; `asked` is its start, in seconds since 1970.
 
         Raises:
@@ -223,7 +223,7 @@ class Cluster:
             cause = getattr(error, "cause", None) or error
             if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
                 raise cannot_run(member, cause) from None
-            raise does_not_answer(member, cause, asked) from None
+            raise does_not_answer(member, cause, asked_at) from None
 
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
         """Run `function(*args)` on a node, in the environment of its Ray; return a reference to its result."""
@@ -339,7 +339,7 @@ class Cluster:
         self._prepare((rank, command) for rank, command in wanted if command is not None)
 
     def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
-        asked = time.time()
+        asked_at = time.time()
         waiting: dict[tuple[int, ProcessCommand], Any] = {}
         for rank, command in commands:
             if (rank, command) not in self._prepared:
@@ -347,7 +347,7 @@ class Cluster:
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
             member = self._members[rank]
-            prepared = prepare(command) if reference is None else self._answer(reference, member, asked)
+            prepared = prepare(command) if reference is None else self._answer(reference, member, asked_at)
             if prepared.fault:
                 raise ClusterError(
                     f"the interpreter `{command.interpreter}` cannot run workers",

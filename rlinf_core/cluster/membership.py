@@ -96,15 +96,15 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         rank = str(node.get("Labels", {}).get(RANK_LABEL, ""))
         if not node["Alive"] and rank.isdigit() and int(rank) not in alive:
             reason = str(node.get("DeathReasonMessage") or "").strip().partition("\n")[0]
-            gone = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
-            reasons[int(rank)] = f"{gone}: {reason}" if reason else gone
+            lost = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
+            reasons[int(rank)] = f"{lost}: {reason}" if reason else lost
     return [reasons[rank] for rank in sorted(reasons)]
 
 
-def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> ClusterError:
+def does_not_answer(member: NodeMember, cause: BaseException, asked_at: float) -> ClusterError:
     """Return the error for a joined node that has not answered since `asked`, in seconds since 1970."""
     return ClusterError(
-        f"the node at {member.ip} has not answered since {time.strftime('%H:%M:%S', time.localtime(asked))}",
+        f"the node at {member.ip} has not answered since {time.strftime('%H:%M:%S', time.localtime(asked_at))}",
         why=_last_line(cause),
         help="check that the machine runs and reaches the head (`rlinf status` probes every node); if its Ray has"
         " ended, `rlinf up FILE` starts it again",

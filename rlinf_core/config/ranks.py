@@ -86,9 +86,9 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
     shared: list[range] = []
     i = j = 0
     while i < len(a) and j < len(b):
-        both = common(a[i], b[j])
-        if both:
-            shared.append(both)
+        overlap = common(a[i], b[j])
+        if overlap:
+            shared.append(overlap)
         if a[i].stop <= b[j].stop:
             i += 1
         else:
@@ -98,18 +98,18 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
 
 def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ...]:
     """Return the numbers of `pieces` that `taken`, which are ascending and disjoint, lack; piece by piece."""
-    left: list[range] = []
+    remaining: list[range] = []
     for piece in pieces:
         at = piece.start
         index = bisect_right(taken, at, key=lambda range_: range_.stop)
         while index < len(taken) and taken[index].start < piece.stop:
             if taken[index].start > at:
-                left.append(range(at, taken[index].start))
+                remaining.append(range(at, taken[index].start))
             at = taken[index].stop
             index += 1
         if at < piece.stop:
-            left.append(range(at, piece.stop))
-    return tuple(left)
+            remaining.append(range(at, piece.stop))
+    return tuple(remaining)
 
 
 def parse_ranks(text: str) -> tuple[range, ...] | None:
@@ -168,8 +168,8 @@ def _pieces(text: str, separator: str, start: int, end: int) -> Iterator[tuple[i
 
 def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     piece = text[start:end]
-    left = start + len(piece) - len(piece.lstrip())
-    return left, max(left, start + len(piece.rstrip()))
+    remaining = start + len(piece) - len(piece.lstrip())
+    return remaining, max(remaining, start + len(piece.rstrip()))
 
 
 def _parse_range(piece: str, offset: int) -> range:

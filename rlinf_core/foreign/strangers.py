@@ -62,9 +62,9 @@ class Unproven(Generic[C]):
     def remove_all(self) -> list[C]:
         """Forget all connections; return them."""
         with self._lock:
-            left = [connection for connection, _, _ in self._waiting.values()]
+            remaining = [connection for connection, _, _ in self._waiting.values()]
             self._waiting.clear()
-            return left
+            return remaining
 
     def waiting(self) -> list[C]:
         """Return the connections, those that came first at the front.

@@ -201,13 +201,15 @@ class Manager:
             self._try_pending(pending)
 
     def _forget(self, stream: PeerStream, request: m.Forget) -> None:
-        self._pending = [one for one in self._pending if (one.stream, one.serial) != (stream, request.serial)]
+        self._pending = [
+            lookup for lookup in self._pending if (lookup.stream, lookup.serial) != (stream, request.serial)
+        ]
 
-    def _acquaint(self, one: str, other: str) -> None:
-        for here, there in ((one, other), (other, one)):
-            peer = self._peers.get(here)
+    def _acquaint(self, first: str, second: str) -> None:
+        for name, partner in ((first, second), (second, first)):
+            peer = self._peers.get(name)
             if peer is not None:
-                peer.acquaintances.add(there)
+                peer.acquaintances.add(partner)
 
     # Calls that were given up
 
@@ -224,7 +226,7 @@ class Manager:
     # Who died
 
     def _lost(self, lost: _Lost) -> None:
-        self._pending = [one for one in self._pending if one.stream.peer != lost.peer]
+        self._pending = [lookup for lookup in self._pending if lookup.stream.peer != lost.peer]
         peer = self._peers.pop(lost.peer, None)
         self._watch.left(lost.peer)
         if peer is None:
@@ -250,7 +252,7 @@ class Manager:
             self._conclude(peer, postmortem.describe_end(hello.log, hello.memory_kills))
             return
         self._deaths[peer.name] = _Death(peer, time.monotonic() + _POSTMORTEM_SECONDS)
-        neighbour = next((one for one in self._peers.values() if _same_place(one.hello.info, hello.info)), None)
+        neighbour = next((other for other in self._peers.values() if _same_place(other.hello.info, hello.info)), None)
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
@@ -279,7 +281,7 @@ class Manager:
             if now >= death.until:
                 del self._deaths[name]
                 self._conclude(death.peer, None)
-        self._watch.unknown = frozenset(one.name for one in self._pending if self._is_unknown(one))
+        self._watch.unknown = frozenset(lookup.name for lookup in self._pending if self._is_unknown(lookup))
         for deadlock in self._watch.tick(now, self._ask, self._dead):
             if self._refuse_unknown(deadlock):
                 continue
@@ -295,8 +297,10 @@ class Manager:
 
     def _refuse_unknown(self, deadlock: Deadlock) -> bool:
         """Refuse the names that nobody can launch any more, since everybody waits; False where there are none."""
-        hopeless = [one for one in self._pending if one.stream.peer in deadlock.members and self._is_unknown(one)]
-        self._pending = [one for one in self._pending if one not in hopeless]
+        hopeless = [
+            lookup for lookup in self._pending if lookup.stream.peer in deadlock.members and self._is_unknown(lookup)
+        ]
+        self._pending = [lookup for lookup in self._pending if lookup not in hopeless]
         for pending in hopeless:
             name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
             error = UnknownGroupError(name, tuple(self._registry.groups()), where=pending.stream.peer)
@@ -348,9 +352,9 @@ class _Lost:
     reason: str
 
 
-def _same_place(one: EndpointInfo, other: EndpointInfo) -> bool:
+def _same_place(first: EndpointInfo, second: EndpointInfo) -> bool:
     """Return whether one process finds what another left behind: containers share a machine, and no files."""
-    return (one.host, one.network) == (other.host, other.network)
+    return (first.host, first.network) == (second.host, second.network)
 
 
 def _only_looks(name: str) -> bool:

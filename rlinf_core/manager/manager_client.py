@@ -236,7 +236,7 @@ class ManagerClient(Resolver):
         return self._failures.pop(serial, None)
 
     def _fail_stuck(self, stuck: m.Stuck) -> None:
-        current = {one.operation.serial for one in self.operations.publication().operations}
+        current = {operation.operation.serial for operation in self.operations.publication().operations}
         for serial in stuck.serials:
             error = DeadlockError(stuck.members, stuck.picture, where=self._name)
             if not self.endpoint.waits.fail(serial, error) and serial in current:
@@ -251,7 +251,7 @@ class ManagerClient(Resolver):
             return
         self._next_report = now + _REPORT_EVERY
         publication = self.operations.publication()
-        if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
+        if any(is_long_wait(operation, is_worker=bool(self.me.ranks)) for operation in publication.operations):
             self.tell(m.WaitReport(publication))
         for operation in self._long_waits.due(publication):
             # On a thread of its own: to find out for whom it waits takes the answers of others, and of this one.

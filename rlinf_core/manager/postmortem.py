@@ -35,9 +35,9 @@ def describe_end(log: str | None, memory_kills_before: int) -> str | None:
     if crash:
         parts.append(crash)
     else:
-        said = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
-        if said:
-            parts.append(_block("the last lines of its log", said))
+        last_lines = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
+        if last_lines:
+            parts.append(_block("the last lines of its log", last_lines))
     return "; ".join(parts) or None
 
 

@@ -55,11 +55,13 @@ class JobView:
     unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        methods = [one for one in publication.operations if one.operation.kind is OperationKind.METHOD]
+        methods = [
+            operation for operation in publication.operations if operation.operation.kind is OperationKind.METHOD
+        ]
         waits = tuple(
-            self._wait(one.operation, one.age)
-            for one in publication.operations
-            if one.operation.kind is not OperationKind.METHOD
+            self._wait(operation.operation, operation.age)
+            for operation in publication.operations
+            if operation.operation.kind is not OperationKind.METHOD
         )
         held_up = any(not wait.operation.detached for wait in waits)
         if not publication.running and not held_up:

@@ -190,7 +190,7 @@ class WaitGraph:
         process = self._processes.get(name)
         waits = process.waits if process else ()
         serials = [wait.operation.serial for wait in waits if serial in (None, wait.operation.serial)]
-        return self._picture([(name, one) for one in serials])
+        return self._picture([(name, serial) for serial in serials])
 
     def _picture(self, start: Iterable[Node]) -> str:
         sentences: list[str] = []
@@ -252,7 +252,7 @@ class DeadlockDetector:
 
     def look(self, processes: Collection[Process], now: float) -> list[Deadlock]:
         """Return the deadlocks of a job whose processes look like this at `now` (monotonic seconds)."""
-        seen: dict[str, tuple[object, float]] = {}
+        observed: dict[str, tuple[object, float]] = {}
         moving: set[str] = set()
         for process in processes:
             signature = (
@@ -266,10 +266,10 @@ class DeadlockDetector:
             )
             before = self._seen.get(process.name)
             since = before[1] if before is not None and before[0] == signature else now
-            seen[process.name] = (signature, since)
+            observed[process.name] = (signature, since)
             if now - since < self._patience:
                 moving.add(process.name)
-        self._seen = seen
+        self._seen = observed
         return WaitGraph(processes, moving).deadlocks()
 
 

@@ -98,9 +98,9 @@ class Watch:
         started.asked.update(ask(started))
 
     def answered(self, name: str, answer: ProcessAnswer) -> None:
-        asked = self._rounds.get(answer.round)
-        if asked is not None:
-            asked.answers[name] = answer
+        round_ = self._rounds.get(answer.round)
+        if round_ is not None:
+            round_.answers[name] = answer
 
     def left(self, name: str) -> None:
         for round_ in self._rounds.values():
@@ -129,7 +129,7 @@ class Watch:
 
 def _waits(named: tuple[str, ProcessAnswer]) -> bool:
     name, answer = named
-    return any(is_long_wait(one, is_worker=":" in name) for one in answer.publication.operations)
+    return any(is_long_wait(operation, is_worker=":" in name) for operation in answer.publication.operations)
 
 
 def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:

@@ -87,12 +87,12 @@ def send(pids: list[int], number: int) -> None:
 def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
     """Kill every process of a Ray, also those that are started meanwhile; return those that don't end."""
     end = time.monotonic() + _KILL_SECONDS
-    left = processes_of(owner, folder, engine_only=engine_only)
-    while left and time.monotonic() < end:
-        send(left, signal.SIGKILL)
+    remaining = processes_of(owner, folder, engine_only=engine_only)
+    while remaining and time.monotonic() < end:
+        send(remaining, signal.SIGKILL)
         time.sleep(_PAUSE)
-        left = processes_of(owner, folder, engine_only=engine_only)
-    return left
+        remaining = processes_of(owner, folder, engine_only=engine_only)
+    return remaining
 
 
 def guard(folder: str) -> subprocess.Popen[bytes]:

@@ -147,10 +147,10 @@ class _Parts:
         return range(self.selection.count) if self.selection else None
 
     def _check_order(self, part: RankMapPart, resources: range | None) -> bool:
-        taken, self._taken = self._taken, [*self._taken, part]
+        earlier, self._taken = self._taken, [*self._taken, part]
         if part.resources is None or self._taken_all:
             self._taken_all = True
-            if not taken:
+            if not earlier:
                 return True
             help = "`all` is every resource: write it alone, or list the resources one by one"
             return self._report("placement-not-ascending", f"lists resources of {self.name} twice", part, help)
@@ -158,20 +158,20 @@ class _Parts:
         if ranks.start >= self._next_resource:
             self._next_resource = ranks.stop
             return True
-        twice = next((r for other in taken if other.resources and (r := common(other.resources, ranks))), None)
+        twice = next((r for other in earlier if other.resources and (r := common(other.resources, ranks))), None)
         self._next_resource = max(self._next_resource, ranks.stop)
         if twice is not None:
             message = f"lists resource{'s' * (len(twice) > 1)} {format_range(twice)} of {self.name} twice"
-            help = f"the next part may start at {taken[-1].resources.stop}" if taken[-1].resources else None
+            help = f"the next part may start at {earlier[-1].resources.stop}" if earlier[-1].resources else None
             if part.processes is None or len(ranks) == 1:
                 help = "for several processes on one resource write them behind a colon, as in `0-3:0-7`"
             return self._report("placement-not-ascending", message, part, help)
-        before = taken[-1].resources
+        before = earlier[-1].resources
         message = f"lists resources {format_range(ranks)} after {format_range(before) if before else 'all'}"
-        return self._report("placement-not-ascending", message, part, self._sorted(taken, part))
+        return self._report("placement-not-ascending", message, part, self._sorted(earlier, part))
 
-    def _sorted(self, taken: list[RankMapPart], part: RankMapPart) -> str:
-        parts = [*taken, part]
+    def _sorted(self, earlier: list[RankMapPart], part: RankMapPart) -> str:
+        parts = [*earlier, part]
         if any(part.processes is not None for part in parts):
             return "write the parts in ascending order of their resources; process ranks follow that order"
         ordered = sorted(parts, key=lambda part: part.resources.start if part.resources else 0)

@@ -221,7 +221,7 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
             if not shared:
                 continue
             numbers = topology.numbers(group.unit)
-            nodes = [range(numbers.node_of(both.start), numbers.node_of(both.stop - 1) + 1) for both in shared]
+            nodes = [range(numbers.node_of(range_.start), numbers.node_of(range_.stop - 1) + 1) for range_ in shared]
             shown = ",".join(map(format_range, merge_ranges(nodes)))
             where = f"node{'s' * (not shown.isdecimal())} {shown}"
             message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"

@@ -164,9 +164,9 @@ class RunRecord:
         self.tell(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int, started: int) -> None:
-            many = f"{started} of {workers}" if started else str(workers)
-            what = f"{components.get(group, group)}: {many} process{'es' if workers > 1 else ''}"
-            self.tell(events.Waiting(what))
+            count_text = f"{started} of {workers}" if started else str(workers)
+            waiting = f"{components.get(group, group)}: {count_text} process{'es' if workers > 1 else ''}"
+            self.tell(events.Waiting(waiting))
 
         traced = self._trace is not None
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)

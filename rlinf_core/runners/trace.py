@@ -100,10 +100,10 @@ class TraceWriter:
         """Forget the groups that were asked, which are gone: what they did not answer is lost."""
         self._pending.clear()
 
-    def add(self, process: str, taken: Taken) -> None:
+    def add(self, process: str, recorded: Taken) -> None:
         """Write what one process recorded; its name is as in `actor:0`."""
-        self.dropped += taken.dropped
-        for span in taken.spans:
+        self.dropped += recorded.dropped
+        for span in recorded.spans:
             for event in self._events(process, span):
                 self._write(event)
 
@@ -132,10 +132,10 @@ class TraceWriter:
 
     def _answer(self, group: str, handle: SpansHandle) -> None:
         try:
-            taken = handle.wait(_LAST_WORDS_SECONDS)
+            recorded = handle.wait(_LAST_WORDS_SECONDS)
         except RLinfError:
             return
-        for rank, spans in enumerate(taken):
+        for rank, spans in enumerate(recorded):
             self.add(f"{group}:{rank}", spans)
 
     def _events(self, process: str, span: TraceSpan) -> Iterator[Mapping[str, Any]]:

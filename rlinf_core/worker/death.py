@@ -12,10 +12,10 @@ _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
     """Return the error for a worker that Ray says has died; waits a moment for what the manager finds out."""
-    said = _ray_says(str(error))
+    ray_reason = _ray_says(str(error))
     client = current_client()
     known_cause = client.cause_of_death(address, incarnation) if client is not None else None
-    cause = "; ".join(part for part in (said, known_cause) if part) or None
+    cause = "; ".join(part for part in (ray_reason, known_cause) if part) or None
     return WorkerDiedError(address, node=node, cause=cause)
 
 

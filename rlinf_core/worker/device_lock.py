@@ -67,16 +67,16 @@ class DeviceLock:
             )
         seconds = self._waits.patience if timeout is None else plain_seconds(timeout)
         deadline = time.monotonic() + seconds
-        taken: list[socket.socket] = []
+        held_sockets: list[socket.socket] = []
         try:
             for name, device in self._names.items():
                 while (lock := _bound(name)) is None:
                     self._wait_for_holder(name, device, max(0.0, deadline - time.monotonic()))
-                taken.append(lock)
+                held_sockets.append(lock)
         except BaseException:
-            _close(taken)
+            _close(held_sockets)
             raise
-        self._held, self._owner = taken, threading.get_ident()
+        self._held, self._owner = held_sockets, threading.get_ident()
 
     def release(self) -> None:
         """Let the next process have the accelerators.

@@ -135,10 +135,10 @@ class WorkerGroup(Generic[W]):
         self._methods = self.worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
         self._members: tuple[GroupMember, ...] = ()
-        taken = sorted(self._methods & set(dir(WorkerGroup)))
-        if taken:
+        reserved = sorted(self._methods & set(dir(WorkerGroup)))
+        if reserved:
             raise InvalidNameError(
-                f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
+                f"`{worker_class.__name__}.{reserved[0]}` cannot be called on a group",
                 why="a group has something else of that name",
                 help="give the method another name",
             )

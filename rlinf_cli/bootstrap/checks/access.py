@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 
 
-def machines(seen: Sequence[Seen]) -> list[Finding]:
+def machines(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that no two nodes are the same machine."""
-    first: dict[str, Seen] = {}
+    first: dict[str, ProbedNode] = {}
     findings: list[Finding] = []
-    for machine in seen:
+    for machine in probed:
         twin = first.setdefault(str(machine.facts["machine"]), machine)
         if twin is not machine:
             what = f"it is the same machine as {twin.node.name}"
@@ -22,14 +22,14 @@ def machines(seen: Sequence[Seen]) -> list[Finding]:
     return findings
 
 
-def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:
+def head_address(probed: Sequence[ProbedNode], address: str | None) -> list[Finding]:
     """Check that the head is not reachable from the internet: Ray's ports are open on every interface of a node.
 
     Args:
-        seen: the nodes.
+        probed: the nodes.
         address: where the head will listen; None if unknown.
     """
-    head = next((machine for machine in seen if machine.node.is_head), None)
+    head = next((machine for machine in probed if machine.node.is_head), None)
     if head is None or address is None:
         return []
     try:

@@ -6,32 +6,32 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.topology import NodeInfo
 
 _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
 
-def accelerators(seen: Sequence[Seen]) -> list[Finding]:
+def accelerators(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check the number of accelerators, and their model if the system reports one."""
-    return [_accelerators(machine) for machine in seen]
+    return [_accelerators(machine) for machine in probed]
 
 
-def _accelerators(machine: Seen) -> Finding:
-    declared, said = machine.node.accelerators, machine.facts["accelerators"]
-    if "found" not in said:
+def _accelerators(machine: ProbedNode) -> Finding:
+    declared, reply = machine.node.accelerators, machine.facts["accelerators"]
+    if "found" not in reply:
         verdict = (
             CheckVerdict.SKIPPED if declared is None or machine.facts["fingerprint"] is None else CheckVerdict.FAULT
         )
         what = (
             "not checked, because rlinf is not installed there"
             if machine.facts["fingerprint"] is None
-            else said["fault"]
+            else reply["fault"]
         )
         return machine.finding("accelerators", verdict, what)
-    models: list[str | None] = said["found"]["models"]
-    what, data = found_text(said), {"found": len(models), "models": models}
+    models: list[str | None] = reply["found"]["models"]
+    what, data = found_text(reply), {"found": len(models), "models": models}
     if declared is None:
         return machine.ok("accelerators", what, data)
     data["declared"] = declared.per_node
@@ -56,33 +56,33 @@ def _folded(model: str) -> str:
     return "".join(filter(str.isalnum, model.casefold()))
 
 
-def found_text(said: Any) -> str:
+def found_text(reply: Any) -> str:
     """Return `8 NVIDIA (A800)`, `none`, or why it is unknown."""
-    if "found" not in said:
-        return f"unknown: {said['fault']}"
-    models = said["found"]["models"]
+    if "found" not in reply:
+        return f"unknown: {reply['fault']}"
+    models = reply["found"]["models"]
     if not models:
         return "no accelerator found"
     names = ", ".join(sorted({model for model in models if model}))
-    return f"{len(models)} {said['found']['type']}" + (f" ({names})" if names else "")
+    return f"{len(models)} {reply['found']['type']}" + (f" ({names})" if names else "")
 
 
-def node_info(seen: Seen) -> NodeInfo:
+def node_info(probed: ProbedNode) -> NodeInfo:
     """Return the `NodeInfo` of a node that answered, with its accelerators if known."""
-    node = NodeInfo(seen.node.rank)
-    said = seen.facts["accelerators"].get("found")
-    if said is None:
+    node = NodeInfo(probed.node.rank)
+    reply = probed.facts["accelerators"].get("found")
+    if reply is None:
         return node
-    models: list[str | None] = said["models"]
+    models: list[str | None] = reply["models"]
     if not models:
         return node._replace(num_accelerators=0)
-    return node._replace(num_accelerators=len(models), accelerator_type=said["type"], accelerator_model=models[0])
+    return node._replace(num_accelerators=len(models), accelerator_type=reply["type"], accelerator_model=models[0])
 
 
-def robots(seen: Sequence[Seen]) -> list[Finding]:
+def robots(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that each declared robot answers on its node."""
     findings: list[Finding] = []
-    for machine in seen:
+    for machine in probed:
         answers = {(host, port): fault for host, port, fault in machine.facts["robots"]}
         for kind, unit in machine.node.robots:
             if getattr(unit, "disable_validate", False):
@@ -94,7 +94,7 @@ def robots(seen: Sequence[Seen]) -> list[Finding]:
     return findings
 
 
-def _robot(machine: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
+def _robot(machine: ProbedNode, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
     """Return the finding about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     there = "" if controller_node is None else f" on node {controller_node}"
@@ -105,28 +105,28 @@ def _robot(machine: Seen, kind: str, address: str, fault: str | None, controller
     return machine.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
-def cameras(seen: Sequence[Seen]) -> list[Finding]:
+def cameras(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that each declared camera is plugged in, if the vendor's package is installed."""
     return [
         finding
-        for machine in seen
+        for machine in probed
         for make, serials in cameras_of(unit for _, unit in machine.node.robots).items()
         for finding in _cameras(machine, make, serials)
     ]
 
 
-def _cameras(machine: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
-    said = machine.facts["cameras"].get(make) or {"fault": "not checked"}
+def _cameras(machine: ProbedNode, make: str, serials: Sequence[str]) -> list[Finding]:
+    reply = machine.facts["cameras"].get(make) or {"fault": "not checked"}
     listed = ", ".join(serials)
-    if "found" not in said:
+    if "found" not in reply:
         package = _PACKAGE.get(make, make)
-        if "ModuleNotFoundError" in said["fault"]:
+        if "ModuleNotFoundError" in reply["fault"]:
             what = f"{make} {listed}: `{package}` is not installed there, so it was not checked"
             return [machine.finding("camera", CheckVerdict.SKIPPED, what)]
         return [
-            machine.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")
+            machine.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {reply['fault']}", f"repair `{package}`")
         ]
-    present = {str(serial) for serial in said["found"]}
+    present = {str(serial) for serial in reply["found"]}
     missing = [serial for serial in serials if serial not in present]
     if not missing:
         return [machine.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
@@ -144,6 +144,6 @@ def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
     return serials_by_make
 
 
-def judged(seen: Sequence[Seen]) -> list[Finding]:
+def judged(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Return all checks of devices."""
-    return [*accelerators(seen), *robots(seen), *cameras(seen)]
+    return [*accelerators(probed), *robots(probed), *cameras(probed)]

@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     data: Mapping[str, Any] = {}
 
 
-class Seen(NamedTuple):
+class ProbedNode(NamedTuple):
     """A node that answered.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.checks.finding import GIB, MIB, CheckVerdict, Finding, Seen, size
+from rlinf_cli.bootstrap.checks.finding import GIB, MIB, CheckVerdict, Finding, ProbedNode, size
 
 # Below the first, Ray fails with obscure errors; below the second, logs and checkpoints soon do.
 _LEAST_DISK: Final = 256 * MIB
@@ -23,25 +23,27 @@ _GOOD_SKEW_SECONDS: Final = 2.0
 _MOST_SKEW_SECONDS: Final = 30.0
 
 
-def disks(seen: Sequence[Seen]) -> list[Finding]:
+def disks(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check the free space in each node's folder for temporary files."""
     return [
         _room(machine, "disk", machine.facts["disk_free"], _LEAST_DISK, _GOOD_DISK, f"for `{machine.facts['folder']}`")
-        for machine in seen
+        for machine in probed
     ]
 
 
-def shared_memory(seen: Sequence[Seen]) -> list[Finding]:
+def shared_memory(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check the free space in each node's /dev/shm."""
-    return [_room(machine, "shm", machine.facts["shm_free"], _LEAST_SHM, _GOOD_SHM, "in /dev/shm") for machine in seen]
+    return [
+        _room(machine, "shm", machine.facts["shm_free"], _LEAST_SHM, _GOOD_SHM, "in /dev/shm") for machine in probed
+    ]
 
 
-def memory(seen: Sequence[Seen]) -> list[Finding]:
+def memory(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that nodes have the memory that the file declares."""
-    return [finding for machine in seen if (finding := _memory(machine)) is not None]
+    return [finding for machine in probed if (finding := _memory(machine)) is not None]
 
 
-def _memory(machine: Seen) -> Finding | None:
+def _memory(machine: ProbedNode) -> Finding | None:
     declared = machine.node.memory_gib
     if declared is None:
         return None
@@ -54,7 +56,7 @@ def _memory(machine: Seen) -> Finding | None:
     return machine.ok("memory", f"{declared:g} GiB, as declared", data)
 
 
-def _room(machine: Seen, check: str, free: int, least: int, good: int, where: str) -> Finding:
+def _room(machine: ProbedNode, check: str, free: int, least: int, good: int, where: str) -> Finding:
     help = "free some space" if check == "disk" else "free some space, or start the container with a larger one"
     data = {"free_bytes": free}
     if free < least:
@@ -67,12 +69,12 @@ def _room(machine: Seen, check: str, free: int, least: int, good: int, where: st
     return machine.ok(check, f"{size(good)} or more free {where}", data)
 
 
-def limits(seen: Sequence[Seen]) -> list[Finding]:
+def limits(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check how many descriptors a process may open."""
-    return [_files(machine) for machine in seen]
+    return [_files(machine) for machine in probed]
 
 
-def _files(machine: Seen) -> Finding:
+def _files(machine: ProbedNode) -> Finding:
     soft, hard = machine.facts["files_soft"], machine.facts["files_hard"]
     # Ray raises its own soft limit to the hard limit.
     may = hard if hard > 0 else soft
@@ -86,18 +88,20 @@ def _files(machine: Seen) -> Finding:
     return machine.ok("limits", f"a process may open {_GOOD_FILES} files or more", data)
 
 
-def ports(seen: Sequence[Seen]) -> list[Finding]:
+def ports(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that Ray's ports are free, and that the range is not ephemeral."""
-    return [_ports(machine) for machine in seen]
+    return [_ports(machine) for machine in probed]
 
 
-def _ports(machine: Seen) -> Finding:
+def _ports(machine: ProbedNode) -> Finding:
     wanted = machine.node.ports
-    taken: list[list[Any]] = list(machine.facts["taken"])
-    if taken:
-        listed = "; ".join(f"port {port} ({str(name).replace('_', ' ')}): {who} listens" for name, port, who in taken)
+    conflicts: list[list[Any]] = list(machine.facts["taken"])
+    if conflicts:
+        listed = "; ".join(
+            f"port {port} ({str(name).replace('_', ' ')}): {process} listens" for name, port, process in conflicts
+        )
         help = "set other ports in `cluster.ports`, or end that process"
-        return machine.finding("ports", CheckVerdict.FAULT, listed, help, {"taken": taken})
+        return machine.finding("ports", CheckVerdict.FAULT, listed, help, {"taken": conflicts})
     ephemeral = machine.facts["ephemeral"]
     if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_data >= ephemeral[0]:
         what = f"{wanted.full_range} overlap the ephemeral ports of the system, {ephemeral[0]}-{ephemeral[1]}"
@@ -105,15 +109,15 @@ def _ports(machine: Seen) -> Finding:
     return machine.ok("ports", f"{wanted.full_range}: those of Ray are free")
 
 
-def clocks(seen: Sequence[Seen]) -> list[Finding]:
+def clocks(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that every clock agrees with the majority.
 
     A reply's timestamp must lie between request and arrival. The distance outside of that interval is a lower bound of
     the skew; less cannot be told from latency.
     """
-    offsets = {machine.node.rank: _offset(machine) for machine in seen}
+    offsets = {machine.node.rank: _offset(machine) for machine in probed}
     usual = median(offsets.values()) if len(offsets) > 1 else 0.0
-    findings = [_clock(machine, offsets[machine.node.rank] - usual) for machine in seen]
+    findings = [_clock(machine, offsets[machine.node.rank] - usual) for machine in probed]
     if abs(usual) > _GOOD_SKEW_SECONDS:
         what = f"it is {_distance(-usual)} the nodes"
         help = "let a time service (NTP, chrony) set it"
@@ -123,12 +127,12 @@ def clocks(seen: Sequence[Seen]) -> list[Finding]:
     return findings
 
 
-def _offset(machine: Seen) -> float:
-    said = float(machine.facts["time"])
-    return min(0.0, said - machine.asked) + max(0.0, said - machine.heard)
+def _offset(machine: ProbedNode) -> float:
+    node_time = float(machine.facts["time"])
+    return min(0.0, node_time - machine.asked) + max(0.0, node_time - machine.heard)
 
 
-def _clock(machine: Seen, skew: float) -> Finding:
+def _clock(machine: ProbedNode, skew: float) -> Finding:
     data = {"skew_seconds": round(skew, 3)}
     help = "let a time service (NTP, chrony) set its clock"
     if abs(skew) > _GOOD_SKEW_SECONDS:

@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.environment import forwarded_values
 
 _OLDEST: Final = (3, 11)
 
 
-def interpreters(seen: Sequence[Seen]) -> list[Finding]:
+def interpreters(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that each node's Python is new enough, and of the head's minor version."""
-    head = _head(seen)
-    return [_interpreter(machine, head) for machine in seen]
+    head = _head(probed)
+    return [_interpreter(machine, head) for machine in probed]
 
 
-def of_groups(seen: Sequence[Seen]) -> list[Seen]:
+def of_groups(probed: Sequence[ProbedNode]) -> list[ProbedNode]:
     """Return the nodes again for each interpreter of a node group, with that interpreter's facts."""
     return [
         machine._replace(
-            node=replace(machine.node, interpreter=environment.interpreter), facts={**machine.facts, **said}
+            node=replace(machine.node, interpreter=environment.interpreter), facts={**machine.facts, **reply}
         )
-        for machine in seen
-        for environment, said in zip(machine.node.environments, machine.facts.get("environments", ()), strict=False)
+        for machine in probed
+        for environment, reply in zip(machine.node.environments, machine.facts.get("environments", ()), strict=False)
     ]
 
 
@@ -44,7 +44,7 @@ def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Findin
     ]
 
 
-def _interpreter(machine: Seen, head: Seen) -> Finding:
+def _interpreter(machine: ProbedNode, head: ProbedNode) -> Finding:
     path, python = machine.node.interpreter, machine.facts["python"]
     version = ".".join(map(str, python))
     what = f"`{path}` is Python {version}"
@@ -67,13 +67,13 @@ def _interpreter(machine: Seen, head: Seen) -> Finding:
     return machine.ok("interpreter", what)
 
 
-def rays(seen: Sequence[Seen]) -> list[Finding]:
+def rays(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that each node has Ray, in the head's version."""
-    head = _head(seen)
-    return [_ray(machine, head) for machine in seen]
+    head = _head(probed)
+    return [_ray(machine, head) for machine in probed]
 
 
-def _ray(machine: Seen, head: Seen) -> Finding:
+def _ray(machine: ProbedNode, head: ProbedNode) -> Finding:
     path, version, wanted = machine.node.interpreter, machine.facts["ray"], head.facts["ray"]
     if version is None:
         package = f"ray=={wanted}" if wanted else "ray"
@@ -90,17 +90,17 @@ def _ray(machine: Seen, head: Seen) -> Finding:
     return machine.ok("ray", f"ray {version}")
 
 
-def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
+def codes(probed: Sequence[ProbedNode], own: str | None) -> list[Finding]:
     """Check that the rlinf and the recipes that each node would import equal those on this machine.
 
     Args:
-        seen: the nodes.
+        probed: the nodes.
         own: the fingerprint of the code on this machine.
     """
-    return [_code(machine, own) for machine in seen]
+    return [_code(machine, own) for machine in probed]
 
 
-def _code(machine: Seen, own: str | None) -> Finding:
+def _code(machine: ProbedNode, own: str | None) -> Finding:
     path, fingerprint = machine.node.interpreter, machine.facts["fingerprint"]
     places: dict[str, Any] = dict(machine.facts.get("places") or {})
     if fingerprint is None:
@@ -120,40 +120,45 @@ def _code(machine: Seen, own: str | None) -> Finding:
     return machine.ok("code", f"rlinf {machine.facts['rlinf']}, fingerprint {fingerprint}")
 
 
-def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
+def recipes(probed: Sequence[ProbedNode], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
     """Check that each node has the same recipe as this machine, if it is not one of rlinf's.
 
     Args:
-        seen: the nodes.
+        probed: the nodes.
         name: of the recipe; None without one.
         own: the result of `node_inspect.recipe_of` on this machine.
     """
     here = (own or {}).get("found")
     if name is None or here is None or str(here["value"]).startswith("recipes."):
         return []  # rlinf's own recipes are part of its code
-    return [_recipe(machine, name, here) for machine in seen]
+    return [_recipe(machine, name, here) for machine in probed]
 
 
-def _recipe(machine: Seen, name: str, own: Mapping[str, Any]) -> Finding:
-    said: Mapping[str, Any] = machine.facts.get("recipe") or {"fault": "it was not asked"}
+def _recipe(machine: ProbedNode, name: str, own: Mapping[str, Any]) -> Finding:
+    reply: Mapping[str, Any] = machine.facts.get("recipe") or {"fault": "it was not asked"}
     path, help = machine.node.interpreter, "install the same package there"
-    if "found" not in said:
+    if "found" not in reply:
         return machine.finding(
-            "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help
+            "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {reply['fault']}", help
         )
-    entry_point = said["found"]
+    entry_point = reply["found"]
     if entry_point["value"] is None:
         return machine.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
     if entry_point != own:
-        what = f"recipe `{name}` is `{entry_point['value']}` {entry_point['digest']}, here `{own['value']}` {own['digest']}"
+        what = (
+            f"recipe `{name}` is `{entry_point['value']}` {entry_point['digest']}, here `{own['value']}`"
+            f" {own['digest']}"
+        )
         return machine.finding("recipe", CheckVerdict.FAULT, what, help)
     return machine.ok("recipe", f"`{name}` is `{entry_point['value']}`, fingerprint {entry_point['digest']}")
 
 
-def _head(seen: Sequence[Seen]) -> Seen:
+def _head(probed: Sequence[ProbedNode]) -> ProbedNode:
     """Return the reference for comparisons: node 0, or if it did not answer, the majority of the others."""
-    for machine in seen:
+    for machine in probed:
         if machine.node.is_head:
             return machine
-    usual, _ = Counter((tuple(machine.facts["python"][:2]), machine.facts["ray"]) for machine in seen).most_common(1)[0]
-    return next(machine for machine in seen if (tuple(machine.facts["python"][:2]), machine.facts["ray"]) == usual)
+    usual, _ = Counter((tuple(machine.facts["python"][:2]), machine.facts["ray"]) for machine in probed).most_common(1)[
+        0
+    ]
+    return next(machine for machine in probed if (tuple(machine.facts["python"][:2]), machine.facts["ray"]) == usual)

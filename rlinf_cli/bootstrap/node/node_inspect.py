@@ -132,8 +132,8 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
 def _software(declared: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
     """Return the versions of another interpreter of the node, in its given environment."""
     env, interpreter = merged(own, declared["env"], declared["prepended"]), declared["interpreter"]
-    said = node_probe.software(env, interpreter)
-    return {**said, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in said else None}
+    facts = node_probe.software(env, interpreter)
+    return {**facts, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in facts else None}
 
 
 def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
         if job["address"] == record.get("address") and node_holdings.command_of(job["pid"]) == job["command"]
     }
     processes.send(list(drivers), signal.SIGTERM)
-    left = [driver for driver in drivers.values() if processes.alive(driver)]
-    while left and time.monotonic() < end:
+    remaining = [driver for driver in drivers.values() if processes.alive(driver)]
+    while remaining and time.monotonic() < end:
         time.sleep(_PAUSE)
-        left = [driver for driver in left if processes.alive(driver)]
-    return {"told": len(drivers), "left": len(left)}
+        remaining = [driver for driver in remaining if processes.alive(driver)]
+    return {"told": len(drivers), "left": len(remaining)}

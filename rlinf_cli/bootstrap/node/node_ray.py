@@ -187,12 +187,12 @@ def _ended(rc: int, lines: str) -> NodeError:
 
 def _check_ports(request: dict[str, Any]) -> None:
     names = request["fixed"]
-    taken = node_probe.taken_ports({name: request["ports"][name] for name in names}, set())
-    if taken:
-        name, port, who = taken[0]
+    conflicts = node_probe.taken_ports({name: request["ports"][name] for name in names}, set())
+    if conflicts:
+        name, port, process = conflicts[0]
         raise NodeError(
             f"port {port} is taken",
-            why=f"{who} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
+            why=f"{process} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
             help="set other ports in `cluster.ports` of the file, or end that process",
         )
 
@@ -288,12 +288,12 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
         existed = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
-        left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
-        if not left["processes"]:
-            left["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
+        remaining = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
+        if not remaining["processes"]:
+            remaining["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
         holdings.remove(lock)
         _leave_no_base(folder)
-    return {"found": existed or bool(left["ended"]), **left}
+    return {"found": existed or bool(remaining["ended"]), **remaining}
 
 
 def _leave_no_base(folder: str) -> None:
@@ -312,15 +312,15 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
         # Ray's own shutdown: it notifies its head and workers, and takes seconds.
         processes.send(first, signal.SIGTERM)
         holdings.wait_gone(cluster, folder, grace)
-    left = processes.kill_all(cluster, folder)
+    remaining = processes.kill_all(cluster, folder)
     others = holdings.listeners() if held.ports else {}
-    shared = [path for path in held.shared if holdings.remove(path)] if not left else list(held.shared)
+    shared = [path for path in held.shared if holdings.remove(path)] if not remaining else list(held.shared)
     holdings.reap_sockets()
-    files = [path for path in (folder, *held.folders) if not left and holdings.remove(path)]
+    files = [path for path in (folder, *held.folders) if not remaining and holdings.remove(path)]
     return {
         "ended": len(pids),
-        "processes": [holdings.described(pid) for pid in left],
-        "ports": [port for port in held.ports if others.get(port) in left and port in others],
+        "processes": [holdings.described(pid) for pid in remaining],
+        "ports": [port for port in held.ports if others.get(port) in remaining and port in others],
         "files": files,
         "shared": shared,
     }

@@ -159,7 +159,7 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
     if result.kind is not CommandOutcome.DONE:
         return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
     if result.rc in _MISSING:
-        said = "is not executable" if result.rc == 126 else "does not exist"
+        problem = "is not executable" if result.rc == 126 else "does not exist"
         hint = (
             "correct `python_interpreter_path`"
             if node.declared_interpreter
@@ -168,7 +168,7 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
                 " path of the interpreter that runs `rlinf` here"
             )
         )
-        return AgentReply(None, f"the interpreter `{interpreter}` {said}", spoken, hint, result.rc, spoken, result)
+        return AgentReply(None, f"the interpreter `{interpreter}` {problem}", spoken, hint, result.rc, spoken, result)
     message = f"`{interpreter}` cannot run the agent" if not events else "the agent ended without an answer"
     hint = "`python_interpreter_path` must be a Python 3.11 or newer"
     return AgentReply(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)

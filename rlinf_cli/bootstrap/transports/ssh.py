@@ -116,9 +116,9 @@ def classify(result: Result) -> CommandOutcome:
     """Classify a run of ssh by its exit code and messages."""
     if result.kind is not CommandOutcome.DONE or result.rc != _SSH_FAILED:
         return result.kind
-    said = result.stderr.decode(errors="replace")
+    messages = result.stderr.decode(errors="replace")
     for pattern, kind in _CAUSES:
-        if pattern.search(said):
+        if pattern.search(messages):
             # Output of the command means that the connection had been made.
             return CommandOutcome.DROPPED if kind is CommandOutcome.UNREACHABLE and result.stdout else kind
     return CommandOutcome.DROPPED if result.stdout else CommandOutcome.FAILED

@@ -363,7 +363,7 @@ class Broker:
 
     def _orphaned(self) -> WorkerDiedError:
         last = self._dead_producers[-1]
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(one.address for one in self._dead_producers))
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(client.address for client in self._dead_producers))
         why = f"channel `{self.name}` holds too little, and all that ever put into it are dead: {names}"
         return WorkerDiedError(
             last.address, node=last.node, cause=f"{last.cause}; {why}" if last.cause else why, where=self.name

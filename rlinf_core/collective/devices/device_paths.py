@@ -328,7 +328,9 @@ class DevicePaths:
 
     def _failed_there(self, stream: PeerStream, kind: int, why: str) -> None:
         with self._lock:
-            paths = [one for one in self._outgoing.values() if one.stream is stream and one.transport.kind == kind]
+            paths = [
+                known for known in self._outgoing.values() if known.stream is stream and known.transport.kind == kind
+            ]
         for path in paths:
             self._start(self._fail, path, PayloadError(why))
 

@@ -178,8 +178,8 @@ class Arena:
 
     def _take_lease(self) -> int:
         index = self._next_lease
-        taken = self._holders
-        while index in taken or self.segment.memory[FIRST_LEASE + index] != LeaseState.FREE:
+        holders = self._holders
+        while index in holders or self.segment.memory[FIRST_LEASE + index] != LeaseState.FREE:
             index = (index + 1) % LEASES
         self.segment.mark(index, LeaseState.HELD)
         self._next_lease = (index + 1) % LEASES

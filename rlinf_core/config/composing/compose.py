@@ -199,12 +199,12 @@ class _Loader:
     def _report_missing(self, scalar: ScalarNode, source: SourceText, path: Path) -> None:
         from rlinf_core.suggest import did_you_mean
 
-        asked = os.path.dirname(scalar.raw)
+        requested = os.path.dirname(scalar.raw)
         try:
-            listed = sorted(os.listdir(os.path.join(_folder(source), asked) or "."))
+            listed = sorted(os.listdir(os.path.join(_folder(source), requested) or "."))
         except OSError:
             listed = []
-        files = [os.path.join(asked, name) for name in listed if name.endswith((".yaml", ".yml"))]
+        files = [os.path.join(requested, name) for name in listed if name.endswith((".yaml", ".yml"))]
         help = did_you_mean(scalar.raw, files) or "a base is looked for relative to the file that extends it"
         self.diagnostics.error("base-unreadable", f"there is no file `{scalar.raw}` to extend", scalar.span, path, help)
 

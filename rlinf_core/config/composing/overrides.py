@@ -89,8 +89,8 @@ def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | No
 
     for at, character in enumerate(argument):
         if _shown(character) != character:
-            what = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
-            refuse("override-syntax", f"an override cannot hold {what}", at, at + 1, "set such a value in the file")
+            problem = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
+            refuse("override-syntax", f"an override cannot hold {problem}", at, at + 1, "set such a value in the file")
             return None
     delete = argument.startswith("~")
     plus = len(argument) - len(argument.lstrip("+"))
@@ -199,22 +199,22 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
 def _no_mapping(node: ScalarNode | SequenceNode, override: Override, depth: int) -> _RefusedError:
     above = format_path(override.path[:depth])
     if isinstance(node, SequenceNode):
-        what, help = "a list", f"an item of it is `{above}[0]`"
+        problem, help = "a list", f"an item of it is `{above}[0]`"
     elif has_references(node.raw):
-        what, help = f"the reference `{node.raw}`", f"override what it refers to, or write `{above}={{...}}`"
+        problem, help = f"the reference `{node.raw}`", f"override what it refers to, or write `{above}={{...}}`"
     else:
-        what, help = "a single value", f"`{above}=...` replaces it"
+        problem, help = "a single value", f"`{above}=...` replaces it"
     name = format_path((override.path[depth],))
     related = ((node.span, f"`{above}` is set at"),)
-    return _RefusedError(f"`{above}` is {what}, it has no key `{name}`", depth, help, related)
+    return _RefusedError(f"`{above}` is {problem}, it has no key `{name}`", depth, help, related)
 
 
 def _change_item(node: Node | None, index: int, override: Override, depth: int) -> Node:
     above = format_path(override.path[:depth])
     if not isinstance(node, SequenceNode):
-        what = "is not set" if node is None else "is no list"
+        problem = "is not set" if node is None else "is no list"
         raise _RefusedError(
-            f"`{above}` {what}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
+            f"`{above}` {problem}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
         )
     if index >= len(node.items):
         count = len(node.items)

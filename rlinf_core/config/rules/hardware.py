@@ -70,7 +70,7 @@ def _further_nodes(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> N
                 out_of_range(site, at, range(rank, rank + 1), site.place(at))
 
 
-def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str], tuple[str, Path]]) -> None:
+def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str], tuple[str, Path]]) -> None:
     """Report values of two units that belong to one: the address of an arm, the serial of a camera."""
     for field in type(unit).exclusive:
         value: object = getattr(unit, field)
@@ -83,7 +83,7 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str
             meant = _folded(str(single))
             if field in type(unit).variables and variable_of(meant) is not None:
                 meant = f"{meant} of node {unit.node_rank}"  # each node has a value of its own
-            as_first, first = taken.setdefault((_kind(field), meant), (field, path))
+            as_first, first = used.setdefault((_kind(field), meant), (field, path))
             if first != path:
                 how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
                 site.report(
@@ -115,11 +115,11 @@ def _folded(text: str) -> str:
 
 
 def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    seen: dict[tuple[type[RobotUnit], str], int] = {}
+    field_counts: dict[tuple[type[RobotUnit], str], int] = {}
     for index, unit in enumerate(units):
         if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):
             continue
-        first = seen.setdefault((type(unit), unit.model_dump_json()), index)
+        first = field_counts.setdefault((type(unit), unit.model_dump_json()), index)
         if first != index:
             site.report(
                 "hardware-shared",

@@ -35,8 +35,8 @@ def env(
     from rlinf_core.errors import PlacementError
 
     job = load_sound(file, overrides, assume, live=live)
-    said = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
-    placements = lay_out(job, "env", file, component, said).placements[component]
+    arguments = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
+    placements = lay_out(job, "env", file, component, arguments).placements[component]
     if rank >= len(placements):
         last = len(placements) - 1
         raise PlacementError(f"component `{component}` has no rank {rank}", help=f"its ranks are 0 to {last}")

@@ -30,11 +30,11 @@ def hardware(
     from rlinf_cli.render.hardware_table import hardware_record, hardware_text
 
     nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
-    findings = [*look.findings, *judged(look.seen)]
+    findings = [*look.findings, *judged(look.probed)]
     if output is Output.JSON:
-        console.result_json(hardware_record(nodes, look.seen, findings))
+        console.result_json(hardware_record(nodes, look.probed, findings))
     else:
-        console.result(hardware_text(nodes, look.seen, findings))
+        console.result(hardware_text(nodes, look.probed, findings))
     verdicts = {finding.verdict for finding in findings}
     if CheckVerdict.UNREACHABLE in verdicts:
         raise typer.Exit(ExitCode.UNREACHABLE)

@@ -65,8 +65,8 @@ def memory(
     if job.recipe is None or job.recipe.memory is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
         raise RLinfError(f"{what} has no memory forecast")
-    said = (*(overrides or ()), *assumed(assume))
-    placements = lay_out(parts, "memory", name, said=said).placements
+    arguments = (*(overrides or ()), *assumed(assume))
+    placements = lay_out(parts, "memory", name, said=arguments).placements
     sizes = {component: len(processes) for component, processes in placements.items()}
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)

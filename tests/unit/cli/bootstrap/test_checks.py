@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap.checks import access, devices, room, software
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, merged
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, merged
 from rlinf_cli.bootstrap.inventory import NodeTarget
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -61,20 +61,20 @@ cluster:
 
 
 @pytest.fixture
-def see(make_nodes: Nodes) -> Callable[..., list[Seen]]:
+def see(make_nodes: Nodes) -> Callable[..., list[ProbedNode]]:
     """Nodes that answered: `see({}, {"ray": None})` two of them, the second without ray."""
 
-    def make(*changes: dict[str, Any], text: str | None = None) -> list[Seen]:
+    def make(*changes: dict[str, Any], text: str | None = None) -> list[ProbedNode]:
         nodes = make_nodes(len(changes), text)
         return [
-            Seen(node, {**FACTS, "machine": f"m{node.rank}", **change}, NOW - 1, NOW + 1)
+            ProbedNode(node, {**FACTS, "machine": f"m{node.rank}", **change}, NOW - 1, NOW + 1)
             for node, change in zip(nodes, changes, strict=True)
         ]
 
     return make
 
 
-See = Callable[..., list[Seen]]
+See = Callable[..., list[ProbedNode]]
 
 
 def only_fault(findings: list[Finding]) -> Finding:
@@ -82,10 +82,10 @@ def only_fault(findings: list[Finding]) -> Finding:
     return fault
 
 
-SOUND: dict[str, Callable[[list[Seen]], list[Finding]]] = {
+SOUND: dict[str, Callable[[list[ProbedNode]], list[Finding]]] = {
     "interpreters": software.interpreters,
     "rays": software.rays,
-    "codes": lambda seen: software.codes(seen, "c0de"),
+    "codes": lambda probed: software.codes(probed, "c0de"),
     "clocks": room.clocks,
     "disks": room.disks,
     "shm": room.shared_memory,
@@ -161,13 +161,13 @@ def test_a_wrong_clock_here_is_told_of_here(see: See) -> None:
 
 
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(see: See) -> None:
-    seen = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
-    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(seen))
+    probed = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
+    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(probed))
 
 
 def test_nodes_are_compared_with_their_majority_without_the_head(see: See) -> None:
-    seen = see({}, {"ray": "2.59.0"}, {}, {})[1:]
-    found = only_fault(software.rays(seen))
+    probed = see({}, {"ray": "2.59.0"}, {}, {})[1:]
+    found = only_fault(software.rays(probed))
     assert (found.rank, "node 2 (h2) has 2.60.0" in found.what) == (1, True)
 
 
