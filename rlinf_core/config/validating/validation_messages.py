@@ -1,4 +1,4 @@
-"""Translation of pydantic's errors into codes, messages and remedies of ours."""
+"""Translation of pydantic's errors into our codes, messages and remedies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Words:
     help: str | None = None
 
     def without(self, node: Node | None) -> Words:
-        """Return the same without any quotation from a secret value."""
+        """Return the words without quotations from a secret value."""
         if not isinstance(node, ScalarNode):
             return self
 
@@ -69,13 +69,14 @@ class Words:
 
 
 def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None, holds: Sequence[str] = ()) -> Words:
-    """Return the words for one entry of `ValidationError.errors()`, but for unknown and missing keys (`key_findings`).
+    """Return the words for one entry of `ValidationError.errors()`, except for unknown and missing keys
+    (`key_findings`).
 
     Args:
         error: the entry.
-        subject: the name of what is wrong in messages.
-        field: the field that was to take the value.
-        holds: the keys that a mapping in its place must hold.
+        subject: the name of the value in messages.
+        field: the field of the value.
+        holds: the required keys of a mapping in its place.
     """
     kind = error["type"]
     context = error.get("ctx") or {}
@@ -116,7 +117,7 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
 
 
 def is_our_code(kind: str) -> bool:
-    """Return whether an error's type is a diagnostic code: kebab case, where pydantic's own types have underscores."""
+    """Return whether an error's type is a diagnostic code: kebab case, while pydantic's own types have underscores."""
     return _OUR_CODE.match(kind) is not None
 
 
@@ -128,7 +129,7 @@ def wrong_kind(subject: str, expected: list[str], value: object) -> Words:
 
 
 def _wrong_type(subject: str, expected: str, value: object, kind: str = "") -> Words:
-    """Return the words for a value of the wrong type; `kind` describes it where the value itself is not at hand."""
+    """Return the words for a value of the wrong type; `kind` describes a value that is not available."""
     if kind == "null" or (value is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
     kind = kind or _found_kind(value)
@@ -136,7 +137,7 @@ def _wrong_type(subject: str, expected: str, value: object, kind: str = "") -> W
 
 
 def _how_to_write(expected: str, kind: str, value: object) -> str | None:
-    """Return the slip behind a value of the wrong kind, where it is easy to see."""
+    """Return the remedy for a common mistake behind a value of the wrong kind, if recognised."""
     if expected == "a list" and kind == "a mapping":
         return "start each item of a list with `- `"
     if expected == "a list" and isinstance(value, str | int | float) and len(written := _written(value)) <= 40:
@@ -159,7 +160,7 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # `key:value`, which YAML reads as one word.
 _GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
-# Of a description: what 0 stands for.
+# The meaning of 0 in a description.
 _ZERO: Final = re.compile(r"\b0: ([^;.]+)")
 _EMPTY_HELP: Final = "give it a value or remove the key"
 
@@ -183,7 +184,7 @@ def _near_address(text: str) -> str | None:
 
 
 def _found_kind(value: object) -> str:
-    """Return the kind of a value of the file, in words; of null and booleans, what was written."""
+    """Return the kind of a value of the file, in words; null and booleans as written."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):
@@ -196,7 +197,7 @@ def _written(value: str | int | float) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it: what was written, cut when long."""
+    """Return a value as quoted in messages: as written, truncated if long."""
     if not isinstance(value, str | int | float):
         return _found_kind(value)
     text = _written(value)

@@ -128,7 +128,7 @@ def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) 
         ("strange_default.yaml", ["no item of a defaults list"]),
         ("ours.yaml", ["a file of rlinf already"]),
         ("nobodys.yaml", ["no job file of RLinf or verl", "`lr`, `batch`"]),
-        ("nowhere.yaml", ["there is no such file"]),
+        ("nowhere.yaml", ["no such file"]),
         ("model", ["there is no job file"]),
     ],
 )
