@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-# Beside this package in a checkout and in a wheel alike.
+# Beside this package, both in a checkout and in a wheel.
 _FOLDER: Final = Path(__file__).parents[2] / "configs"
 
 

@@ -1,7 +1,7 @@
 """Resolution of references in a composed tree (`references.py` has their syntax).
 
-A value that is one reference becomes a copy of what it names; a reference inside a text is replaced by the text of a
-single value. A variable's text is read as a plain YAML scalar where it is the whole value. Keys are left alone.
+A value that is a single reference becomes a copy of its target; a reference inside a text is replaced by the text of a
+scalar. A variable's text is parsed as a plain YAML scalar if it is the whole value. Keys are not resolved.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rlinf_core.config.tree import (
 )
 from rlinf_core.config.yaml.reader import resolve_plain
 
-# What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
-# any real file, far below what a file made to explode asks for.
+# Limits on what references may copy in total, in nodes and characters, and on their depth: far above any real file, far
+# below a malicious one.
 MAX_COPIED: Final = 1_000_000
 MAX_DEPTH: Final = 120
-# How many references a note spells out.
+# Number of references that a note lists.
 _LISTED: Final = 4
 
 
@@ -50,9 +50,9 @@ class Interpolated(NamedTuple):
 def interpolate(
     tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str], only: str | None = None
 ) -> Interpolated:
-    """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is.
+    """Resolve every reference of `tree`; unresolvable ones are reported and left unchanged.
 
-    With `only` nothing but this section, and what it refers to, is used: what cannot be resolved elsewhere is one note.
+    With `only`, just this section and its targets are used: unresolvable references elsewhere become a single note.
     """
     resolver = _Resolver(tree, diagnostics, environ)
     if only is not None:
@@ -78,7 +78,7 @@ def _note(reports: Diagnostics, section: str) -> Diagnostic:
     return Diagnostic(
         "reference-not-checked",
         Severity.NOTE,
-        f"without `recipe` only `{section}` is read; elsewhere stay as they are: {listed}",
+        f"without `recipe` only `{section}` is read; unresolved references elsewhere: {listed}",
         first.span,
         first.path,
         first.message,
@@ -116,7 +116,7 @@ class _Resolver:
         self.exploded = False
 
     def resolve(self, node: Node, path: Path, depth: int) -> Node:
-        """Return `node`, which stands at `path`, without references; `depth` is that of the search so far."""
+        """Return `node` at `path` without references; `depth` is the current recursion depth."""
         known = self.done.get(id(node))
         if known is not None:
             return known[1]
@@ -139,7 +139,7 @@ class _Resolver:
 
     def _finish(self, node: Node, result: Node) -> None:
         self.done[id(node)] = (node, result)
-        # A result may hold `${` that was escaped, so it must not be resolved again.
+        # A result may contain an unescaped `${`, so it must not be resolved again.
         self.done[id(result)] = (result, result)
 
     def _scalar(self, scalar: ScalarNode, path: Path, depth: int) -> Node:
@@ -171,10 +171,8 @@ class _Resolver:
             target = self._target(use, depth)
             if target is not None and not isinstance(target, ScalarNode):
                 what = "a list" if isinstance(target, SequenceNode) else "a mapping"
-                message = f"`{use.text}` is {what}, which cannot stand inside a text"
-                self.diagnostics.error(
-                    "reference-in-text", message, use.span, use.path, "refer to a single value of it"
-                )
+                message = f"`{use.text}` is {what}, which cannot be part of a text"
+                self.diagnostics.error("reference-in-text", message, use.span, use.path, "refer to a scalar in it")
                 return self._fail(scalar)
             if target is None or not self._afford(use, 1 + len(target.raw)):
                 return self._fail(scalar)
@@ -204,7 +202,7 @@ class _Resolver:
         if text is None and default is None:
             from rlinf_core.suggest import did_you_mean
 
-            help = did_you_mean(name, self.environ) or "set it, or put a default before the brace: `:-VALUE`"
+            help = did_you_mean(name, self.environ) or "set it, or add a default before the brace: `:-VALUE`"
             self.diagnostics.error(
                 "unknown-variable", f"the environment has no variable `{name}`", use.span, use.path, help
             )
@@ -221,7 +219,7 @@ class _Resolver:
         self.referred.add(path)
         current: Node = self.tree
         for index, segment in enumerate(path):
-            # What is on the way may be a reference itself.
+            # A node on the path may be a reference itself.
             if isinstance(current, ScalarNode):
                 current = self.resolve(current, path[:index], depth + 1)
                 if id(current) in self.failed:
@@ -283,10 +281,12 @@ class _Resolver:
         for use in circle:
             self._fail(use.scalar)
         names = " -> ".join(f"`{format_path(use.path)}`" for use in (*circle, circle[0]))
-        related = tuple((use.span, f"`{format_path(use.path)}` refers on") for use in circle[1:])
+        related = tuple((use.span, f"`{format_path(use.path)}` refers further") for use in circle[1:])
         first = circle[0]
-        message = f"this reference leads back to itself: {names}"
-        self.diagnostics.error("reference-cycle", message, first.span, first.path, "give one of them a value", related)
+        message = f"this reference forms a cycle: {names}"
+        self.diagnostics.error(
+            "reference-cycle", message, first.span, first.path, "set one of them to a literal value", related
+        )
 
     def _report_unknown(self, use: _Use, nearest: Node, path: Path, index: int) -> None:
         segment = path[index]
@@ -296,25 +296,27 @@ class _Resolver:
             if isinstance(nearest, SequenceNode):
                 why = f"{above} has {len(nearest.items)} item{'s' * (len(nearest.items) != 1)}, counted from `[0]`"
             else:
-                why = f"{above} is no list"
+                why = f"{above} is not a list"
         elif isinstance(nearest, MappingNode):
             from rlinf_core.suggest import did_you_mean
 
             why = f"{above} sets no `{format_path((segment,))}`"
-            help = did_you_mean(segment, nearest.keys()) or "only what the file or an override sets can be referred to"
+            help = (
+                did_you_mean(segment, nearest.keys()) or "a reference can only name what the file or an override sets"
+            )
         elif isinstance(nearest, SequenceNode):
-            why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
+            why, help = f"{above} is a list", f"its items are `{format_path(path[:index])}[0]`, ..."
         else:
             why = f"{above} is a single value"
         self.diagnostics.error("unknown-reference", f"`{use.text}` refers to nothing: {why}", use.span, use.path, help)
 
     def _too_large(self, use: _Use) -> None:
-        """Report the excess once: every later one is the same mistake."""
+        """Report the first excess only: later ones have the same cause."""
         if self.exploded:
             return
         self.exploded = True
-        message = "the references of this file multiply beyond reason"
-        help = f"they may copy {MAX_COPIED:,} values and characters in all, and nest {MAX_DEPTH} deep"
+        message = "the references of this file expand to too many values"
+        help = f"the limits are {MAX_COPIED:,} values and characters in total, and depth {MAX_DEPTH}"
         self.diagnostics.error("reference-too-large", message, use.span, use.path, help)
 
 
@@ -329,7 +331,7 @@ def _below(node: Node, segment: str | int, path: Path) -> Node | None:
 
 
 def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
-    """Return the span of a piece of a scalar's text. It is searched for where escapes or folding moved it."""
+    """Return the span of a part of a scalar's text; searched for if escapes or folding moved it."""
     exact = part(scalar, start, end)
     if exact is not None:
         return exact

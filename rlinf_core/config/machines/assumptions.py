@@ -1,4 +1,4 @@
-"""Assumed hardware of nodes that declare none and cannot be asked: `--assume a800=8`."""
+"""Assumed hardware of nodes that declare none and are not probed: `--assume a800=8`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]+)(?:x(?P<mod
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """`--assume a800=8xA800`: what the nodes of a group (None: every node) are taken to have."""
+    """`--assume a800=8xA800`: assumed accelerators of a group's nodes (None: every node)."""
 
     label: str | None
     count: int
@@ -26,12 +26,12 @@ def parse_assumption(text: str) -> Assumption:
     """Read `8`, `a800=8` or `a800=8xA800`.
 
     Raises:
-        ConfigError: it is none of these, or more than any node has.
+        ConfigError: it has none of these forms, or exceeds what a node can have.
     """
     match = _ASSUMPTION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"`{text}` does not say how many accelerators a node has",
+            f"`{text}` does not give a number of accelerators per node",
             where="--assume",
             help="write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)",
         )
@@ -47,7 +47,7 @@ def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> N
     for assumption in assumptions:
         if assumption.label is not None and assumption.label not in labels:
             known = (
-                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write the number alone"
+                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write only the number"
             )
             raise ConfigError(
                 f"node group `{assumption.label}` does not exist",
@@ -61,7 +61,7 @@ def accelerator_claims(
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
     """Return the claims on the accelerators of nodes (None: all nodes), in order of precedence.
 
-    An assumed number leaves a group the model that it declares.
+    An assumed number keeps the declared model of a group.
     """
     by_label = {group.label: group for group in cluster.node_groups}
     for assumption in reversed(assumptions):

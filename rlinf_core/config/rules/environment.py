@@ -47,7 +47,7 @@ def _within(site: Site, path: Path, ranks: NodeRanks, nodes: tuple[range, ...], 
                 path,
                 span=site.piece(path, ranks, index),
                 help=f"the group's node_ranks are {','.join(map(format_range, nodes))}",
-                related=[(site.place((*path[:-3], "node_ranks")), "they are given at")],
+                related=[(site.place((*path[:-3], "node_ranks")), "they are set at")],
             )
 
 
@@ -62,8 +62,8 @@ def _overlaps(site: Site, label: str, pieces: Iterable[Claim[int, tuple[Path, No
             f" group `{label}`",
             path,
             span=site.piece(path, ranks, index),
-            help="let each node stand in one entry of a group's `env_configs`",
-            related=[(site.piece(*earlier.place), "the other one begins at")],
+            help="list each node in only one entry of a group's `env_configs`",
+            related=[(site.piece(*earlier.place), "the other one starts at")],
         )
 
 

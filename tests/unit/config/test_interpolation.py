@@ -116,7 +116,7 @@ def test_the_value_stands_where_it_is_used(composing: Compose) -> None:
         ("n: {x: 1}\na: 0-${n.y}\n", "unknown-reference", 2, "${n.y}", "`n` sets no `y`"),
         ("n: [1]\na: ${n[1]}\n", "unknown-reference", 2, "${n[1]}", "`n` has 1 item,"),
         ("n: [1]\na: ${n.x}\n", "unknown-reference", 2, "${n.x}", "`n` is a list"),
-        ("n: {x: 1}\na: ${n[0]}\n", "unknown-reference", 2, "${n[0]}", "`n` is no list"),
+        ("n: {x: 1}\na: ${n[0]}\n", "unknown-reference", 2, "${n[0]}", "`n` is not a list"),
         ("n: 1\na: ${n.x}\n", "unknown-reference", 2, "${n.x}", "single value"),
         ("a: ${env:NONE}\n", "unknown-variable", 1, "${env:NONE}", "no variable `NONE`"),
         ("n: [1]\na: x ${n} y\n", "reference-in-text", 2, "${n}", "is a list"),

@@ -80,7 +80,7 @@ def test_a_map_that_cannot_be_laid_out_is_refused(
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("0-7:all", "`all` cannot stand for process ranks"),
+        ("0-7:all", "`all` cannot be used for process ranks"),
         ("", "a rank or a range is missing here"),
         ([], "the list is empty"),
         ({"placement": "0", "node_groups": "node"}, "unknown key `node_groups`"),
