@@ -1,4 +1,4 @@
-"""The stand-in for a robot whose type is unknown, so that a wrong type hides no other mistake of its units."""
+"""The stand-in for a robot of unknown type, so that a wrong type hides no other mistakes in its units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.suggest import near
 
 
 class _Described(RobotUnit):
-    """A unit of which only those keys are judged that robots of known types have, and those that look like one."""
+    """A unit of which only keys of known robot types, and similar ones, are checked."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -48,7 +48,7 @@ def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
         ("«0-63:0-47»", "placement-counts-dont-divide", "puts 48 processes on 64 resources", "`0-63:0-63`"),
         ("«0-63:0-99»", "placement-counts-dont-divide", "puts 100 processes on 64 resources", "`0-63:0-127`"),
         ("«0-63:1-64»", "process-ranks-gap", "starts its process ranks at 1", "did you mean `0-63:0-63`?"),
-        ("0-31:0-31,«32-63:40-71»", "process-ranks-gap", "leaves out process ranks 32-39", "`32-63:32-63`"),
+        ("0-31:0-31,«32-63:40-71»", "process-ranks-gap", "skips process ranks 32-39", "`32-63:32-63`"),
         ("0-31:0-31,«32-63:31-62»", "process-ranks-gap", "gives process rank 31 twice", "`32-63:32-63`"),
         (
             "«4-63:0-4»",
