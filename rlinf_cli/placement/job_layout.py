@@ -38,7 +38,7 @@ def lay_out(
     """Return the layout of all components, or of a single one.
 
     Args:
-        command, file, said: the user's command line, which an error repeats with corrections; `said` are the arguments
+        command, file, arguments: the user's command line, which an error repeats with corrections; `arguments` are the arguments
         after the file.
 
     Raises:

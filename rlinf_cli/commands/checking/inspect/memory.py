@@ -66,7 +66,7 @@ def memory(
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
         raise RLinfError(f"{what} has no memory forecast")
     arguments = (*(overrides or ()), *assumed(assume))
-    placements = lay_out(parts, "memory", name, said=arguments).placements
+    placements = lay_out(parts, "memory", name, arguments=arguments).placements
     sizes = {component: len(processes) for component, processes in placements.items()}
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)

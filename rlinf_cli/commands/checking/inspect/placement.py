@@ -44,7 +44,7 @@ def placement(
     job = load_sound(file, overrides, assume, live=live)
     if svg is not None and any(svg.exists() and svg.samefile(name) for name in job.files):
         raise typer.BadParameter(f"`{svg}` is part of the configuration; name another file", param_hint="'--svg'")
-    layout = lay_out(job, "placement", file, said=(*(overrides or ()), *assumed(assume)))
+    layout = lay_out(job, "placement", file, arguments=(*(overrides or ()), *assumed(assume)))
     picture = picture_of(Path(job.name).name, job.cluster, job.topology, layout.placements, layout.mode)
     if svg is not None and _draw(picture, svg):
         return
