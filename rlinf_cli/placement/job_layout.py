@@ -38,8 +38,7 @@ def lay_out(
     """Return the layout of all components, or of a single one.
 
     Args:
-        command, file, arguments: the user's command line, which an error repeats with corrections; `arguments` are the arguments
-        after the file.
+        command, file, arguments: the user's command line (`arguments` follow the file), for the remedy of an error.
 
     Raises:
         PlacementError: the accelerators are unknown, or there is no such component.

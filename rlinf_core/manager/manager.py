@@ -1,7 +1,7 @@
-"""The manager of a job: it knows who is there, tells who died, and looks who waits for whom.
+"""The manager of a job: registers its processes, announces deaths, and detects deadlocks.
 
-One thread handles one message after the other, so nothing here needs a lock. Deciding is done by the registry, the
-ownership and the wait-for graph; this file carries their words to and fro.
+A single thread handles the messages in order, so nothing here needs a lock. The registry, the ownership and the
+wait-for graph make the decisions; this file does the messaging.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 
 _log = logging.getLogger(__name__)
-# Seconds between looks at the clock, while something is due soon, and while nothing is.
+# Seconds between ticks, while something is due soon, and otherwise.
 _SLICE = 0.05
 _IDLE = 3600.0
-# How long another process of a dead one's node may take to tell what is left of it.
+# Seconds for another process on a dead one's node to report its cause of death.
 _POSTMORTEM_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Peer:
-    """A process that is there."""
+    """A registered process."""
 
     name: str
     stream: PeerStream
     hello: m.Hello
     exit_reason: str | None = None
-    # Whom it has looked for, and who has looked for it.
+    # Processes that it has looked up, and that have looked it up.
     acquaintances: set[str] = field(default_factory=set[str])
 
 
@@ -61,7 +61,7 @@ class _Death:
 
 
 class Manager:
-    """The register of one job, and the lookout over its waits."""
+    """The registry of one job, and the watch over its waits."""
 
     def __init__(self, endpoint: Endpoint, job: str) -> None:
         self._job = job
@@ -101,12 +101,12 @@ class Manager:
         if peer is not None:
             self._control.send(peer.stream, message)
 
-    # Who is there
+    # Registration
 
     def _hello(self, stream: PeerStream, hello: m.Hello) -> None:
         address = WorkerAddress.from_name(stream.peer)
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
-            return  # a straggler of a life that is over
+            return  # a late message from an earlier incarnation
         self._peers[stream.peer] = Peer(stream.peer, stream, hello)
         self._retry_pending()
 
@@ -193,7 +193,7 @@ class Manager:
         group_info = self._registry.look_up(WorkerAddress.from_name(pending.name))
         if isinstance(group_info, NotYet):
             return group_info
-        return group_info.info or NotYet(f"`{pending.name}` is being launched")
+        return group_info.info or NotYet(f"`{pending.name}` is launching")
 
     def _retry_pending(self) -> None:
         waiting, self._pending = self._pending, []
@@ -211,7 +211,7 @@ class Manager:
             if peer is not None:
                 peer.acquaintances.add(partner)
 
-    # Calls that were given up
+    # Cancelled calls
 
     def _cancel(self, stream: PeerStream, cancelled: m.Cancel) -> None:
         for name, calls in cancelled.calls.items():
@@ -223,7 +223,7 @@ class Manager:
             if peer is not None and peer.hello.incarnation == dismissed.incarnation:
                 self._control.send(peer.stream, m.Cancelled(None))
 
-    # Who died
+    # Deaths
 
     def _lost(self, lost: _Lost) -> None:
         self._pending = [lookup for lookup in self._pending if lookup.stream.peer != lost.peer]
@@ -264,7 +264,7 @@ class Manager:
     def _conclude(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
         self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
         self._announce_death(peer, cause, vanished=vanished)
-        # Who looks for it now hears that it is dead.
+        # Pending lookups of it now fail.
         self._retry_pending()
 
     def _announce_death(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
@@ -273,7 +273,7 @@ class Manager:
         for name in {*peer.acquaintances, m.DRIVER}:
             self._send(name, died)
 
-    # Who waits for whom
+    # Waits
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -291,12 +291,12 @@ class Manager:
                 self._send(name, m.Stuck(serials, deadlock.members, deadlock.picture))
 
     def _is_unknown(self, pending: _Pending) -> bool:
-        """Return whether a process waits for a name that no group or channel has."""
+        """Return whether a lookup waits for a name that no group or channel has."""
         name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
         return self._registry.incarnation(name) is None
 
     def _refuse_unknown(self, deadlock: Deadlock) -> bool:
-        """Refuse the names that nobody can launch any more, since everybody waits; False where there are none."""
+        """Reject names that can no longer be launched, since every process waits; return False if there are none."""
         hopeless = [
             lookup for lookup in self._pending if lookup.stream.peer in deadlock.members and self._is_unknown(lookup)
         ]
@@ -353,10 +353,10 @@ class _Lost:
 
 
 def _same_place(first: EndpointInfo, second: EndpointInfo) -> bool:
-    """Return whether one process finds what another left behind: containers share a machine, and no files."""
+    """Return whether one process can see another's files: containers share a machine, but not files."""
     return (first.host, first.network) == (second.host, second.network)
 
 
 def _only_looks(name: str) -> bool:
-    """Return whether it is somebody who looks at the job from outside."""
+    """Return whether this is an inspector from outside of the job."""
     return name.startswith(m.INSPECTOR)

@@ -239,7 +239,7 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
     for handle in (waiting, filling):
         error = only_error(handle)
         assert isinstance(error, WorkerDiedError)
-        assert "the kernel killed a process there because memory ran out" in str(error)
+        assert "the kernel killed a process there because it was out of memory" in str(error)
     mortal.shutdown()
 
 
