@@ -165,7 +165,7 @@ def impossible_address(text: str) -> str | None:
     except ValueError:
         return f"`{text}` is not an IP address"
     if address.is_unspecified or (address.version == 4 and address in IPv4Network("0.0.0.0/8")):
-        return f"`{text}` is the unspecified address"
+        return f"`{text}` does not name a particular machine"
     if address.is_multicast or text == "255.255.255.255":
         return f"`{text}` is a multicast or broadcast address"
     return None
