@@ -1,7 +1,7 @@
-"""The checkpoint that `runner.resume_dir` means, and whether a run is the one that a configuration describes.
+"""Resolution of `runner.resume_dir`, and matching of runs with configurations.
 
-A run is what its configuration says: `auto` goes on with the newest run of the same configuration and seeds, whatever
-else lies beside it. Only what lengthens a run, or says what is kept of it, may differ.
+A run is identified by its configuration: `auto` resumes the newest run with the same configuration and seeds. Only keys
+for the length of a run, and for what is saved, may differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, first_sound, open_checkpoint
 from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
 
-# Keys that may differ between a run and what goes on with it; a key stands for all below it.
+# Keys that may differ between a run and its resumption; a key covers everything below it.
 FREE_KEYS: Final = (
     *("runner.max_steps", "runner.max_epochs", "runner.resume_dir", "runner.max_restarts", "runner.trace"),
     "runner.only_eval",
@@ -45,7 +45,7 @@ class _Candidate(NamedTuple):
 
 
 def values_of(config_text: str) -> Values | None:
-    """Return the values of a resolved configuration that make a run what it is; None where the text is no mapping.
+    """Return the identifying values of a resolved configuration; None if the text is not a mapping.
 
     Args:
         config_text: as YAML.
@@ -71,17 +71,16 @@ def config_id(values: Values) -> str:
 def find_source(
     resume_dir: str | None, log_path: Path, experiment: str, config_text: str | None = None
 ) -> Checkpoint | None:
-    """Return the checkpoint that `runner.resume_dir` means; None where a run begins anew.
+    """Return the checkpoint for `runner.resume_dir`; None for a fresh start.
 
     Args:
         resume_dir: of the configuration.
-        log_path: where runs are.
-        experiment: whose runs `auto` looks through.
-        config_text: the resolved configuration, which must be that of the run `auto` goes on with; None: of any.
+        log_path: the folder of the runs.
+        experiment: the experiment that `auto` searches.
+        config_text: the resolved configuration that the run for `auto` must have; None: any.
 
     Raises:
-        CheckpointError: there is no complete checkpoint where it says, or no run of the experiment is of this
-            configuration.
+        CheckpointError: there is no complete checkpoint there, or no run of the experiment has this configuration.
     """
     if resume_dir is None:
         return None
@@ -103,15 +102,15 @@ def find_source(
         return checkpoint
     latest = store.latest()
     if latest is None:
-        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
+        raise CheckpointError("there is no complete checkpoint to resume from", where=str(path))
     latest.verify()
     return latest
 
 
 def run_of(checkpoint: Path, log_path: Path) -> Path | None:
-    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
+    """Return the run folder of a checkpoint; None for one that was copied elsewhere."""
     store = checkpoint.resolve().parent
-    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
+    # The second is for checkpoints outside of their run (`actor.checkpoint_save_path`).
     for path in (store.parent, log_path / store.name):
         try:
             state = read_state(path)
@@ -123,13 +122,13 @@ def run_of(checkpoint: Path, log_path: Path) -> Path | None:
 
 
 def differences(old: Values, new: Values) -> list[str]:
-    """Return what differs between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
+    """Return the differences between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
     names = [name for name in (*old, *(name for name in new if name not in old)) if old.get(name) != new.get(name)]
     return [f"`{name}` is {_shown(old, name)} there and {_shown(new, name)} now" for name in names]
 
 
 def _candidates(log_path: Path, experiment: str) -> list[_Candidate]:
-    """Return the runs of an experiment, the youngest first."""
+    """Return the runs of an experiment, newest first."""
     runs = [(path, state) for path, state in runs_in(log_path) if state.experiment == experiment]
     runs.sort(key=lambda run: (run[1].created, run[0].name), reverse=True)
     return [_Candidate(path, state, CheckpointStore(path / state.checkpoints)) for path, state in runs]
@@ -139,7 +138,7 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
     """Return the candidates of a configuration.
 
     Raises:
-        CheckpointError: there are some with checkpoints, and none is of it.
+        CheckpointError: there are some with checkpoints, but none with this configuration.
     """
     own = config_id(values)
     same = [candidate for candidate in candidates if _id_of(candidate) == own]
@@ -153,13 +152,14 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
         "`runner.resume_dir=auto` finds no run of this configuration",
         where=str(others[0].path.parent),
         why="\n".join(listed),
-        help=f"name the run to continue from, as in `runner.resume_dir={others[0].path}`, or leave `runner.resume_dir`"
-        " out to start anew; only keys of length and logging may differ (docs/run-folder.md)",
+        help=f"name the run to continue from, as in `runner.resume_dir={others[0].path}`, or omit"
+        " `runner.resume_dir` to start from scratch; only keys of length and logging may differ"
+        " (docs/run-folder.md)",
     )
 
 
 def _id_of(candidate: _Candidate) -> str | None:
-    """Return the digest of a candidate's configuration; an earlier rlinf kept none, but the configuration itself."""
+    """Return the digest of a candidate's configuration, computed from the file for runs of an earlier rlinf."""
     if candidate.state.config_id:
         return candidate.state.config_id
     values = _values_in(candidate.path)
@@ -179,11 +179,11 @@ def _why_other(candidate: _Candidate, values: Values) -> str:
         return "its configuration cannot be read"
     words = differences(old, values)
     omitted = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
-    return "; ".join(words[:_MOST_DIFFERENCES]) + omitted or "its configuration was another before it was changed"
+    return "; ".join(words[:_MOST_DIFFERENCES]) + omitted or "its configuration file was changed"
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
-    """Return every value by its path, but those of free keys. An empty list or mapping is a value."""
+    """Return every value by its path, except those of free keys. An empty list or mapping is a value."""
     if path in FREE_KEYS:
         return
     if isinstance(data, dict) and data:
@@ -193,7 +193,7 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
         for index, value in enumerate(cast("list[object]", data)):
             yield from _leaves(value, f"{path}[{index}]")
     else:
-        # One number has one spelling: 1 and 1.0 are no difference.
+        # Normalise numbers: 1 and 1.0 are equal.
         yield path, int(data) if isinstance(data, float) and data.is_integer() else data
 
 
