@@ -99,7 +99,7 @@ class TestStop:
         forged("x", pid=stranger.pid, start=process_identity.identity(stranger.pid))
         ended = cli("stop", "x", "--force")
         assert ended.code == 1
-        assert "nothing was ended: it is not certain that the process is the one" in ended.err
+        assert "no signal was sent: the process may not be" in ended.err
         assert stranger.poll() is None
 
     def test_a_copy_does_not_stop_the_run_that_it_is_of(self, cli: Cli, here: Path, done: list[Any]) -> None:
@@ -181,7 +181,7 @@ class TestPrune:
         assert cli("runs", "prune", "--status", "failed", "--delete").code == 0
         for arguments in (["--keep", "0", "--older-than", "0m"], [run.path.name]):
             ended = cli("runs", "prune", *arguments, "--delete")
-            assert "may be going on and stays" in ended.err
+            assert "may be active and is kept" in ended.err
         assert run.path.is_dir()
 
     def test_a_copy_leaves_the_checkpoints_of_the_original(self, cli: Cli, here: Path) -> None:
@@ -193,7 +193,7 @@ class TestPrune:
         listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
         kept = here / "weights" / original.path.name
         assert f"checkpoints in {kept} stay: it is" in listed.out
-        assert "it is marked as that of the run in" in listed.out
+        assert "it is marked as owned by the run in" in listed.out
         assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
         assert not list((here / "backup").iterdir())
         assert original.checkpoints.latest() is not None

@@ -212,7 +212,7 @@ class TestStop:
         pid = run.state.pid
         ended = cli("stop")
         assert ended.code == 0
-        assert ended.out.startswith(f"runs/{run.path.name} is ended: process {pid}, after step ")
+        assert ended.out.startswith(f"runs/{run.path.name} has ended: process {pid}, after step ")
         assert identity(pid) is None
         assert (run.refresh().status, run.state.reason) == ("interrupted", "terminated")
         again = cli("stop")
@@ -249,15 +249,15 @@ class TestStop:
         run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
         unnamed = cli("stop", "--force")
         assert unnamed.code == 1
-        assert f"`rlinf stop runs/{run.path.name} --force` gives the run up" in unnamed.err
+        assert f"`rlinf stop runs/{run.path.name} --force` releases the run" in unnamed.err
         assert run.refresh().going_on
         ended = cli("stop", run.path.name, "--force")
         assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert ended.out.startswith(f"runs/{run.path.name} is given up after step 0; nothing was killed: it was ")
+        assert ended.out.startswith(f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was ")
         assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
         assert run.state.reason == (
-            f"given up by `rlinf stop --force`; it was driven by process {run.state.pid} on farm-7"
+            f"released by `rlinf stop --force`; its driver was process {run.state.pid} on farm-7"
         )
 
     def test_one_whose_process_is_gone(self, cli: Cli) -> None:

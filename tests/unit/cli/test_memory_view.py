@@ -112,7 +112,7 @@ def test_accelerators_have_a_line_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("change", "last"),
     [
-        (("a.b=1", "c.d=2"), "it would fit with: a.b=1 c.d=2"),
+        (("a.b=1", "c.d=2"), "fits with: a.b=1 c.d=2"),
         (
             None,
             "a node does not have enough memory, and no known change of the file fits; the largest part is"

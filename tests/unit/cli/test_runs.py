@@ -108,7 +108,7 @@ def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
     ended = cli("runs", "--log-path", tmp_path / "nowhere")
 
     assert (ended.code, ended.out) == (0, "")
-    assert "there is no run in" in ended.err
+    assert "no runs in" in ended.err
 
 
 class TestPrune:
@@ -171,7 +171,7 @@ class TestPrune:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ((), "say which runs"),
+            ((), "name the runs"),
             (("--older-than", "soon"), "36h"),
             (("--status", "lost"), "lost"),
         ],

@@ -221,7 +221,7 @@ class TestADryRun:
     def test_a_run_assumes_nothing(self, cli: Cli) -> None:
         ended = cli("train", "recipe=fake", "--assume", "8")
         assert ended.code == 2
-        assert "it goes with --dry-run" in ended.err
+        assert "use it with --dry-run" in ended.err
 
 
 class TestMistakes:
@@ -235,7 +235,7 @@ class TestMistakes:
         ("arguments", "said"),
         [
             (("recipe=fak",), "there is no recipe `fak`"),
-            (("fake",), "`fake` is a recipe and no file: say `recipe=fake`"),
+            (("fake",), "`fake` is a recipe, not a file: write `recipe=fake`"),
             (("runner.max_steps=3",), "name a file or a recipe, as in `rlinf train recipe=embodied`"),
             (("a.yaml", "b.yaml"), "one file at a time, not 2"),
             (("hetero18",), "the file selects no recipe, so there is nothing to run"),
@@ -314,7 +314,7 @@ class TestAFailure:
         ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
-        assert "how the run ended could not be written to " in ended.err
+        assert "the end of the run could not be recorded in " in ended.err
         assert "Input/output error" in ended.err
         assert contract("train", ended.out)["status"] == "failed"
 

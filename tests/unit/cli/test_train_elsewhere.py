@@ -62,7 +62,7 @@ def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) ->
     record("farm")
     ended = cli("train", "farm.yaml", "runner.max_steps=7", "--output", "json", "--verbose")
     assert (ended.code, ended.out) == (143, "")
-    assert "the driver runs on trainer, and the run folder is there" in ended.err
+    assert "the driver and the run folder are on trainer" in ended.err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
     assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]

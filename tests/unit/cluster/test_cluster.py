@@ -52,7 +52,7 @@ def test_a_variable_that_is_none_of_ours_is_told_once(
             with pytest.raises(ConnectedError):
                 Cluster(num_nodes=1)
     assert [record.getMessage() for record in caplog.records if "RLINF_TIMOUT" in record.getMessage()] == [
-        "`RLINF_TIMOUT` in the environment is no variable of rlinf; did you mean `RLINF_TIMEOUT`?"
+        "`RLINF_TIMOUT` in the environment is not a variable of rlinf; did you mean `RLINF_TIMEOUT`?"
     ]
 
 

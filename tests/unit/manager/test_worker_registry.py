@@ -92,7 +92,7 @@ def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegi
 def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: WorkerRegistry[str]) -> None:
     registry.open_group("replay", 1, channel=True)
     registry.died(WorkerAddress("replay", 0), 1, now=1.0, cause=CLOSED)
-    with pytest.raises(InvalidNameError, match="there was a channel named `replay`, which is closed"):
+    with pytest.raises(InvalidNameError, match="a channel named `replay` existed and is closed"):
         registry.open_group("replay", 1, channel=True)
     registry.open_group("inbox", 1, channel=True)
     registry.died(WorkerAddress("inbox", 0), 1, now=1.0, cause="it was killed")

@@ -56,7 +56,7 @@ def test_an_unknown_component_gets_the_nearest() -> None:
     ("topology", "placement", "message", "part", "help"),
     [
         (ONE_BY_EIGHT, "4-8", "asks for resource 8, but `cluster` has resources 0-7", None, "did you mean 4-7?"),
-        (ONE_BY_EIGHT, "0-3,3", "lists resource 3 of `cluster` twice", "3", "behind a colon"),
+        (ONE_BY_EIGHT, "0-3,3", "lists resource 3 of `cluster` twice", "3", "after a colon"),
         (ONE_BY_EIGHT, "5,0-3", "lists resources 0-3 after 5", "0-3", "did you mean `0-3,5`?"),
         (ONE_BY_EIGHT, "0-7:0-2", "puts 3 processes on 8 resources", None, "`0-7:0-3`"),
         (ONE_BY_EIGHT, "0:0,1:2", "skips process rank 1", "1:2", "did you mean `1:1`?"),
@@ -192,7 +192,7 @@ def test_a_job_that_would_compute_on_the_cpu_unasked_says_so(caplog: pytest.LogC
     caplog.clear()
     ComponentPlacement(config, with_one)
     assert not caplog.records
-    with pytest.raises(PlacementError, match="no accelerator found, so that ranks count nodes"):
+    with pytest.raises(PlacementError, match="no accelerator found, so ranks count nodes"):
         ComponentPlacement(
             {"cluster": {"component_placement": {"actor": "0-3"}}}, ClusterTopology.from_nodes([NodeInfo(0, 0)])
         )

@@ -216,7 +216,7 @@ def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
         sync.archive(tmp_path / "none")
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(65 << 20)
-    with pytest.raises(ConfigError, match="too large to be shipped"):
+    with pytest.raises(ConfigError, match="too large to be copied"):
         sync.archive(tmp_path)
 
 

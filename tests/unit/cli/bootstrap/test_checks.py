@@ -114,7 +114,7 @@ def test_like_nodes_are_told_in_one_line(see: See, name: str) -> None:
         ("codes", {"fingerprint": "beef"}, "fingerprint beef, here it is c0de", "install"),
         ("clocks", {"time": NOW + 3600}, "3599 s ahead of the others", "time service"),
         ("clocks", {"time": NOW - 3600}, "3599 s behind the others", "time service"),
-        ("disks", {"disk_free": 1 << 20}, "1 MiB are free for `/tmp/x`, Ray needs 256 MiB", "make room"),
+        ("disks", {"disk_free": 1 << 20}, "1 MiB free for `/tmp/x`, Ray needs 256 MiB", "make room"),
         ("shm", {"shm_free": 64 << 20}, "64 MiB are free in /dev/shm", "container"),
         ("limits", {"files_soft": 256, "files_hard": 512}, "may open 512 files", "nofile"),
         ("ports", {"taken": [["node_manager", 20001, "pid 7, `nginx`"]]}, "port 20001 (node manager)", "cluster.ports"),
@@ -190,7 +190,7 @@ def test_accelerators_are_compared_with_what_is_declared(
 def test_nobody_counts_accelerators_without_rlinf(see: See) -> None:
     (found,) = devices.accelerators(see({"accelerators": {"fault": "No module"}, "fingerprint": None}, text=GPUS))
     assert found.verdict is CheckVerdict.SKIPPED
-    assert "rlinf is not there" in found.what
+    assert "rlinf is not installed there" in found.what
 
 
 @pytest.mark.parametrize(("fault", "verdict"), [(None, CheckVerdict.OK), ("connection refused", CheckVerdict.FAULT)])
@@ -299,4 +299,4 @@ def test_a_cluster_that_is_open_to_all_is_told() -> None:
         access.authentication(up=False, authenticated=False) == access.authentication(up=True, authenticated=True) == []
     )
     (found,) = access.authentication(up=True, authenticated=False)
-    assert (found.verdict, "whoever reaches its ports" in found.what) == (CheckVerdict.WARNING, True)
+    assert (found.verdict, "anyone who reaches its ports" in found.what) == (CheckVerdict.WARNING, True)

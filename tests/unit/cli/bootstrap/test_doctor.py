@@ -235,11 +235,11 @@ def test_missing_accelerators_are_named_as_the_reason(examine: Examine, machines
         machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
     (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
     assert fault.verdict is CheckVerdict.FAULT
-    assert "no accelerator found, so that ranks count nodes" in fault.help
+    assert "no accelerator found, so ranks count nodes" in fault.help
     report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
     (warning,) = [each for each in report.findings if each.check == "placement"]
     assert report.ok
-    assert warning.what == "no accelerator found: `actor` is placed by number, and would compute on the CPU"
+    assert warning.what == "no accelerator found: `actor` is placed by rank, and would run on the CPU"
     assert {each.what for each in report.findings if each.check == "accelerators"} == {"no accelerator found"}
 
 

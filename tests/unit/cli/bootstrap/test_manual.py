@@ -38,7 +38,7 @@ def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) ->
         manual.place(without, 1, None, {})
     with pytest.raises(ConfigError, match="the file has no node 4"):
         manual.place(without, 4, "h", {})
-    with pytest.raises(ConfigError, match="not which node this is"):
+    with pytest.raises(ConfigError, match="requires `--node-rank`"):
         manual.place(without, None, "h", {})
     with pytest.raises(ConfigError, match="the address of node 0 is missing"):
         manual.place(without, 1, None, {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu["})

@@ -148,7 +148,7 @@ def test_a_cluster_without_a_token_is_not_taken_for_one_with(site: Site) -> None
 
 def test_fewer_nodes_than_are_up_are_refused(site: Site, make_nodes: Nodes) -> None:
     site.up()
-    with pytest.raises(RLinfError, match="is up, and is not what the file says") as caught:
+    with pytest.raises(RLinfError, match="does not match the file") as caught:
         site.up(make_nodes(3))
     assert caught.value.why == "node 3 (h3) is up, the file has 3 nodes"
 
@@ -203,7 +203,7 @@ def test_a_node_that_its_head_does_not_list(site: Site) -> None:
     report = site.up()
     [failure] = report.failures
     assert (failure.rank, failure.phase) == (3, Phase.VERIFY)
-    assert failure.why == "it was there and died: missed beats"
+    assert failure.why == "it joined and died: missed beats"
 
 
 def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
@@ -269,7 +269,7 @@ def test_one_node_by_itself_joins_what_it_is_told(site: Site) -> None:
 def test_a_second_up_at_the_same_time_is_refused(site: Site) -> None:
     with (
         cluster_identity.locked("c"),
-        pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is at work") as caught,
+        pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is working") as caught,
     ):
         site.up()
     assert "pid" in str(caught.value.why)

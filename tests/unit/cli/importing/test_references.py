@@ -87,7 +87,7 @@ def test_what_is_not_carried_over_is_replaced_by_its_value(text: str, value: str
         ("${a.self}", "refers back to itself"),
         ("${a.one}", "refers back to itself"),
         ("${......b}", "points above the root of the file"),
-        ("${now:%Y}", "every run has a folder of its own"),
+        ("${now:%Y}", "every run gets its own folder"),
         ("${hydra:runtime.cwd}", "there is none here"),
         ("${seed_of:run}", "no resolver `seed_of`"),
         ("${int_div:1,0}", "divides by 0"),
