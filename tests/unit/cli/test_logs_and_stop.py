@@ -254,7 +254,9 @@ class TestStop:
         ended = cli("stop", run.path.name, "--force")
         assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert ended.out.startswith(f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was ")
+        assert ended.out.startswith(
+            f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was "
+        )
         assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
         assert run.state.reason == (
             f"released by `rlinf stop --force`; its driver was process {run.state.pid} on farm-7"
