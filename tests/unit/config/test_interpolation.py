@@ -131,7 +131,7 @@ def test_the_value_stands_where_it_is_used(composing: Compose) -> None:
         ("a: ${oc.env:1X}\n", "reference-syntax", 1, "${oc.env:1X}", "`1X` is not the name of a variable"),
         ("a: ${oc.env:X,${b}}\n", "reference-syntax", 1, "${oc.env:X,${b}", "cannot contain another"),
         ("a: ${env:1X}\n", "reference-syntax", 1, "${env:1X}", "not the name of a variable"),
-        ("a: ${b.${c}}\n", "reference-syntax", 1, "${b.${c}", "cannot"),
+        ("a: ${b.${c}}\n", "reference-syntax", 1, "${b.${c}", "not valid here"),
         ("a: ${env:X:-${b}}\n", "reference-syntax", 1, "${env:X:-${b}", "cannot contain another"),
         ("a: ${a}\n", "reference-cycle", 1, "${a}", "`a` -> `a`"),
         ("a: {x: '-${a}'}\n", "reference-cycle", 1, "${a}", "`a.x` -> `a.x`"),
