@@ -240,7 +240,7 @@ def check(environ: Mapping[str, str] | None = None) -> None:
             wrong.append(error)
     if wrong:
         first, *others = wrong
-        first.why = "further invalid variables:  " + "; ".join(error.message for error in others) if others else None
+        first.why = "further invalid variables: " + "; ".join(error.message for error in others) if others else None
         raise first
 
 

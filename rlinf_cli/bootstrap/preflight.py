@@ -238,7 +238,7 @@ async def _try(trial: Trial, machine: ProbedNode, request: DoctorRequest, transp
     reply = answer.data or {"fault": answer.message}
     interpreter = own.interpreter if own is not None else machine.node.interpreter
     if "found" not in reply:
-        what = f"`{interpreter}` cannot run `{trial.module}`:  {reply['fault']}"
+        what = f"`{interpreter}` cannot run `{trial.module}`: {reply['fault']}"
         return machine.finding(trial.what, CheckVerdict.FAULT, what)
     report = reply["found"]
     return machine.finding(trial.what, CheckVerdict(report["verdict"]), report["what"], report["help"], report)

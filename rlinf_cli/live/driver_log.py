@@ -51,7 +51,7 @@ class _LogFileHandler(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not self._reported:
             self._reported = True
-            console.error(f"{self.baseFilename} can no longer be written:  {sys.exc_info()[1]}")
+            console.error(f"{self.baseFilename} can no longer be written: {sys.exc_info()[1]}")
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def still_line(progress: RunProgress) -> str:
     if progress.waiting is not None:
         limit = progress.waiting.seconds
         of = f" of at most {labels.duration(limit)}" if limit is not None else ""
-        return f"still waiting for {progress.waiting.what}:  {labels.duration(progress.waiting_seconds)}{of}"
+        return f"still waiting for {progress.waiting.what}: {labels.duration(progress.waiting_seconds)}{of}"
     doing = labels.phase_words(progress.phase) if progress.phase else "running"
     step = f"after step {progress.step}, " if progress.started is not None else ""
     return f"{step}{doing} for {labels.duration(progress.phase_seconds)}"

@@ -99,7 +99,7 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     whole, shares = progress.shares()
     if whole is not None:
         spent = [(labels.short_phase(name), f"{share:.0%}") for name, share in shares]
-        rows.append(("time", Text(f"{labels.duration(whole)} a step:  ", style="dim") + _figures(spent)))
+        rows.append(("time", Text(f"{labels.duration(whole)} a step: ", style="dim") + _figures(spent)))
     work = progress.shares_of_components()
     if work:
         rows.append(("work", _work(work)))

@@ -92,7 +92,7 @@ def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
         except ValidationError as error:
             # The last line may be incomplete.
             if line.endswith("\n"):
-                faults.append(f"line {number} of {FILE} was skipped:  {first_fault(error)}")
+                faults.append(f"line {number} of {FILE} was skipped: {first_fault(error)}")
             continue
         story.append(StoryEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
     return story, faults

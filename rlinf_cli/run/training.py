@@ -355,7 +355,7 @@ class Training:
         """Do the same, but only log a failure: it must not hide why the run ended."""
         error = self._end(status, reason)
         if error is not None:
-            console.error(f"the end of the run could not be recorded in {self._folder.path}:  {error.why}")
+            console.error(f"the end of the run could not be recorded in {self._folder.path}: {error.why}")
 
     def _close(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if self._output is Output.JSON:

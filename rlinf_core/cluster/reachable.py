@@ -42,7 +42,7 @@ def check(address: str) -> str:
         raise ClusterError(
             f"this machine is not a node of the cluster at {address}",
             why="a driver must run on one of its nodes",
-            help=f"run the command on one of its nodes:  {', '.join(others)}"
+            help=f"run the command on one of its nodes: {', '.join(others)}"
             if others
             else "start Ray here: no node is alive",
         )

@@ -52,7 +52,7 @@ def _interpreter(machine: ProbedNode, head: ProbedNode) -> Finding:
     fault = machine.facts.get("fault")
     if fault:
         return machine.finding(
-            "interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions:  {fault}", help
+            "interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions: {fault}", help
         )
     if tuple(python[:2]) < _OLDEST:
         return machine.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)

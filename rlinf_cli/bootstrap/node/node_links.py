@@ -98,7 +98,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
                 "bandwidth": _bandwidth(line, seconds),
             }
         except OSError as error:
-            return {"fault": "the connection broke:  " + _cause(error)}
+            return {"fault": "the connection broke: " + _cause(error)}
 
 
 def _listen(address: str, ports: range) -> socket.socket | None:

@@ -283,7 +283,7 @@ class Composer:
     def _count(self, nodes: int, span: Span) -> None:
         self._nodes += nodes
         if self._nodes > self._limits.nodes:
-            by_alias = "after expanding aliases,  " if nodes > 1 else ""
+            by_alias = "after expanding aliases, " if nodes > 1 else ""
             message = f"{by_alias}there are more than {self._limits.nodes} values here"
             self._error("too-many-nodes", message, span, "write large data to a separate file and set its path")
             raise LimitError

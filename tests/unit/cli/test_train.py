@@ -328,7 +328,7 @@ class TestAFailure:
         monkeypatch.setattr(logging.FileHandler, "emit", emit)
         ended = cli("train", "recipe=fake")
         assert ended.code == 0
-        assert ended.err.count("can no longer be written:  [Errno 28] No space left on device") == 1
+        assert ended.err.count("can no longer be written: [Errno 28] No space left on device") == 1
         assert "Traceback" not in ended.err
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def memory(
         try:
             keep_forecast(run.path, memory_record(view))
         except RLinfError as error:
-            console.message(f"the forecast was not saved for the report:  {error.why or error.message}")
+            console.message(f"the forecast was not saved for the report: {error.why or error.message}")
     if output is Output.JSON:
         console.result_json(memory_record(view))
     else:

@@ -222,7 +222,7 @@ def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examin
     report = examine(FILE + more, link_seconds=0)
     (fault,) = [each for each in report.findings if each.verdict is CheckVerdict.FAULT]
     assert (fault.check, fault.rank) == ("interpreter", 2)
-    assert fault.what == "`/opt/b/python` cannot report its versions:  No such file or directory"
+    assert fault.what == "`/opt/b/python` cannot report its versions: No such file or directory"
     told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
     assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
     # Both interpreters have the same Ray and code, which is said once.
