@@ -221,7 +221,7 @@ class TestStop:
             f"error: no run is active\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
         )
         named = cli("stop", run.path.name)
-        assert (named.code, named.out) == (0, f"runs/{run.path.name} is interrupted already\n")
+        assert (named.code, named.out) == (0, f"runs/{run.path.name} is already interrupted\n")
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
@@ -266,7 +266,7 @@ class TestStop:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(start=f"{os.getpid()}:1")
         ended = cli("stop", run.path.name)
-        assert (ended.code, ended.out) == (0, f"runs/{run.path.name} is failed already\n")
+        assert (ended.code, ended.out) == (0, f"runs/{run.path.name} is already failed\n")
 
 
 class TestSeveralLiveRuns:

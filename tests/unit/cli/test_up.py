@@ -83,7 +83,7 @@ def test_a_failure_names_node_phase_cause_and_remedy(cli: Cli, site: FakeCluster
         "         b",
         "     do: h",
     ]
-    assert ended.out.startswith("cluster lab is not whole: 2 of 3 nodes are up, head 10.0.0.1:20000 (2 started)")
+    assert ended.out.startswith("cluster lab is incomplete: 2 of 3 nodes are up, head 10.0.0.1:20000 (2 started)")
     assert "`rlinf down` to end all" in ended.err
 
 
