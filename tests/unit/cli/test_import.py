@@ -43,7 +43,7 @@ def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
     written.write_text("mine")
     ended = cli("import", str(job))
     assert ended.code == 2
-    assert "is there already" in ended.err
+    assert "already exists" in ended.err
     assert written.read_text() == "mine"
     assert cli("import", str(job), "--replace").code == 0
     assert written.read_text() != "mine"

@@ -83,8 +83,8 @@ def test_units_follow_the_size() -> None:
     assert "activations 9,000 MiB" in lines[2]
     assert "20.1 GiB" in lines[3]
     assert (
-        "node 0: 30.0 GiB of 24.0 GiB, the memory of this machine; `memory_gib` of a node group or `--available GIB`"
-        " says that of another" in lines
+        "node 0: 30.0 GiB of 24.0 GiB, this machine's memory; for others set `memory_gib` of the node group or"
+        " `--available GIB`" in lines
     )
     declared = memory_text(view(nodes={0: NodeMemory(24 * 1024 * MIB)})).splitlines()
     assert "node 0: 30.0 GiB of 24.0 GiB" in declared
