@@ -116,7 +116,7 @@ class TestStop:
         monkey = cli("stop", "--timeout", "0")
         assert [call[0] for call in done] == ["send"]
         assert done[0][2] == signal.SIGTERM
-        assert "runs/worse is left out: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
+        assert "runs/worse is skipped: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
         assert run.state.alive
 
 
@@ -161,7 +161,7 @@ class TestOneBadFolder:
         ended = cli("runs")
         assert (ended.code, len(ended.out.splitlines())) == (0, 2)
         if content != "nowhere":
-            assert "runs/bad is left out: `run.json` " in ended.err
+            assert "runs/bad is skipped: `run.json` " in ended.err
             assert why in ended.err
             (told,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
             assert why in told["reason"]
