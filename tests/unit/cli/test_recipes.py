@@ -63,7 +63,7 @@ def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(registry, "recipe_names", lambda: ["embodied", "unprogrammed"])
     find = registry.find_recipe
     monkeypatch.setattr(registry, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
-    why = "no program in this version; its files can be validated and laid out"
+    why = "it has no program in this version; its files can only be validated and laid out"
     text = cli("recipes").out
     assert f"\n`unprogrammed` cannot be run: {why}\n" in text
     assert "`embodied` cannot be run" not in text

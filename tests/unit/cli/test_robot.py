@@ -118,7 +118,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         state = client.state()
     assert np.abs(state.joints - HOME).max() > 0.01
     assert state.holder is None
-    assert "stands still until it is reset" in said("stop", file)
+    assert "stopped until reset" in said("stop", file)
     assert "asked for it" in said("list", file)
 
 
