@@ -51,9 +51,7 @@ def _interpreter(machine: ProbedNode, head: ProbedNode) -> Finding:
     help = "set another `python_interpreter_path` for its group"
     fault = machine.facts.get("fault")
     if fault:
-        return machine.finding(
-            "interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions: {fault}", help
-        )
+        return machine.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions: {fault}", help)
     if tuple(python[:2]) < _OLDEST:
         return machine.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
     if python[:2] != head.facts["python"][:2]:
