@@ -13,9 +13,20 @@ from __future__ import annotations
 
 import math
 import types
-from typing import Annotated, Any, ClassVar, LiteralString, Union, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    LiteralString,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 # The range of a machine integer.
@@ -178,7 +189,18 @@ Bool = Annotated[bool, BeforeValidator(_bool)]
 Data = Annotated[Any, BeforeValidator(plain)]
 
 
-class StrictModel(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    @dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+    class _FrozenModel(ModelMetaclass):
+        """What tells a type checker that fields cannot be assigned to: a subclass may then narrow their types."""
+
+else:
+    _FrozenModel = type(BaseModel)
+
+
+class StrictModel(BaseModel, metaclass=_FrozenModel):
     """A mapping of the file: immutable, without unknown keys.
 
     `null` means the default of a key that has one, unless `null` is a valid value of the key.

@@ -6,11 +6,10 @@ on two CPU cores.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from recipes.language.config import LanguageConfig, LanguageRunnerConfig
+from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.sections.values import StepsOrNever
@@ -21,16 +20,17 @@ COMPONENTS = ("actor", "rollout", "reward")
 class MathRunnerConfig(LanguageRunnerConfig):
     """Settings of the run."""
 
-    task_type: Literal["math", "reasoning"] = Field(default="math", description="Kind of job; `reasoning` is an alias.")
     max_steps: StepsOrNever = 250
 
 
 class MathConfig(LanguageConfig):
     """Configuration of the math recipe."""
 
-    runner: MathRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    runner: MathRunnerConfig = Field(
         default_factory=MathRunnerConfig, description="Run length, what is saved, and where results go."
     )
+    reward: MathRewardConfig = Field(default_factory=MathRewardConfig, description="How answers are scored.")
+    data: MathDataConfig = Field(default_factory=MathDataConfig, description="The problems.")
 
 
 def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:

@@ -92,7 +92,6 @@ class OptimConfig(ConfigModel):
     )
 
     lr: PositiveFloat = Field(default=1e-4, description="Learning rate of the policy.")
-    value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
     lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
         description="Learning-rate schedule after warmup: constant, linear or cosine; the last two decay to"
@@ -114,20 +113,36 @@ class OptimConfig(ConfigModel):
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
     clip_grad: NonNegativeFloat = Field(default=1.0, description="Maximum gradient norm; 0: no clipping.")
 
+    @property
+    def rate_of_values(self) -> float:
+        """Learning rate of the weights that only values depend on."""
+        return self.lr
+
+
+class ValueOptimConfig(OptimConfig):
+    """AdamW and the clipping of gradients, with a learning rate of its own for values."""
+
+    value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
+
+    @property
+    def rate_of_values(self) -> float:
+        """See `OptimConfig`."""
+        return self.value_lr or self.lr
+
 
 class MixedPrecisionConfig(ConfigModel):
     """Types used while computing, where they differ from the weights' own. Buffers are never cast."""
 
-    param_dtype: Precision | None = Field(
-        default=None,
-        description="Type of gathered weights and of activations: fp32 or bf16; fp16 only with `runner.only_eval`."
-        " Default: `model.precision`.",
-    )
     reduce_dtype: Precision | None = Field(
         default=None,
-        description="Type in which gradients are reduced over ranks: fp32 or bf16; fp16 only with `runner.only_eval`."
-        " Default: `param_dtype`; fp32 for language models.",
+        description="Type in which gradients are summed over ranks: fp32 or bf16; fp16 is accepted only with"
+        " `runner.only_eval`. Default: the type that layers compute in; for language models fp32.",
     )
+
+    @property
+    def computing(self) -> Precision | None:
+        """Type that layers compute in; None: that of their weights."""
+        return None
 
 
 class FsdpConfig(ConfigModel):
@@ -144,7 +159,7 @@ class FsdpConfig(ConfigModel):
         description="Free gathered weights after the forward pass. Default: decided by `sharding_strategy`.",
     )
     mixed_precision: MixedPrecisionConfig = Field(
-        default_factory=MixedPrecisionConfig, description="Mixed precision: param_dtype, reduce_dtype."
+        default_factory=MixedPrecisionConfig, description="Types used while computing: reduce_dtype."
     )
     gradient_checkpointing: Bool = Field(
         default=False,
@@ -152,44 +167,17 @@ class FsdpConfig(ConfigModel):
     )
 
 
-class TokenizerConfig(ConfigModel):
-    """The tokenizer of a language model."""
-
-    tokenizer_model: OptionalPath = Field(
-        default=None, description="Folder of the tokenizer. Default: the one in `actor.model.model_path`."
-    )
-
-
 class ActorConfig(ConfigModel):
-    """The workers that train. Recipes add `model` and `optim`."""
+    """The workers that train. Recipes add `model`, `optim` and the sizes of batches."""
 
     group_name: Text = Field(
         default="ActorGroup", description="Name of the worker group, by which other components address it."
     )
-    training_backend: Literal["fsdp"] = Field(
-        default="fsdp", description="How training is spread over ranks; a single rank trains without sharding."
-    )
     seed: Seed = Field(default=1234, description="Seed of the initial weights and of the sample order.")
-    global_batch_size: Count = Field(description="Samples per optimizer step, over all ranks.")
-    micro_batch_size: Count | None = Field(
-        default=None,
-        description="Samples per forward and backward pass on one rank. Default: a rank's whole share,"
-        " global_batch_size / world size.",
-    )
     enable_offload: Bool = Field(
         default=False, description="Offload the actor from its accelerators while other components use them."
-    )
-    checkpoint_load_path: OptionalPath = Field(
-        default=None, description="Checkpoint whose weights training starts from; the step count starts at 0."
     )
     checkpoint_save_path: OptionalPath = Field(
         default=None, description="Folder for checkpoints. Default: `checkpoints` in the run folder."
     )
-    tokenizer: TokenizerConfig = Field(
-        default_factory=TokenizerConfig, description="Tokenizer of a language model: tokenizer_model."
-    )
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
-
-    def micro_batch(self, world_size: int) -> int:
-        """Return the number of samples of one forward and backward pass on one of `world_size` ranks."""
-        return self.micro_batch_size or max(1, self.global_batch_size // world_size)

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from pydantic import BaseModel
 
-from recipes.sections.actor import ActorConfig, FsdpConfig
+from recipes.sections.actor import FsdpConfig
 from rlinf_core import ClusterConfig, Report, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
@@ -32,21 +32,6 @@ def blame(config: BaseModel, *paths: Path) -> FindingPlace:
     """Return the first of `paths` that the user wrote, or the last one if all are defaults; a finding there covers all
     of them."""
     return FindingPlace(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
-
-
-def is_changed(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` was written down, and is another one than the model's default.
-
-    A run folder's `config.yaml` holds every value, written down or not.
-    """
-    *above, name = path
-    owner: object = config
-    for segment in above:
-        owner = getattr(owner, str(segment))
-    field = type(owner).model_fields[str(name)] if isinstance(owner, BaseModel) else None
-    if field is None or not is_given(config, path):
-        return False
-    return getattr(owner, str(name)) != field.get_default(call_default_factory=True)
 
 
 def is_given(config: BaseModel, path: Path) -> bool:
@@ -83,41 +68,6 @@ def check_components(
         names = ", ".join(f"`{name}`" for name in missing)
         message = f"recipe `{recipe}` needs a placement for {names}"
         report(at, "missing-component", message, f"add `{','.join(missing)}: 0`")
-
-
-def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None, report: Report) -> None:
-    """Report a batch that is not the same number of whole micro batches on every rank."""
-    world = world_size or 1
-    total, micro = actor.global_batch_size, actor.micro_batch(world)
-    if total % (micro * world) == 0:
-        return
-    ranks = f"{world} rank{'s' if world > 1 else ''}"
-    if actor.micro_batch_size is None:
-        arithmetic, step = f"{total} / {ranks} = {total / world:g}", world
-    else:
-        step = micro * world
-        arithmetic = f"{total} / (micro_batch_size {micro} x {ranks} = {step}) = {total / step:g}"
-    report(
-        blame(config, ("actor", "micro_batch_size"), ("actor", "global_batch_size"), ("actor",)),
-        "batch-not-divisible",
-        f"`actor.global_batch_size` does not divide evenly: {arithmetic}",
-        f"nearest valid `actor.global_batch_size`: {near_multiples(total, step)}",
-    )
-
-
-def check_samples(
-    config: BaseModel, actor: ActorConfig, samples: int, arithmetic: str, sources: tuple[Path, ...], report: Report
-) -> None:
-    """Report samples of a step that do not fill whole batches. `arithmetic` derives `samples` from `sources`."""
-    if samples % actor.global_batch_size == 0:
-        return
-    report(
-        blame(config, ("actor", "global_batch_size"), *sources, ("actor",)),
-        "batch-not-divisible",
-        f"a step has {arithmetic} = {samples} samples, not a multiple of `actor.global_batch_size`"
-        f" {actor.global_batch_size}",
-        f"nearest valid `actor.global_batch_size`: {near_divisors(samples, actor.global_batch_size)}",
-    )
 
 
 def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:

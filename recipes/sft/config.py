@@ -6,14 +6,14 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
+from recipes.embodied.config import PolicyActorConfig, PolicyJob
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.embodied_no_effect import SFT
 from recipes.embodied.models.folder_facts import check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments
-from recipes.embodied.rules.option_rules import check_options
+from recipes.embodied.rules.option_rules import check_model_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -27,6 +27,7 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import
+from rlinf_core import RunnerConfig
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, StepsOrNever
 
@@ -34,13 +35,13 @@ from rlinf_core.config.sections.values import Count, StepsOrNever
 EVALUATING: Final = ("rollout", "env")
 
 
-class SftRunnerConfig(EmbodiedRunnerConfig):
+class SftRunnerConfig(RunnerConfig):
     """Settings of the run."""
 
     max_steps: StepsOrNever = 100
 
 
-class SftActorConfig(EmbodiedActorConfig):
+class SftActorConfig(PolicyActorConfig):
     """The workers that train."""
 
     global_batch_size: Count | None = Field(default=256, description="Rows per optimizer step, over all ranks.")
@@ -64,21 +65,21 @@ class SftDataConfig(DemonstrationsConfig):
         description="actions: imitate a policy; success: classify whether an image shows the task solved, for"
         " `env.train.judge: {source: classifier}`.",
     )
+    batches_per_step: Count = Field(default=20, description="Optimizer steps of one training step.")
 
 
-class SftConfig(EmbodiedConfig):
+class SftConfig(PolicyJob):
     """Configuration of the sft recipe."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = SFT
 
-    data: SftDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    data: SftDataConfig = Field(
         default_factory=SftDataConfig, description="Demonstrations: train_data_paths, target, normalization."
     )
-
-    runner: SftRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    runner: SftRunnerConfig = Field(
         default_factory=SftRunnerConfig, description="Run length, what is saved, and where results go."
     )
-    actor: SftActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    actor: SftActorConfig = Field(
         default_factory=SftActorConfig, description="The model that learns, its optimizer and its sharding."
     )
 
@@ -105,7 +106,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_half_precision(config, ("actor",), report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report)
-    check_options(config, report)
+    check_model_options(config, report)
     acts = evaluates(config) and config.data.target == "actions"
     environments = config.env.eval if acts else None
     check_load_path(config, environments, report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -12,20 +11,15 @@ from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.policy_precision import computing
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import memory
-from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
+from recipes.embodied.workers.policy_actor import PolicyActor
+from recipes.sft.config import SftConfig
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures, Updater
 from rlinf_core import Loss
 
-if TYPE_CHECKING:
-    from recipes.sft.config import SftConfig
 
-
-class SftActor(EmbodiedFSDPActor):
+class SftActor(PolicyActor[SftConfig]):
     """Learns from demonstrations. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
-
-    def __init__(self, config: SftConfig) -> None:
-        super().__init__(config)
 
     def init_actor(self, layout: Layout, spec: EnvSpec | None) -> None:
         """Read the demonstrations and create policy and optimizer.
@@ -37,7 +31,7 @@ class SftActor(EmbodiedFSDPActor):
         Raises:
             DatasetError: the data cannot be read, or are of another environment.
         """
-        data = cast("SftConfig", self._config).data
+        data = self._config.data
         chunk = self._config.actor.model.num_action_chunks
         self._shown = ImitationData(data, spec, chunk, successes=data.target == "success")
         self.init_worker(layout, self._shown.spec)
@@ -70,7 +64,7 @@ class SftActor(EmbodiedFSDPActor):
         figures, began = Figures(), time.perf_counter()
         for _ in range(self._config.data.batches_per_step):
             self._updater.update([micro] * (share // micro), self._imitate, step, figures)
-        self._learner.check_weights(f"step {step}")
+        self._updater.check_weights(f"step {step}")
         self._state.version += 1
         if config.enable_offload:
             self._state.offload()

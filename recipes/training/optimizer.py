@@ -38,7 +38,7 @@ _unwrapped_step: Callable[..., float | None] = unwrap(torch.optim.AdamW.step)  #
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW on all trainable weights; value heads learn at `value_lr` if it is set.
+    """Return AdamW on all trainable weights; those of values at their own rate.
 
     The fused kernel is one pass over each weight instead of a dozen: on small policies the difference is felt.
     """
@@ -46,7 +46,7 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [{"params": [weight for name, weight in named if not of_values(name)]}]
     values = [weight for name, weight in named if of_values(name)]
     if values:
-        groups.append({"params": values, "lr": config.value_lr or config.lr})
+        groups.append({"params": values, "lr": config.rate_of_values})
     return EagerAdamW(
         groups,
         lr=config.lr,
@@ -88,7 +88,7 @@ def apply_settings(optimizer: torch.optim.Optimizer, config: OptimConfig, factor
         config: the section `actor.optim`.
         factor: of the learning rates.
     """
-    rates = (config.lr, config.value_lr or config.lr)
+    rates = (config.lr, config.rate_of_values)
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         group["lr"] = rate * factor
         group["betas"] = (config.adam_beta1, config.adam_beta2)

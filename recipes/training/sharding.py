@@ -174,7 +174,7 @@ def parallelize(
     _join(rank, world_size, device)
     types = fsdp.mixed_precision
     if fsdp.sharding_strategy == "no_shard" and compute_dtype is None:
-        reduced = types.reduce_dtype or types.param_dtype
+        reduced = types.reduce_dtype or types.computing
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -200,8 +200,8 @@ def _shard(
     reduce_dtype = DTYPES[types.reduce_dtype] if types.reduce_dtype else None
     if compute_dtype is not None:
         reduce_dtype = reduce_dtype or torch.float32
-    elif types.param_dtype is not None:
-        compute_dtype = DTYPES[types.param_dtype]
+    elif types.computing is not None:
+        compute_dtype = DTYPES[types.computing]
     # Forward inputs stay as they are: actions in half the bits would be other actions.
     mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)

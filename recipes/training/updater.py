@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy, is_shard
@@ -157,17 +157,22 @@ class Updater:
         raise NonFiniteError("train/actor/grad_norm", float(norm), where, REMEDY)
 
     def check_weights(self, where: str) -> None:
-        """Raise if a trained weight is not finite, so that none reaches a checkpoint or a rollout.
+        """See `check_weights`."""
+        check_weights(self._strategy.module, where)
 
-        Raises:
-            NonFiniteError: naming the weight.
-        """
-        for name, weight in self._strategy.module.named_parameters():
-            if not weight.requires_grad:
-                continue  # an update has not changed it, and there may be many times more of these
-            mine = _local(weight.detach())
-            if not bool(mine.isfinite().all()):
-                raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)
+
+def check_weights(module: nn.Module, where: str) -> None:
+    """Raise if a trained weight is not finite, so that none reaches a checkpoint or a rollout.
+
+    Raises:
+        NonFiniteError: naming the weight.
+    """
+    for name, weight in module.named_parameters():
+        if not weight.requires_grad:
+            continue  # an update has not changed it, and there may be many times more of these
+        mine = _local(weight.detach())
+        if not bool(mine.isfinite().all()):
+            raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)
 
 
 def first_nonfinite(tensor: Tensor) -> float:

@@ -6,7 +6,7 @@ It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), refe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from pydantic import BaseModel
@@ -103,6 +103,15 @@ def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[
         for other, name in (source.other_names_of([section]) if source else {}).items():
             if name in properties:
                 properties[other] = {**properties[name], "description": f"Another name of `{name}`."}
+        for other, values in (source.accepted_keys([section]) if source else {}).items():
+            properties[other] = _accepted(values)
+
+
+def _accepted(values: Sequence[object]) -> Schema:
+    """Return the schema of a key that is read, or says what is so anyway, though no section has it."""
+    schema: Schema = {"description": "Accepted for files of related projects; see `rlinf explain`."}
+    plain = [value for value in values if not isinstance(value, dict) and not str(value).startswith("${")]
+    return {**schema, "enum": [*plain, None]} if plain and len(plain) == len(values) else schema
 
 
 def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:

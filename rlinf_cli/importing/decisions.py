@@ -9,7 +9,14 @@ from typing import Final
 from pydantic import BaseModel
 
 from rlinf_cli.importing.comments import CommentFinder, Comments
-from rlinf_cli.importing.foreign_names import moved_keys, other_names_of, unavailable_keys
+from rlinf_cli.importing.foreign_names import (
+    accepted_keys,
+    is_accepted,
+    meant_keys,
+    moved_keys,
+    other_names_of,
+    unavailable_keys,
+)
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
@@ -23,6 +30,7 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
 _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
+_SO_ANYWAY: Final = "it says what is so anyway"
 
 
 @dataclass
@@ -117,7 +125,7 @@ class Conversion:
         node = leaf.node
         if isinstance(node, ScalarNode) and node.raw == "???":
             return LeftOut("it has no value: the original requires one on the command line")
-        if reason == _NO_CRITIC:
+        if reason in (_NO_CRITIC, _SO_ANYWAY):
             return LeftOut(reason, quiet=True)
         rule = self.rules.get(format_path(leaf.path))
         if rule is not None:
@@ -155,9 +163,9 @@ class Conversion:
             return None, reason
         if target[:1] == ("cluster",) and len(target) > 1:
             return (*target, name), None
-        return self._by_tables(name, target)
+        return self._by_tables(name, target, entry.value)
 
-    def _by_tables(self, name: str, target: Path) -> tuple[Path | None, str | None]:
+    def _by_tables(self, name: str, target: Path, value: Node) -> tuple[Path | None, str | None]:
         annotations = types_at(self.model, target)
         if not annotations:
             return None, "it has no counterpart"
@@ -167,7 +175,10 @@ class Conversion:
         ours = other_names_of(annotations).get(name)
         if ours is not None:
             return (*target, ours), None
-        moved = moved_keys(annotations).get(name)
+        accepted = accepted_keys(annotations)
+        if name in accepted and is_accepted(value, accepted[name], self.file.tree):
+            return None, _SO_ANYWAY
+        moved = moved_keys(annotations).get(name) or meant_keys(annotations).get(name)
         if moved is not None:
             return to_path(parse_path(moved)[0]), None
         reason = unavailable_keys(annotations).get(name)

@@ -238,5 +238,5 @@ class RolloutRunner(Runner):
 
     def steps_ahead(self, step: int) -> range:
         """Return the steps whose rollouts may run before `step` is trained: itself, and `max_staleness` more."""
-        newest = step + self.config.max_staleness
+        newest = step + self.config.staleness
         return range(step, 1 + (newest if self.last_step is None else min(newest, self.last_step)))

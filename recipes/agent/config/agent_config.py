@@ -54,7 +54,6 @@ _MARKS: Final = ("calculator", "search", "result")
 class AgentRunnerConfig(LanguageRunnerConfig):
     """Settings of the run."""
 
-    task_type: Literal["agent"] = Field(default="agent", description="Kind of job.")
     max_steps: StepsOrNever = 250
     seq_length: Count = Field(default=2048, description="Maximum conversation length, in tokens.")
 
@@ -62,7 +61,7 @@ class AgentRunnerConfig(LanguageRunnerConfig):
 class AgentDataConfig(LanguageDataConfig):
     """Tasks with verifiable answers."""
 
-    type: Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    type: Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(
         default=None,
         description="Source: generated calculations (products) or lookups (facts); episodes (seeds of"
         " `agent.environment`); JSONL or Parquet files, a reasoning_gym task, or sums. Default: files if"
@@ -93,7 +92,7 @@ class AgentActorConfig(LanguageActorConfig):
     built_symbols: ClassVar[str] = SYMBOLS + "abcdefghijklmnopqrstuvwxyz"
     built_words: ClassVar[tuple[str, ...]] = tuple(f"<{slash}{name}>" for name in _MARKS for slash in ("", "/"))
 
-    warm_start: AgentWarmStartConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    warm_start: AgentWarmStartConfig = Field(
         default_factory=AgentWarmStartConfig,
         description="Supervised warm start of a model without `model_path`: steps, lr, tool_share.",
     )
@@ -212,15 +211,13 @@ class AgentConfig(LanguageConfig):
     shown_first: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 
-    runner: AgentRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    runner: AgentRunnerConfig = Field(
         default_factory=AgentRunnerConfig, description="Run length, what is saved, and where results go."
     )
-    actor: AgentActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    actor: AgentActorConfig = Field(
         default_factory=AgentActorConfig, description="The model that learns, its optimizer and its sharding."
     )
-    data: AgentDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=AgentDataConfig, description="The tasks."
-    )
+    data: AgentDataConfig = Field(default_factory=AgentDataConfig, description="The tasks.")
     agent: AgentWorkerConfig = Field(
         default_factory=AgentWorkerConfig, description="The agents: program, tools and limits."
     )
@@ -285,13 +282,6 @@ def _check_limits(config: AgentConfig, report: Report) -> None:
             f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens exceed the longest"
             f" conversation, `runner.seq_length` {config.runner.seq_length}",
             f"raise `runner.seq_length` to {prompt + turn} plus room for further turns",
-        )
-    if config.reward.soft_overlong:
-        report(
-            ("reward", "soft_overlong"),
-            "conflicting-settings",
-            "a multi-turn answer has no single length to compare with a limit",
-            "remove it; `agent.max_turns` and `runner.seq_length` are the limits",
         )
 
 

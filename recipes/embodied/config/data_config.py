@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJs
 
 from recipes.sections.values import one_or_many
 from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt
+from rlinf_core.config.sections.values import FilePath, NonNegativeInt
 from rlinf_core.scalars import Bool, Float, Text
 
 Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
@@ -120,9 +120,6 @@ class DemonstrationsConfig(ConfigModel):
         default="mean_std",
         description="Normalization of states and actions by statistics of the data, which are saved with the weights:"
         " mean and standard deviation, the 0.01 and 0.99 quantiles, or none.",
-    )
-    batches_per_step: Count = Field(
-        default=20, description="Optimizer steps per training step, when learning from demonstrations only."
     )
 
     @property

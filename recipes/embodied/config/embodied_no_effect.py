@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.config.off_policy_no_effect import OFF_POLICY
 from recipes.sections.no_effect import (
@@ -61,56 +60,10 @@ _OF_BOTH: Final = (
         severity=Severity.ERROR,
     ),
     NoEffect(
-        ("actor.tokenizer.tokenizer_model",),
-        _is_small,
-        "the small policies read no text",
-        because=("actor.model.model_type",),
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("actor.tokenizer.tokenizer_model",),
-        lambda config, sizes: not _is_small(config, sizes),
-        "the tokenizer of a policy is part of its model folder",
-        "put the tokenizer into the folder that `actor.model.model_path` names",
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
         ("actor.model.hidden_dim", "actor.model.options.num_layers", "actor.model.options.patch_size"),
         lambda config, sizes: config.actor.model.model_type == "vlm_policy" and config.actor.model.model_path,
         "`model_path` names a model, which fixes the sizes",
         because=("actor.model.model_path",),
-    ),
-    NoEffect(
-        ("rollout.model_dir",),
-        lambda config, sizes: True,
-        "rollout workers get their weights from the actor before every rollout",
-        "write the folder as `actor.model.model_path`, or a checkpoint as `actor.checkpoint_load_path`",
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("env.enable_offload",),
-        lambda config, sizes: is_simulator(config.env.train.env_type),
-        "a simulator cannot release its rendering device without being rebuilt",
-        "place `env` on its own accelerator, or render on the CPU with `MUJOCO_GL: osmesa` in its `env_vars`",
-        because=("env.train.env_type",),
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("env.enable_offload",),
-        lambda config, sizes: not is_simulator(config.env.train.env_type),
-        "these environments use no accelerator",
-        because=("env.train.env_type",),
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("env.eval.reset_each_pass",),
-        lambda config, sizes: True,
-        "every pass of an evaluation starts new episodes",
-    ),
-    NoEffect(
-        ("env.eval.mask_after_success",),
-        lambda config, sizes: True,
-        "evaluations train nothing",
     ),
     NoEffect(
         ("env.train.video_cfg.save_video", "env.train.video_cfg.video_base_dir", "env.train.video_cfg.episodes"),
@@ -134,18 +87,6 @@ EMBODIED: Final = (
         "remove it, or write `runner.val_check_interval: 10`; `rlinf eval` reads it",
         because=("runner.val_check_interval",),
         severity=Severity.NOTE,
-    ),
-    NoEffect(
-        ("algorithm.kl_beta",),
-        lambda config, sizes: True,
-        "there is no reference policy beside the trained one",
-        "`algorithm.bc_weight` keeps a policy near its demonstrations, `clip_ratio_high` bounds each step",
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("algorithm.kl_penalty",),
-        lambda config, sizes: True,
-        "there is no reference policy beside the trained one",
     ),
     lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
     discount_of_total_rewards(
@@ -173,12 +114,6 @@ EMBODIED: Final = (
         because=("actor.model.num_action_chunks",),
     ),
     NoEffect(
-        ("data.batches_per_step",),
-        lambda config, sizes: True,
-        "the samples of a step determine its number of optimizer steps",
-        "remove it; use `actor.global_batch_size` and `algorithm.update_epoch` instead",
-    ),
-    NoEffect(
         ("data",),
         lambda config, sizes: not config.algorithm.bc_weight and not is_off_policy(config.algorithm.loss_type),
         "`algorithm.bc_weight`, the weight of demonstrations, is 0",
@@ -189,22 +124,6 @@ EMBODIED: Final = (
 
 SFT: Final = (
     *_OF_BOTH,
-    NoEffect(
-        ("algorithm",),
-        lambda config, sizes: True,
-        "recipe `sft` learns from demonstrations only",
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("runner.weight_sync_interval", "runner.max_staleness"),
-        lambda config, sizes: True,
-        "recipe `sft` learns from demonstrations only, and sends weights for evaluations alone",
-    ),
-    NoEffect(
-        ("actor.optim.value_lr",),
-        lambda config, sizes: True,
-        "recipe `sft` trains no values",
-    ),
     NoEffect(
         ("runner.val_check_interval", "runner.val_before_train"),
         _has_no_evaluators,

@@ -165,12 +165,6 @@ class EnvironmentConfig(ConfigModel):
     )
     rollout_epoch: Count = Field(default=1, description="Rollout passes per training step.")
     auto_reset: Bool = Field(default=True, description="Reset environments whose episode ended within a pass.")
-    reset_each_pass: Bool | None = Field(
-        default=None,
-        description="Reset all environments at the start of every pass instead of continuing unfinished episodes."
-        " Evaluations always do. Default: true for robots, without `auto_reset`, and for advantages"
-        " without values (grpo, reinforce_pp); else false.",
-    )
     ignore_terminations: Bool = Field(
         default=False, description="Run episodes to their full length, even after the task is done."
     )
@@ -178,11 +172,6 @@ class EnvironmentConfig(ConfigModel):
     success_reward: Bool = Field(
         default=False,
         description="Reward only the first success of an episode, with 1, instead of the environment's rewards.",
-    )
-    mask_after_success: Bool = Field(
-        default=False,
-        description="Exclude the steps after an episode's first success from training; useful with"
-        " `ignore_terminations`.",
     )
     group_size: Count | None = Field(
         default=None, description="Environments that share a start. Default: `algorithm.group_size`."
@@ -194,17 +183,38 @@ class EnvironmentConfig(ConfigModel):
     video_cfg: VideoConfig = Field(
         default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
-    intervention: InterventionConfig = Field(
-        default_factory=InterventionConfig,
-        description="Human interventions during training: source, options. Evaluations have none.",
-    )
     judge: JudgeConfig = Field(
         default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
     )
 
 
+class RecordedEnvironmentConfig(EnvironmentConfig):
+    """Environments of one kind, in which people may take over."""
+
+    intervention: InterventionConfig = Field(
+        default_factory=InterventionConfig,
+        description="Human interventions during training: source, options. Evaluations have none.",
+    )
+
+
+class TrainEnvironmentConfig(RecordedEnvironmentConfig):
+    """Environments that training learns from."""
+
+    reset_each_pass: Bool | None = Field(
+        default=None,
+        description="Reset all environments at the start of every pass instead of continuing unfinished episodes."
+        " Evaluations always do. Default: true for robots, without `auto_reset`, and for advantages"
+        " without values (grpo, reinforce_pp); else false.",
+    )
+    mask_after_success: Bool = Field(
+        default=False,
+        description="Exclude the steps after an episode's first success from training; useful with"
+        " `ignore_terminations`.",
+    )
+
+
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
-_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1, "intervention": InterventionConfig()}
+_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1}
 
 
 def _as_in_training(evaluation: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
@@ -223,10 +233,10 @@ class EnvSection(ConfigModel):
     group_name: Text = Field(
         default="EnvGroup", description="Name of the worker group, by which other components address it."
     )
-    enable_offload: Bool = Field(
-        default=False, description="Offload simulators from their accelerators while other components use them."
+    train: RecordedEnvironmentConfig = Field(
+        default_factory=RecordedEnvironmentConfig,
+        description="Environments that `rlinf record` records in, and what `env.eval` leaves out.",
     )
-    train: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Training environments.")
     eval: Annotated[EnvironmentConfig, AfterValidator(_as_in_training)] = Field(
         default_factory=EnvironmentConfig,
         validate_default=True,

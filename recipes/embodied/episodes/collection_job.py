@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -43,7 +43,7 @@ class Collection:
 
     def __init__(
         self,
-        config: EmbodiedConfig,
+        config: PolicyJob,
         cluster: Cluster,
         checkpoint: Path | None,
         intervention: InterventionConfig | None = None,
@@ -94,7 +94,7 @@ class Collection:
 
 @contextmanager
 def collecting(
-    config: EmbodiedConfig,
+    config: PolicyJob,
     environments: EnvironmentConfig,
     episodes: int,
     checkpoint: Path | None,

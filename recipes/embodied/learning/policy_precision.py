@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.config import PolicyActorConfig
 from recipes.embodied.models.base_policy import ActionEval, PolicyOutput
 from recipes.training.dtypes import DTYPES
 
 
-def acting_type(config: EmbodiedActorConfig) -> torch.dtype:
+def acting_type(config: PolicyActorConfig) -> torch.dtype:
     """Return the type of the weights of rollout workers, `model.precision`.
 
     An actor keeps float32: an update of 5e-6 is less than half a step of bfloat16, and would be rounded away.
@@ -22,7 +22,7 @@ def acting_type(config: EmbodiedActorConfig) -> torch.dtype:
     return DTYPES[config.model.precision]
 
 
-def acting_types(policy: nn.Module, config: EmbodiedActorConfig) -> Mapping[str, torch.dtype] | None:
+def acting_types(policy: nn.Module, config: PolicyActorConfig) -> Mapping[str, torch.dtype] | None:
     """Return the types in which rollout workers hold the weights of a policy, by name; None: as the policy does.
 
     A policy may keep some of its weights in float32 whatever type it is given, so a copy without memory is asked.
@@ -41,7 +41,7 @@ def _without_memory(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def computing(config: EmbodiedActorConfig, device: torch.device) -> AbstractContextManager[object]:
+def computing(config: PolicyActorConfig, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which layers compute in `fsdp_config.mixed_precision.param_dtype`.
 
     The default is `model.precision`. Inputs stay as they are: actions in half the bits would be other actions.

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.loop.protocols import (
     ActorGroup,
     EmbodiedActor,
@@ -22,7 +23,6 @@ from recipes.embodied.loop.protocols import (
 from recipes.training.first_contact import ContactCheck, note_comparisons
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
-from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import RolloutRunner, rank_means
 from rlinf_core.worker.handle import wait_together
 
@@ -52,7 +52,7 @@ class EmbodiedRunner(RolloutRunner):
 
     def __init__(
         self,
-        cfg: RunConfig,
+        cfg: EmbodiedConfig,
         actor: WorkerGroup[EmbodiedActor],
         rollout: WorkerGroup[EmbodiedRollout],
         env: WorkerGroup[EmbodiedEnv],
@@ -60,6 +60,7 @@ class EmbodiedRunner(RolloutRunner):
         trajectories: Channel | None = None,
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
+        self._sync_interval = cfg.runner.weight_sync_interval
         # A group forwards the calls of its workers' methods to all ranks.
         self.actor = cast("ActorGroup", actor)
         self.rollout = cast("RolloutGroup", rollout)
@@ -86,7 +87,7 @@ class EmbodiedRunner(RolloutRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
         began = time.perf_counter()
-        if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
+        if self._synced is None or (step - 1) % self._sync_interval == 0:
             self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
         self._note_first_contact()
@@ -156,7 +157,7 @@ class EmbodiedRunner(RolloutRunner):
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer and, where rollouts do not run ahead, the state of the environments."""
         self.actor.save_checkpoint(str(folder)).wait()
-        if self.config.max_staleness:
+        if self.config.staleness:
             return  # the environments are ahead of the weights by then
         states = self.env.save_state().wait()
         if any(state is None for state in states) and not self._told_of_episodes:

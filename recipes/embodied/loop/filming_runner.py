@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import EmbodiedEnv
@@ -32,7 +32,7 @@ class EvaluationVideos:
         record: of the run.
     """
 
-    def __init__(self, config: EmbodiedConfig, env: Any, record: RunRecord) -> None:
+    def __init__(self, config: PolicyJob, env: Any, record: RunRecord) -> None:
         self._video, self._env_type = config.env.eval.video_cfg, config.env.eval.env_type
         self._env, self._record = env, record
         # Every reason for missing videos is logged once.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config import PolicyJob, group_size
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
 
 
-def make_routes(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
+def make_routes(layout: Layout, config: PolicyJob, *, training: bool) -> Routes:
     """Return the routes of the environments of `env.train` or `env.eval`; evaluations have no actors.
 
     Where there are more actors than whole groups of environments, several actors get the same trajectories, and each
@@ -25,7 +25,7 @@ def make_routes(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Ro
     )
 
 
-def count_teams(actors: int, config: EmbodiedConfig) -> int:
+def count_teams(actors: int, config: PolicyJob) -> int:
     """Return the number of actor teams: the most over which whole groups of environments divide."""
     return gcd(config.env.train.total_num_envs // group_size(config, config.env.train), actors)
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.config import PolicyActorConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.memory.policy_memory import PolicyMemory
 from recipes.training.memory.host_memory import heap_size, keep_freed_memory, release_host_memory
@@ -31,7 +31,7 @@ class Gaps(NamedTuple):
     resting: int
 
 
-def gaps(actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False) -> Gaps:
+def gaps(actor: PolicyActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False) -> Gaps:
     """Return the gaps that learning leaves in the heap of an actor on the host; none where the heap is not known.
 
     A process of its own learns without memory until its heap does not grow any more.
@@ -53,7 +53,7 @@ def gaps(actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, im
         return pool.submit(_learned, actor, spec, batch, rows, imitates=imitates).result()
 
 
-def _learned(actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool) -> Gaps:
+def _learned(actor: PolicyActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool) -> Gaps:
     torch.set_num_threads(1)
     policy = PolicyMemory(actor, spec, imitates=imitates)
     with HeapMemory(), torch.device("meta"):

@@ -16,7 +16,7 @@ import torch
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_info import read_info
-from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig
+from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig, PolicyJob
 from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_config import BufferSize, buffer_sizes, is_off_policy
@@ -121,7 +121,7 @@ def _actor(
 
 
 def known_gaps(
-    policy: PolicyMemory, actor: EmbodiedActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False
+    policy: PolicyMemory, actor: PolicyActorConfig, spec: EnvSpec, batch: int, rows: int, *, imitates: bool = False
 ) -> tuple[Gaps, tuple[str, ...]]:
     """Return the gaps in an actor's heap, see `memory_gaps.gaps`, and a note where they are not known."""
     if policy.weights > _LARGEST_TRIED:
@@ -132,7 +132,7 @@ def known_gaps(
         return Gaps(0, 0), (f"gaps in the heap are not counted: {str(error).splitlines()[0]}",)
 
 
-def sent_weights(config: EmbodiedConfig, policy: PolicyMemory, count: int) -> int:
+def sent_weights(config: PolicyJob, policy: PolicyMemory, count: int) -> int:
     """Return what an actor holds to send its weights, in bytes.
 
     That is a copy in shared memory. Shards are gathered into one before, weights of fewer bits are written into
@@ -141,7 +141,7 @@ def sent_weights(config: EmbodiedConfig, policy: PolicyMemory, count: int) -> in
     actor = config.actor
     copies = actor.model.precision != "fp32" or (count > 1 and actor.fsdp_config.sharding_strategy != "no_shard")
     sent = policy.weights if actor.model.precision == "fp32" else policy.weights // 2
-    return sent * (1 + copies + (config.runner.max_staleness > 0))
+    return sent * (1 + copies + (config.runner.staleness > 0))
 
 
 def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.config import PolicyActorConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.learning.policy_precision import acting_type
@@ -39,9 +39,7 @@ class PolicyMemory:
         notes: what is not known.
     """
 
-    def __init__(
-        self, actor: EmbodiedActorConfig, spec: EnvSpec, *, imitates: bool = False, acts: bool = False
-    ) -> None:
+    def __init__(self, actor: PolicyActorConfig, spec: EnvSpec, *, imitates: bool = False, acts: bool = False) -> None:
         section = actor.model
         folder = section.model_path
         self.notes: tuple[str, ...] = ()

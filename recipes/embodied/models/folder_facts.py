@@ -23,7 +23,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+    from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
     from recipes.embodied.envs.env_spec import EnvSpec
 
 # Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
@@ -42,7 +42,7 @@ ARCHITECTURES: Final = {
 _MODEL: Path = ("actor", "model", "model_path")
 
 
-def check_model_folder(config: EmbodiedConfig, report: Report) -> None:
+def check_model_folder(config: PolicyJob, report: Report) -> None:
     """Report a folder that holds no policy of the kind that `model_type` names.
 
     Nothing is reported of folders on other machines. One that is missing here is a warning: the file may be meant for
@@ -66,7 +66,7 @@ def check_model_folder(config: EmbodiedConfig, report: Report) -> None:
         report(_MODEL, "unusable-path", *fault)
 
 
-def require_model_folder(config: EmbodiedConfig) -> None:
+def require_model_folder(config: PolicyJob) -> None:
     """Check, before anything is started, that the folder of a run on this machine alone can be used.
 
     Raises:

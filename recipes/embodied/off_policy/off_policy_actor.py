@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -46,7 +47,7 @@ REPLAY: Final = "replay"
 _STATE: Final = "off_policy.pt"
 
 
-class OffPolicyActor(BaseActor):
+class OffPolicyActor(BaseActor[EmbodiedConfig]):
     """Learns from transitions of earlier and present policies. Every rank has the buffer of its environments.
 
     A training step is one rollout, whose steps go into the buffer, and `update_to_data` updates for each of them.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.worker_layout import make_routes
@@ -21,6 +22,10 @@ ACTIONS = "actions"
 class OffPolicyRolloutWorker(MultiStepRolloutWorker):
     """Acts as `MultiStepRolloutWorker` does; at the beginning of a run it may act at random."""
 
+    def __init__(self, config: EmbodiedConfig) -> None:
+        super().__init__(config)
+        self._random_steps = config.algorithm.off_policy.random_steps
+
     def generate(self, step: int | None = None) -> None:
         """See `MultiStepRolloutWorker`."""
         step = self._step + 1 if step is None else step
@@ -28,7 +33,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         routes = make_routes(self._layout, self._config, training=True)
         before = (step - 1) * routes.total * train.max_steps_per_rollout_epoch * train.rollout_epoch
         # A function of the step, so that a resumed run does the same.
-        self._random = before < self._config.algorithm.off_policy.random_steps
+        self._random = before < self._random_steps
         super().generate(step)
 
     def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:

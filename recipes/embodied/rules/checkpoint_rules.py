@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Final, cast
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.embodied.rules.env_rules import sizes_of
@@ -20,7 +20,7 @@ from rlinf_core.runners.storage.checkpoint import MANIFEST
 _INDEX: Final = ".metadata"
 
 
-def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | None, report: Report) -> None:
+def check_load_path(config: PolicyJob, environments: EnvironmentConfig | None, report: Report) -> None:
     """Report an initial checkpoint that is missing, incomplete, or of another policy.
 
     Args:
@@ -45,7 +45,7 @@ def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | No
         report(at, "conflicting-settings", f"{fault.message}: `{folder}`", fault.help, about=about)
 
 
-def check_given(config: EmbodiedConfig, environments: EnvironmentConfig, folder: FilePath) -> None:
+def check_given(config: PolicyJob, environments: EnvironmentConfig, folder: FilePath) -> None:
     """Check that the policy of a checkpoint is that of the file, before anything starts.
 
     Args:

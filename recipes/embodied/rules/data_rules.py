@@ -12,7 +12,7 @@ from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5, vi
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.lerobot.video_faults import check_videos
 from recipes.demonstrations.shape import DatasetShape, check_alike
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.off_policy_config import is_off_policy
@@ -33,7 +33,7 @@ _LOOKED_INTO_NUMBERS: Final = 50_000_000
 _RATE_ROUNDING: Final = 0.002
 
 
-def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, report: Report) -> None:
+def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report: Report) -> None:
     """Report data sets that are not there or are damaged, that differ from each other or do not fit the environments.
 
     Args:
@@ -83,7 +83,7 @@ def _reading() -> Any:
     return data_reading
 
 
-def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) -> DatasetShape | None:
+def _hdf5(source: DataSource, config: PolicyJob, at: Path, report: Report) -> DatasetShape | None:
     """Return the sizes of an HDF5 file; None where it is not there, or cannot be read by this Python."""
     if not os.path.isfile(source.path):
         report(at, "unusable-path", f"the file `{source.path}` does not exist", "name an HDF5 file of demonstrations")
@@ -95,7 +95,7 @@ def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) 
 
 
 def _rows(
-    source: DataSource, config: EmbodiedConfig, shape: DatasetShape, report: Report, at: Path
+    source: DataSource, config: PolicyJob, shape: DatasetShape, report: Report, at: Path
 ) -> Demonstrations | None:
     """Return the numbers of all rows, after they were held against their description; None where that is too much."""
     if not source.path.endswith(HDF5_ENDINGS):
@@ -113,13 +113,13 @@ def _rows(
     return data
 
 
-def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations], report: Report) -> None:
+def _check_content(config: PolicyJob, at: Path, parts: list[Demonstrations], report: Report) -> None:
     """Report columns that the learning target needs and no data set has."""
     if config.data.only_interventions and all(part.interventions is None for part in parts):
         error = _reading().without_interventions(parts[0])
         about = [("data", "only_interventions")]
         report(at, "dataset-mismatch", _message(error), error.help or "", about=about)
-    if not is_off_policy(config.algorithm.loss_type) or config.recipe != "embodied":
+    if not isinstance(config, EmbodiedConfig) or not is_off_policy(config.algorithm.loss_type):
         return
     for part in parts:
         if part.rewards is None or part.successes is None:
@@ -128,7 +128,7 @@ def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations]
             return
 
 
-def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> DatasetInfo:
+def _lerobot(path: str, config: PolicyJob, at: Path, report: Report) -> DatasetInfo:
     """Return a folder's description of itself, after a check of its files."""
     folder = FilePath(path)
     info = read_info(folder)
@@ -159,7 +159,7 @@ def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> 
 
 
 def _check_environment(
-    config: EmbodiedConfig,
+    config: PolicyJob,
     environments: EnvironmentConfig,
     at: Path,
     shape: DatasetShape,

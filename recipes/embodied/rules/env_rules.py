@@ -7,7 +7,7 @@ from typing import cast
 
 from pydantic import BaseModel, ValidationError
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import (
     DRIVEN,
@@ -31,14 +31,14 @@ from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import import_target
 
 
-def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> int | None:
+def episode_limit(config: PolicyJob, environments: EnvironmentConfig) -> int | None:
     """Return the steps after which an episode is truncated; None where that is not known here."""
     if environments.max_episode_steps is not None:
         return environments.max_episode_steps
     return facts_of(config, environments).max_episode_steps
 
 
-def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     """Return the facts about environments known here; None if their package or interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
@@ -52,7 +52,7 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
 
 
-def sizes_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     """Return the requirements on data and weights, `spec` and `control_hz`, as far as known here.
 
     An environment that takes no package of its own is made.
@@ -80,7 +80,7 @@ def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
 
 
 def check_environments(
-    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+    config: PolicyJob, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Report a missing task, package, adapter or robot of an environment type."""
     at: Path = ("env", section, "env_type")
@@ -108,7 +108,7 @@ def check_environments(
         _check_robots(config, section, environments, workers, report)
 
 
-def _check_video(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+def _check_video(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report videos that cannot be written: without the package, without evaluations, of a robot."""
     video: Path = ("env", section, "video_cfg", "save_video")
     if not environments.video_cfg.save_video:
@@ -145,7 +145,7 @@ def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationEr
         return error
 
 
-def _check_options(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+def _check_options(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report options that a simulator does not take."""
     kind = environments.env_type
     options = _options(environments)
@@ -167,7 +167,7 @@ def _check_options(config: EmbodiedConfig, section: str, environments: Environme
 
 
 def _check_made(
-    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
+    config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
 ) -> None:
     """Report a task that the simulator does not know, or options that it does not take."""
     at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
@@ -186,7 +186,7 @@ def _missing_package(kind: str) -> str | None:
     return known.module if known and known.module and missing_modules([known.module]) else None
 
 
-def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+def _check_task(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
     at: Path = ("env", section, "env_type")
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES[kind].tasks if kind in ENV_TYPES else ()
@@ -219,7 +219,7 @@ def declares(group: NodeGroup, robot: str | None) -> bool:
     return any(getattr(unit, "driver", None) is not None for unit in group.hardware.configs)
 
 
-def _check_drivers(config: EmbodiedConfig, labels: Sequence[str], report: Report) -> None:
+def _check_drivers(config: PolicyJob, labels: Sequence[str], report: Report) -> None:
     """Report drivers that cannot be imported, and robots without one."""
     for index, group in enumerate(config.cluster.node_groups):
         units = group.hardware.configs if group.hardware and group.label in labels else ()
@@ -234,7 +234,7 @@ def _check_drivers(config: EmbodiedConfig, labels: Sequence[str], report: Report
 
 
 def _check_robots(
-    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+    config: PolicyJob, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Every env worker owns one robot, and has one environment on it."""
     kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot

@@ -16,7 +16,7 @@ from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.config import EmbodiedConfig, PolicyJob
     from recipes.embodied.config.env_config import EnvironmentConfig
 
 _AT: Final[Path] = ("env", "train", "intervention")
@@ -76,7 +76,7 @@ def _check_options(config: EmbodiedConfig, report: Report) -> None:
     check_values((*_AT, "options"), intervention.options, [_Source(intervention.source, owner)], report)
 
 
-def check_judge(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report a judge that cannot judge these environments, and options that it does not take."""
     judge, at = environments.judge, ("env", section, "judge")
     if judge.source == ENVIRONMENT:

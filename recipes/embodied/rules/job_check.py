@@ -20,7 +20,7 @@ from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of
 from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.off_policy_rules import check_off_policy
-from recipes.embodied.rules.option_rules import check_options
+from recipes.embodied.rules.option_rules import check_algorithm_options, check_model_options
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -49,7 +49,8 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_half_precision(config, ("actor",), report)
     check_loggers(config.runner, report)
     _check_robots_used(config, report)
-    check_options(config, report)
+    check_algorithm_options(config, report)
+    check_model_options(config, report)
     check_folders(config.runner, report)
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)

@@ -17,17 +17,22 @@ from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.config import EmbodiedConfig, PolicyJob
 
 
-def check_options(config: EmbodiedConfig, report: Report) -> None:
-    """Report options that nothing takes, or that their owner's pydantic model refuses.
+def check_algorithm_options(config: EmbodiedConfig, report: Report) -> None:
+    """Report options of advantage and loss that nothing takes, or that their owner's pydantic model refuses."""
+    algorithm = config.algorithm
+    names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
+    _check(config, ("algorithm", "options"), algorithm.options, names, report)
+
+
+def check_model_options(config: PolicyJob, report: Report) -> None:
+    """Report options of the policy, as `check_algorithm_options` does.
 
     An owner is imported only where a file gives options: importing what a user brings may take seconds.
     """
-    algorithm, model = config.algorithm, config.actor.model
-    names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
-    _check(config, ("algorithm", "options"), algorithm.options, names, report)
+    model = config.actor.model
     ours = MODEL_OPTIONS.get(model.model_type)
     at: Path = ("actor", "model", "options")
     if ours is None:
@@ -36,9 +41,7 @@ def check_options(config: EmbodiedConfig, report: Report) -> None:
         check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
 
 
-def _check(
-    config: EmbodiedConfig, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report
-) -> None:
+def _check(config: PolicyJob, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report) -> None:
     if not written:
         return
     own = {key: name for key, name in names.items() if ":" in name}

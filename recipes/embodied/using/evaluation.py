@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.episodes.collection_job import Collection, collecting
@@ -66,7 +66,7 @@ def evaluate(
         CheckpointError: the checkpoint cannot be read, or is of another model.
         DatasetError: videos are wanted and cannot be written.
     """
-    config = cast("EmbodiedConfig", job.config)
+    config = cast("PolicyJob", job.config)
     shared = shared_starts(config)
     if shared is not None and not allow_training_starts:
         raise shared
@@ -113,7 +113,7 @@ def evaluate(
     return record
 
 
-def locate_weights(config: EmbodiedConfig, checkpoint: Path | None) -> tuple[Path | None, Path]:
+def locate_weights(config: PolicyJob, checkpoint: Path | None) -> tuple[Path | None, Path]:
     """Return the checkpoint to evaluate, if it is one, and the folder with the weights.
 
     Args:
@@ -189,7 +189,7 @@ def _collect(
     return episodes[:wanted], recorded_episodes
 
 
-def shared_starts(config: EmbodiedConfig) -> ConfigError | None:
+def shared_starts(config: PolicyJob) -> ConfigError | None:
     """Return the error if the evaluation would use training starts; None: it would not."""
     train, test = config.env.train, config.env.eval
     if test.seed == train.seed:

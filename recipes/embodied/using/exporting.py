@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.models.base_policy import BasePolicy
@@ -39,7 +39,7 @@ _TOLERANCE: Final = 1e-4
 _EXAMPLES: Final = 3
 
 
-def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) -> dict[str, Any]:
+def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict[str, Any]:
     """Write the policy of a checkpoint into a new folder.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from recipes.demonstrations.data_errors import needed
 from recipes.demonstrations.pictures import write_video
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.base import SUCCESS
 from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.loop.videos import nothing_to_see, tiled
@@ -44,7 +44,7 @@ def play(
     if file.exists():
         raise RLinfError("the video exists", where=str(file), help="name another with `--out`")
     needed("av", "a video")
-    config = cast("EmbodiedConfig", job.config)
+    config = cast("PolicyJob", job.config)
     environments = config.env.eval
     shown = environments.video_cfg.model_copy(update={"episodes": episodes})
     chosen = environments.model_copy(update={"total_num_envs": episodes, "video_cfg": shown})

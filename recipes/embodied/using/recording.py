@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
 from recipes.demonstrations.names import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -71,7 +71,7 @@ def record(
         RLinfError: too few episodes succeed.
     """
     check_new(folder)
-    config = cast("EmbodiedConfig", job.config)
+    config = cast("PolicyJob", job.config)
     environments = config.env.train
     tried = kept = frames = successes = 0
     knows_success = False

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import load_trained
@@ -79,7 +79,7 @@ class TrainedPolicy:
         return checked
 
 
-def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> TrainedPolicy:
+def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> TrainedPolicy:
     """Return the policy of a checkpoint, or of a folder that `rlinf export --format safetensors` wrote.
 
     Args:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.compiling import compile_training
 from recipes.embodied.learning.policy_precision import acting_types
@@ -22,13 +23,15 @@ from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import Worker
 
+JobT = TypeVar("JobT", bound=PolicyJob)
 
-class BaseActor(Worker):
+
+class BaseActor(Worker, Generic[JobT]):
     """A worker that holds a policy, sends its weights to rollout workers and receives their rollouts."""
 
     config_section = "actor"
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: JobT) -> None:
         super().__init__()
         self._config = config
 
@@ -42,7 +45,7 @@ class BaseActor(Worker):
             (self._config.actor.group_name, self._rank),
             self._config.rollout.group_name,
             receiver_ranks(self._rank, layout.actors, layout.rollouts),
-            in_background=self._config.runner.max_staleness > 0,
+            in_background=self._config.runner.staleness > 0,
         )
         self._routes = make_routes(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
@@ -89,7 +92,7 @@ class BaseActor(Worker):
         config = self._config
         self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
-        return self._channel.get_batch(expected, key=trajectory_key(self._rank, step, config.runner.max_staleness))
+        return self._channel.get_batch(expected, key=trajectory_key(self._rank, step, config.runner.staleness))
 
 
 def memory(device: torch.device) -> dict[str, float]:

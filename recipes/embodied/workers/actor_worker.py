@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 
-from recipes.embodied.config import group_size
+from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.batch import build_samples
@@ -15,36 +14,18 @@ from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.models.checkpoint_weights import load_trained
-from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_normalization, write_description
-from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.actor_base import BaseActor, memory
-from recipes.training.memory.host_memory import keep_freed_memory
+from recipes.embodied.workers.actor_base import memory
+from recipes.embodied.workers.policy_actor import PolicyActor
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED
 
 
-class EmbodiedFSDPActor(BaseActor):
+class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
     """Trains on trajectories. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Create the policy and the optimizer; all ranks start with the same weights."""
-        torch.set_num_threads(1)
-        if self.torch_device.type == "cpu":
-            keep_freed_memory()
-        config = self._config.actor
-        torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
-        policy = make_model(config.model, spec).to(self.torch_device, torch.float32)
-        if config.fsdp_config.gradient_checkpointing:
-            policy.checkpoint_activations()
-        self._prepare(layout, spec, policy, methods=("imitation_losses",))
-        self._data = self._demonstrations(spec)
-        if config.checkpoint_load_path is not None:
-            load_trained(policy, config.model, spec, config.checkpoint_load_path)
-        elif self._data is not None and policy.normalization == Normalization():
-            # Statistics that came with the weights of `model_path` are those that these were trained with.
-            policy.normalization = self._data.normalization()
+        super().init_worker(layout, spec)
         state = self._state
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
 
@@ -129,28 +110,3 @@ class EmbodiedFSDPActor(BaseActor):
         if update.skipped:
             self.log_warning(SKIPPED, step, update.skipped)
         return figures
-
-    # Checkpoints
-
-    def save_checkpoint(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; env workers keep their episodes."""
-        self._state.save(folder)
-        if self._rank == 0:
-            write_description(Path(folder), self._config.actor.model, self._spec, self._policy.normalization)
-            if self._policy.normalization != Normalization():
-                self._policy.normalization.save(Path(folder))
-
-    def load_checkpoint(self, folder: str) -> int:
-        """Load a checkpoint of `save_checkpoint`, by any number of ranks.
-
-        Returns:
-            The version of the weights.
-
-        Raises:
-            CheckpointError: it cannot be read, or is of another model.
-            NonFiniteError: a weight in it is NaN or infinite.
-        """
-        self._state.load(folder)
-        self._policy.normalization = load_normalization(folder, self._spec)
-        self._learner.check_weights(folder)
-        return self._state.version

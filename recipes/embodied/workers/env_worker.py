@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
+from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
@@ -50,15 +50,18 @@ class StagedEnvironments:
     """
 
     def __init__(
-        self, config: EmbodiedConfig, environments: EnvironmentConfig, worker: Worker, layout: Layout, *, training: bool
+        self, config: PolicyJob, environments: EnvironmentConfig, worker: Worker, layout: Layout, *, training: bool
     ) -> None:
         info = worker.worker_info
+        learns = config if training and isinstance(config, EmbodiedConfig) else None
         self.routes: Routes = make_routes(layout, config, training=training)
         self.passes = environments.rollout_epoch
-        self.resets = not training or resets_each_pass(config)
+        self.resets = learns is None or resets_each_pass(learns)
         # Values are asked for where episodes are cut off, or wherever they end.
-        self._values = training and (config.actor.model.add_value_head or is_off_policy(config.algorithm.loss_type))
-        self._always = config.algorithm.bootstrap_type == "always"
+        self._values = learns is not None and (
+            learns.actor.model.add_value_head or is_off_policy(learns.algorithm.loss_type)
+        )
+        self._always = learns is not None and learns.algorithm.bootstrap_type == "always"
         self._environments = environments
         self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]
         self.batches: list[VectorEnv] = [
@@ -69,6 +72,7 @@ class StagedEnvironments:
                     num_envs=self.routes.batch,
                     first_env=self.routes.first_env(info.rank, stage),
                     group_size=group_size(config, environments),
+                    mask_after_success=learns is not None and learns.env.train.mask_after_success,
                     hardware=info.hardware,
                     resumable=not self.resets,
                     on_nonfinite=config.runner.on_nonfinite,
@@ -77,9 +81,9 @@ class StagedEnvironments:
             )
             for stage in range(self.routes.stages)
         ]
-        if training and environments.intervention.source != NONE:
+        if training and config.env.train.intervention.source != NONE:
             for batch in self.batches:
-                attach(batch, environments.intervention)
+                attach(batch, config.env.train.intervention)
         if environments.judge.source != ENVIRONMENT:
             for batch in self.batches:
                 batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
@@ -190,7 +194,7 @@ class EnvWorker(Worker):
 
     config_section = "env"
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: PolicyJob) -> None:
         super().__init__()
         self._config = config
         self._train: StagedEnvironments | None = None

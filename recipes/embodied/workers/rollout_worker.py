@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type, computing, output_in_float32
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
@@ -34,7 +34,7 @@ class MultiStepRolloutWorker(Worker):
 
     config_section = "rollout"
 
-    def __init__(self, config: EmbodiedConfig) -> None:
+    def __init__(self, config: PolicyJob) -> None:
         super().__init__()
         self._config = config
         self._policy: BasePolicy | None = None
@@ -91,7 +91,7 @@ class MultiStepRolloutWorker(Worker):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
                     for actor in actor_ranks(piece.actor, self._layout.actors, routes.actors):
-                        key = trajectory_key(actor, step, self._config.runner.max_staleness)
+                        key = trajectory_key(actor, step, self._config.runner.staleness)
                         self._channel.put(part, weight=part.batch, key=key)
         self._weights.move(self._idle_device)
 

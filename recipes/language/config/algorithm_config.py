@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from recipes.sections.algorithm import (
     ADVANTAGES,
@@ -21,6 +21,19 @@ from rlinf_core.scalars import Bool, Text
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae")
 LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
+
+_ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+
+def _estimator(value: Any) -> Any:
+    return _ESTIMATORS.get(value, value) if isinstance(value, str) else value
+
+
+KlEstimator = Annotated[
+    Literal["k1", "k2", "k3"],
+    BeforeValidator(_estimator),
+    WithJsonSchema({"enum": ["k1", "k2", "k3", *_ESTIMATORS]}),
+]
 
 
 class LanguageAlgorithmConfig(AlgorithmConfig):
@@ -68,6 +81,12 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     )
     recompute_logprobs: Bool = Field(
         default=False, description="Compute ratios against the trainer's own log-probabilities before the update."
+    )
+    kl_beta: NonNegativeFloat = Field(
+        default=0.0, description="Weight of the KL divergence from the reference model; 0: no reference is loaded."
+    )
+    kl_penalty: KlEstimator = Field(
+        default="k3", description="Estimator of the KL divergence: k1 (or kl), k2 (or mse), k3 (or low_var_kl)."
     )
     kl_in_reward: Bool = Field(
         default=False, description="Subtract the KL penalty from the rewards instead of adding it to the loss."

@@ -11,11 +11,12 @@ from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.language_no_effect import LANGUAGE
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageRolloutConfig
-from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
+from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import ConfigModel, JobConfig, RunnerConfig
+from rlinf_core import ConfigModel, JobConfig
 from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.runner import RolloutRunnerConfig
 from rlinf_core.config.sections.values import (
     Count,
     Fraction,
@@ -28,11 +29,11 @@ from rlinf_core.config.sections.values import (
 from rlinf_core.scalars import Bool, Text
 
 
-class LanguageRunnerConfig(RunnerConfig):
+class LanguageRunnerConfig(RolloutRunnerConfig):
     """Settings of the run."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        *RunnerConfig.no_effect,
+        *RolloutRunnerConfig.no_effect,
         NoEffect(
             ("max_samples",),
             lambda runner, sizes: runner.sample_interval == -1,
@@ -84,10 +85,6 @@ class LanguageModelConfig(ModelConfig):
         description="Compute type, and the type in which weights are sent and exported: fp32 or bf16; fp16 only with"
         " `runner.only_eval`. Trained weights and optimizer state are kept in fp32.",
     )
-    model_type: Literal["huggingface"] = Field(
-        default="huggingface",
-        description="Type of the model in `model_path`: a causal language model of transformers.",
-    )
     hidden_dim: Count = Field(default=128, description="Width of the model built without `model_path`.")
     num_layers: Count = Field(default=2, description="Layers of the model built without `model_path`.")
 
@@ -114,6 +111,18 @@ class WarmStartConfig(ConfigModel):
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
+class CriticOptimConfig(LanguageOptimConfig, ValueOptimConfig):
+    """AdamW and the clipping of gradients."""
+
+
+class TokenizerConfig(ConfigModel):
+    """The tokenizer of a language model."""
+
+    tokenizer_model: OptionalPath = Field(
+        default=None, description="Folder of the tokenizer. Default: the one in `actor.model.model_path`."
+    )
+
+
 # Learning rates for all weights of a pretrained model, as in verl and TRL.
 PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
@@ -131,7 +140,10 @@ class LanguageActorConfig(ActorConfig):
     built_symbols: ClassVar[str] = SYMBOLS
     built_words: ClassVar[tuple[str, ...]] = ()
 
-    global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="Tokenizer of the language model: tokenizer_model."
+    )
+    global_batch_size: Count | None = Field(
         default=None,
         description="Answers per optimizer step, over all ranks. Default: all answers of a training step.",
     )
@@ -165,7 +177,6 @@ class LanguageCriticConfig(ConfigModel):
     group_name: Text = Field(
         default="CriticGroup", description="Name of the worker group, by which other components address it."
     )
-    training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
     max_tokens_per_micro_batch: Count = Field(
         default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
@@ -173,8 +184,8 @@ class LanguageCriticConfig(ConfigModel):
     model: LanguageModelConfig | None = Field(
         default=None, description="The model that learns values: model_path, precision, lora. Default: the actor's."
     )
-    optim: LanguageOptimConfig = Field(
-        default_factory=LanguageOptimConfig, description="Optimizer: lr, value_lr (of the value head), clipping."
+    optim: CriticOptimConfig = Field(
+        default_factory=CriticOptimConfig, description="Optimizer: lr, value_lr (of the value head), clipping."
     )
     enable_offload: Bool = Field(
         default=False, description="Offload the critic from its accelerators while other components use them."

@@ -17,7 +17,6 @@ from recipes.sections.no_effect import (
     lambda_without_values,
     of_one_rank,
 )
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect, WorldSizes
 
 
@@ -96,17 +95,6 @@ def _keys_of_engines() -> tuple[NoEffect, ...]:
     return tuple(map(unread, readers))
 
 
-def _refused(key: str, instead: str = "") -> NoEffect:
-    """Return the rule of a key that other recipes have."""
-    return NoEffect(
-        (key,),
-        lambda config, sizes: True,
-        "recipes of language models do not read it yet",
-        f"use `{instead}`" if instead else "remove it",
-        severity=Severity.ERROR,
-    )
-
-
 LANGUAGE: Final = (
     NOT_TRAINED,
     NoEffect(
@@ -129,26 +117,6 @@ LANGUAGE: Final = (
         _why_no_reference,
         "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
         because=("algorithm.kl_beta",),
-    ),
-    _refused("rollout.model_dir", "actor.model.model_path"),
-    _refused("actor.checkpoint_load_path", "runner.resume_dir"),
-    _refused("algorithm.filter_rewards", "filter_groups"),
-    _refused("runner.weight_sync_interval"),
-    NoEffect(
-        ("actor.fsdp_config.mixed_precision.param_dtype",),
-        lambda config, sizes: (
-            config.actor.fsdp_config.mixed_precision.param_dtype not in (None, config.actor.model.precision)
-        ),
-        "recipes of language models compute in the type of the weights",
-        "use `actor.model.precision`",
-        because=("actor.model.precision",),
-        severity=Severity.ERROR,
-    ),
-    NoEffect(
-        ("actor.optim.value_lr",),
-        lambda config, sizes: True,
-        "the actor has no value head: the group `critic` learns values",
-        "remove it, or write it as `critic.optim.value_lr`",
     ),
     _has_no_end("actor"),
     _has_no_end("critic"),

@@ -6,12 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from recipes.sections.data import DataConfig
-from recipes.sections.reward import RewardConfig
-from recipes.sections.values import KnownOrOwn
+from recipes.sections.values import FilePaths, KnownOrOwn
+from rlinf_core import ConfigModel
 from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, NonNegativeInt, PositiveFloat, Seed
-from rlinf_core.scalars import Bool, Data, Int, Text
+from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
@@ -23,7 +22,7 @@ def _source(value: Any) -> Any:
     return None if value == "math" else value
 
 
-class LanguageDataConfig(DataConfig):
+class LanguageDataConfig(ConfigModel):
     """Problems with verifiable answers."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
@@ -69,11 +68,29 @@ class LanguageDataConfig(DataConfig):
         ),
     )
 
-    type: Annotated[Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None, BeforeValidator(_source)] = Field(
-        default=None,
-        description="Source: JSONL or Parquet files, a reasoning_gym task, or generated sums. Default: files if"
-        " `train_data_paths` is set, else sums.",
+    type: Annotated[
+        Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None,
+        BeforeValidator(_source),
+    ] = Field(default=None, description="Source of the problems.")
+    train_data_paths: FilePaths = Field(
+        default=(),
+        description="JSONL files with one problem per line: one path or a list. Default: generated sums.",
     )
+    val_data_paths: FilePaths = Field(
+        default=(), description="The same for evaluation. Default: a held-out part of the training problems."
+    )
+    prompt_key: Text = Field(default="prompt", description="Key of the problem text in a line.")
+    answer_key: Text = Field(default="answer", description="Key of the correct answer in a line.")
+    generated_digits: Annotated[Int, Field(ge=1, le=9)] = Field(
+        default=1, description="Maximum digits of the numbers in generated sums, without `train_data_paths`."
+    )
+    max_prompt_length: Count = Field(
+        default=1024, description="Maximum prompt length, in tokens; longer prompts are skipped."
+    )
+    rollout_batch_size: Count = Field(
+        default=32, description="Prompts per training step; each is answered `algorithm.group_size` times."
+    )
+    shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
     task_config: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Settings of the reasoning-gym task, by the library's names."
@@ -109,9 +126,22 @@ class LanguageDataConfig(DataConfig):
         return "reasoning_gym" if self.type == "reasoning_gym" else "files"
 
 
-class LanguageRewardConfig(RewardConfig):
+class MathDataConfig(LanguageDataConfig):
+    """Problems with verifiable answers."""
+
+    type: Annotated[Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None, BeforeValidator(_source)] = Field(
+        default=None,
+        description="Source: JSONL or Parquet files, a reasoning_gym task, or generated sums. Default: files if"
+        " `train_data_paths` is set, else sums.",
+    )
+
+
+class LanguageRewardConfig(ConfigModel):
     """Scoring by rule."""
 
+    group_name: Text = Field(
+        default="RewardGroup", description="Name of the worker group, by which other components address it."
+    )
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
             default="number",
@@ -120,12 +150,29 @@ class LanguageRewardConfig(RewardConfig):
             " expressions, by math-verify), reasoning_gym (by that library), or `package.module:function`.",
         )
     )
-    timeout: PositiveFloat | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
+    incorrect_reward: Float = Field(default=0.0, description="Reward of any other answer.")
+    timeout: PositiveFloat | None = Field(
         default=None,
         description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped. The first"
         " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
         " function.",
     )
+
+    @property
+    def overlong_margin(self) -> int:
+        """Tokens before the limit of an answer over which a punishment grows; 0: there is none."""
+        return 0
+
+
+class MathRewardConfig(LanguageRewardConfig):
+    """Scoring by rule."""
+
     soft_overlong: NonNegativeInt = Field(
         default=0, description="Tokens before the length limit over which a penalty grows from 0 to -1; 0: none."
     )
+
+    @property
+    def overlong_margin(self) -> int:
+        """See `LanguageRewardConfig`."""
+        return self.soft_overlong

@@ -7,16 +7,30 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from recipes.sections.rollout import RolloutConfig, SamplingConfig
+from recipes.sections.rollout import RolloutConfig
 from rlinf_core import ConfigModel
 from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.config.sections.values import (
+    Count,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveFloat,
+    StepsOrNever,
+)
 from rlinf_core.scalars import Data, Text, problem
 
 
-class LanguageSamplingParams(SamplingConfig):
+class LanguageSamplingParams(ConfigModel):
     """The settings by which tokens are drawn."""
 
+    temperature: NonNegativeFloat = Field(
+        default=1.0, description="Sampling temperature: divides the logits; 0: greedy."
+    )
+    top_k: StepsOrNever = Field(default=-1, description="Sample from this many most likely tokens; -1: from all.")
+    top_p: Fraction = Field(default=1.0, description="Sample from the most likely tokens up to this total probability.")
+    max_new_tokens: Count = Field(default=1024, description="Maximum answer length, in tokens.")
     min_new_tokens: NonNegativeInt = Field(default=0, description="Minimum answer length, in tokens.")
     stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")
     stop_token_ids: tuple[NonNegativeInt, ...] = Field(

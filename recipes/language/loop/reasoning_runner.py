@@ -102,7 +102,7 @@ class ReasoningRunner(RolloutRunner):
         algorithm = self._cfg.algorithm
         self._plan = PromptPlan(
             batch_size=self._cfg.data.rollout_batch_size,
-            max_staleness=self.config.max_staleness,
+            max_staleness=self.config.staleness,
             max_refills=algorithm.max_refills if algorithm.filter_groups else 0,
             workers=self.world_sizes[self.answering],
             answers=algorithm.group_size,
@@ -141,7 +141,7 @@ class ReasoningRunner(RolloutRunner):
             self._channels = [channel.result() for channel in channels]
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
         self._service = self._sync_rollouts()
-        if self.config.max_staleness and not self.config.only_eval:
+        if self.config.staleness and not self.config.only_eval:
             self._service = self._async_rollouts()
 
     def _sync_rollouts(self) -> PromptService:

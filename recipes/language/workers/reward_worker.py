@@ -232,7 +232,7 @@ class RewardWorker(Worker):
 
     def _without_overlong(self, score: Score, length: int) -> Score:
         """Return a score less the punishment of an answer near its limit."""
-        margin = self._config.reward.soft_overlong
+        margin = self._config.reward.overlong_margin
         if not margin:
             return score
         penalty = overlong_penalty(length, self._config.rollout.sampling_params.max_new_tokens, margin)

@@ -184,6 +184,7 @@ EMBODIED: Final[Table] = {
     "runner.max_epochs": steps_or_never("runner.max_epochs", "counts training steps: an embodied epoch is one step"),
     "actor.model.model_type": _model_type,
     "actor.model.model_path": _model_path,
+    "rollout.model_dir": _model_path,
     "algorithm.ratio_clip_eps": _both_clips,
     "env.train.video_cfg.save_video": _save_video,
     "runner.seq_length": drop("the policy decides how many tokens it reads"),
@@ -202,9 +203,9 @@ EMBODIED: Final[Table] = {
         }.items()
     },
 }
-# Recipe `sft` implies the task.
+# Recipe `sft` says by its name what the task is, and has no section `algorithm`.
 SFT: Final[Table] = {
-    **EMBODIED,
+    **{key: rule for key, rule in EMBODIED.items() if not key.startswith("algorithm.")},
     "runner.task_type": drop("implied by `recipe: sft`"),
 }
 MATH: Final[Table] = {

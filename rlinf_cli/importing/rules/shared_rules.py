@@ -148,14 +148,11 @@ def betas(section: str) -> Rule:
 
 
 def training_backend(leaf: Leaf, values: Values) -> Result:
-    """Return the rule that maps every model parallelism to FSDP."""
-    written, path = str(values.of(leaf)), leaf.path[0]
-    at = "critic.training_backend" if path == "critic" else "actor.training_backend"
+    """Leave out how a model is spread over ranks: it is by FSDP2, always."""
+    written = str(values.of(leaf))
     if written in ("fsdp", "fsdp2"):
-        return new(at, "fsdp")
-    return new(
-        at, "fsdp", f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available"
-    )
+        return LeftOut("training uses FSDP2", quiet=True)
+    return LeftOut(f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available")
 
 
 def offload(target: str) -> Rule:

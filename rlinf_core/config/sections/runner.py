@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
+from rlinf_core.config.sections.values import NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
 from rlinf_core.scalars import Bool, Text
 
 # Modules required by a logger backend.
@@ -113,14 +113,6 @@ class RunnerConfig(ConfigModel):
         " the run of this configuration. Default: start from scratch.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
-    weight_sync_interval: Count = Field(
-        default=1, description="Training steps between two updates of the rollout's weights."
-    )
-    max_staleness: NonNegativeInt = Field(
-        default=0,
-        description="Maximum number of weight versions by which the policy of a sample may lag behind the trained"
-        " one. 0: synchronous steps; from 1 on: asynchronous rollouts.",
-    )
     max_restarts: NonNegativeInt = Field(
         default=3,
         description="Maximum number of restarts from the last checkpoint after the death of a worker or node.",
@@ -141,3 +133,23 @@ class RunnerConfig(ConfigModel):
     def last_step(self) -> int | None:
         """The step after which the run ends; None for no end."""
         return min((limit for limit in (self.max_epochs, self.max_steps) if limit != -1), default=None)
+
+    @property
+    def staleness(self) -> int:
+        """Weight versions that a sample may lie behind the policy that learns from it; 0: rollouts never run ahead."""
+        return 0
+
+
+class RolloutRunnerConfig(RunnerConfig):
+    """The run of a recipe whose rollouts may run ahead of training."""
+
+    max_staleness: NonNegativeInt = Field(
+        default=0,
+        description="Maximum number of weight versions by which the policy of a sample may lag behind the trained"
+        " one. 0: synchronous steps; from 1 on: asynchronous rollouts.",
+    )
+
+    @property
+    def staleness(self) -> int:
+        """See `RunnerConfig`."""
+        return self.max_staleness

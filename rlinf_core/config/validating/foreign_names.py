@@ -5,7 +5,7 @@ They are loaded when a file has an unknown key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -21,13 +21,18 @@ class Renamed(NamedTuple):
     Attributes:
         tree: the tree; keys keep their spans.
         paths: the paths of renamed keys, with our names above them, and the name each had.
+        moved: where keys stood that another section has, each with its path in `tree`.
     """
 
     tree: MappingNode
     paths: dict[Path, str]
+    moved: dict[Path, Path]
 
     def path(self, path: Path) -> Path:
         """Return the path in `tree` of what stood at `path` before."""
+        for size in range(len(path), 0, -1):
+            if path[:size] in self.moved:
+                return (*self.moved[path[:size]], *path[size:])
         ours: Path = ()
         for segment in path:
             ours = (
@@ -41,11 +46,19 @@ class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names. A key given under both names is reported."""
+        """Return `tree` with our names, without keys that say what is so anyway. A key that is given by both names is
+        reported.
+        """
         ...
 
     def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
         """Return the aliases of fields, each with its field."""
+        ...
+
+    def accepted_keys(self, annotations: Iterable[object]) -> dict[str, Sequence[object]]:
+        """Return the keys that sections lack and that may be written all the same, each with the values that it may
+        have; none for a key that is read as one of another section.
+        """
         ...
 
     def moved_keys(self, annotations: Iterable[object]) -> dict[str, str]:

@@ -59,7 +59,7 @@ class GenericRobot(PluginDrivenRobot):
     exclusive: ClassVar[tuple[str, ...]] = ("address", "camera_serials")
     variables: ClassVar[tuple[str, ...]] = ("address",)
 
-    driver: DriverTarget = Field(description=f"{_DRIVER}.")  # pyright: ignore[reportIncompatibleVariableOverride]
+    driver: DriverTarget = Field(description=f"{_DRIVER}.")
     address: Connection = Field(
         description=f"Address of the robot for the driver: a host, `HOST:PORT`, a URL, a device file, {FROM_NODE}."
     )

@@ -48,6 +48,7 @@ def test_codes_and_fields(complete: Complete) -> None:
     assert set(code_names()) < set(complete("explain", ""))
     assert "cluster.node_groups.label" in complete("explain", "cluster.node_groups.")
     assert complete("explain", "cluster.num") == ["cluster.num_nodes"]
+    assert complete("explain", "env.enable") == []
 
 
 def test_recipes(complete: Complete) -> None:

@@ -73,12 +73,12 @@ def test_a_section_lists_its_keys(cli: Cli) -> None:
 
 
 def test_recipes_that_differ_are_told_apart(cli: Cli) -> None:
-    both = cli("explain", "actor.model.model_type").out
+    both = cli("explain", "actor.optim.lr").out
     assert "(recipe embodied, sft)" in both
     assert "(recipe agent, math)" in both
-    one = cli("explain", "actor.model.model_type", "--recipe", "math").out
+    one = cli("explain", "actor.optim.lr", "--recipe", "math").out
     assert "embodied" not in one
-    assert one.startswith("actor.model.model_type: ")
+    assert one.startswith("actor.optim.lr: ")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,9 @@ def test_keys_of_others_are_explained() -> None:
     with pytest.raises(UnknownFieldError) as caught:
         describe(model, "runner.ckpt_path")
     assert "`resume_dir` names the checkpoint" in (caught.value.help or "")
+    with pytest.raises(UnknownFieldError) as caught:
+        describe(model, "rollout.model_dir")
+    assert "`actor.model.model_path`" in (caught.value.help or "")
 
 
 def test_completion_gets_nothing_for_a_wrong_path() -> None:

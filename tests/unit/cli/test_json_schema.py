@@ -98,6 +98,8 @@ def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp
         "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: [1.5, true], val_data_paths: 3}\n",
         CLUSTER + "  hosts: [10, 3]\n",
         EMBODIED + "runner: {max_steps: 10.0}\n",
+        EMBODIED + "env: {enable_offload: false}\nrollout: {model_dir: /m, backend: huggingface}\n",
+        EMBODIED + "algorithm: {kl_beta: 0.0, kl_penalty: low_var_kl}\nactor: {tokenizer: {tokenizer_model: /m}}\n",
     ],
 )
 def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
@@ -123,6 +125,9 @@ def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
         (EMBODIED + "algorithm: {gamma: 1.5}\n", "1.5"),
         (EMBODIED + "algorithm: {adv_type: gea}\n", "gea"),
         (EMBODIED + "reward: {}\n", "reward"),
+        (EMBODIED + "env: {enable_offload: true}\n", "True"),
+        (EMBODIED + "algorithm: {kl_beta: 0.1}\n", "0.1"),
+        (EMBODIED.replace("embodied", "sft") + "algorithm: {gamma: 0.9}\n", "algorithm"),
         (CLUSTER + "  component_placement: {a: {node_group: b}}\n", "placement"),
         (CLUSTER + "  component_placement: {a: {placement: 0, on: b}}\n", "on"),
         (CLUSTER + "  node_groups: [{node_ranks: 0}]\n", "label"),

@@ -13,7 +13,7 @@ from rlinf_cli.file.json_schema import json_schema
 from rlinf_cli.importing import foreign_names
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validating.model_fields import sections, written_fields
@@ -146,12 +146,8 @@ EMBODIED = (
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("algorithm: {kl_penalty: low_var_kl}\n", ("algorithm", "kl_penalty"), "k3"),
-        ("algorithm: {kl_penalty: kl}\n", ("algorithm", "kl_penalty"), "k1"),
-        ("algorithm: {kl_penalty_type: mse}\n", ("algorithm", "kl_penalty"), "k2"),
         ("algorithm: {lam: 0.5}\n", ("algorithm", "gae_lambda"), 0.5),
         ("env: {train: {simulator_type: franka_kin}}\n", ("env", "train", "env_type"), "franka_kin"),
-        ("rollout: {generation_backend: huggingface}\n", ("rollout", "backend"), "huggingface"),
         ("runner: {total_epochs: 3}\n", ("runner", "max_epochs"), 3),
         ("actor: {model: {model_path: ''}}\n", ("actor", "model", "model_path"), None),
         ("runner: {resume_dir: ''}\n", ("runner", "resume_dir"), None),
@@ -169,13 +165,111 @@ def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], va
     assert found == value
 
 
+MATH = EMBODIED.replace("embodied", "math").replace("env:", "reward:")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("algorithm: {kl_penalty: low_var_kl}\n", ("algorithm", "kl_penalty"), "k3"),
+        ("algorithm: {kl_penalty: kl}\n", ("algorithm", "kl_penalty"), "k1"),
+        ("algorithm: {kl_penalty_type: mse}\n", ("algorithm", "kl_penalty"), "k2"),
+        ("rollout: {generation_backend: huggingface}\n", ("rollout", "backend"), "huggingface"),
+    ],
+)
+def test_files_of_language_models_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
+    job = load_with_lint("-", stdin=(MATH + text).encode(), environ={})
+    assert [each.message for each in job.diagnostics if each.code != NO_EFFECT] == []
+    found: object = job.config
+    for name in path:
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        (EMBODIED, "algorithm: {kl_beta: 0.0, kl_penalty: kl, kl_loss_coef: }\nenv: {enable_offload: false}\n"),
+        (EMBODIED, "runner: {task_type: embodied}\nrollout: {backend: huggingface, model_dir: null}\n"),
+        (EMBODIED, "actor: {training_backend: fsdp, tokenizer: {tokenizer_model: a}, model: {model_path: a}}\n"),
+        (EMBODIED, "env: {eval: {mask_after_success: false, intervention: {source: none}}}\n"),
+        (EMBODIED, "env: {train: &a {mask_after_success: true, reset_each_pass: true}, eval: *a}\n"),
+        (EMBODIED, "env: {train: {reset_each_pass: true}, eval: '${env.train}'}\n"),
+        (MATH, "runner: {task_type: reasoning, weight_sync_interval: 1}\nalgorithm: {filter_rewards: false}\n"),
+        (MATH, "actor: {checkpoint_load_path: a, model: {model_path: a, model_type: huggingface}}\n"),
+        (MATH, "actor: {fsdp_config: {mixed_precision: {param_dtype: bf16}}, model: {precision: bf16}}\n"),
+    ],
+)
+def test_keys_that_say_what_is_so_anyway_are_left_out(recipe: str, text: str) -> None:
+    job = load_with_lint("-", stdin=(recipe + text).encode(), environ={})
+    assert [each.message for each in job.diagnostics if each.severity is Severity.ERROR] == []
+    assert job.ok
+    assert job.config is not None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text", "underlined"),
+    [
+        (EMBODIED, "algorithm: {kl_beta: 0.1}\n", "kl_beta"),
+        (EMBODIED, "algorithm: {kl_beta: false}\n", "kl_beta"),
+        (EMBODIED, "env: {enable_offload: true}\n", "enable_offload"),
+        (EMBODIED, "actor: {tokenizer: {tokenizer_model: a}, model: {model_path: b}}\n", "tokenizer"),
+        (MATH, "actor: {training_backend: megatron}\n", "training_backend"),
+        (MATH, "algorithm: {filter_rewards: true}\n", "filter_rewards"),
+        (EMBODIED, "env: {eval: {mask_after_success: true}}\n", "mask_after_success"),
+        (EMBODIED.replace("embodied", "sft"), "algorithm: {gamma: 0.9}\n", "algorithm"),
+        (EMBODIED.replace("embodied", "sft"), "env: {train: {reset_each_pass: true}}\n", "reset_each_pass"),
+    ],
+)
+def test_other_values_of_them_are_answered(recipe: str, text: str, underlined: str) -> None:
+    job = load_with_lint("-", stdin=(recipe + text).encode(), environ={})
+    found = [each for each in job.diagnostics if each.code == "not-available"]
+    assert [each.span.text for each in found] == [underlined]
+    assert all(each.help for each in found)
+
+
+class TestModelDir:
+    """`rollout.model_dir` of the seeds is `actor.model.model_path`."""
+
+    def test_names_the_model_of_the_actor(self) -> None:
+        job = load_with_lint("-", ("rollout.model_dir=/models/vla",), stdin=EMBODIED.encode(), environ={})
+        assert job.ok
+        assert job.config.actor.model.model_path == "/models/vla"  # type: ignore[union-attr]
+        assert job.tree is not None
+        assert "model_dir" not in str(to_data(job.tree))
+
+    def test_may_repeat_the_path_of_the_actor(self) -> None:
+        text = EMBODIED + "actor: {model: {model_path: /models/vla}}\nrollout: {model_dir: /models/vla}\n"
+        assert load_with_lint("-", stdin=text.encode(), environ={}).ok
+
+    def test_contradicts_the_path_of_the_actor(self) -> None:
+        text = EMBODIED + "actor: {model: {model_path: /a}}\nrollout: {model_dir: /b}\n"
+        found = [
+            each
+            for each in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
+            if each.code != "unusable-path"
+        ]
+        assert [(each.code, each.span.text) for each in found] == [("duplicate-key", "model_dir")]
+
+    def test_is_replaced_by_an_override_of_either_name(self) -> None:
+        text = EMBODIED + "actor: {model: {model_path: /a}}\nrollout: {model_dir: /a}\n"
+        for name in ("rollout.model_dir", "actor.model.model_path"):
+            job = load_with_lint("-", (f"{name}=/b",), stdin=text.encode(), environ={})
+            assert job.config.actor.model.model_path == "/b"  # type: ignore[union-attr]
+
+    def test_reference_to_it_is_resolved(self) -> None:
+        text = EMBODIED + "actor: {model: {model_path: '${rollout.model_dir}'}}\nrollout: {model_dir: /a}\n"
+        job = load_with_lint("-", stdin=text.encode(), environ={})
+        assert job.config.actor.model.model_path == "/a"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("text", "underlined", "words"),
     [
         ("defaults: [base]\n", "defaults", "extends"),
         ("task_type: embodied\n", "task_type", "recipe"),
         ("runner: {ckpt_path: a.pt}\n", "ckpt_path", "resume_dir"),
-        ("rollout: {model: {model_path: a}}\n", "model", "model_dir"),
+        ("rollout: {model: {model_path: a}}\n", "model", "actor.model.model_path"),
         ("weight_syncer: {type: patch}\n", "weight_syncer", "weight_sync_interval"),
         ("actor: {fsdp_config: {strategy: fsdp2}}\n", "strategy", "sharding_strategy"),
         ("actor: {fsdp_config: {mixed_precision: {buffer_dtype: fp32}}}\n", "buffer_dtype", "param_dtype"),
@@ -250,6 +344,10 @@ def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     below = [each for each in sections_of_all().values() if issubclass(each, section)]
     known = {field for each in below for field in written_fields(each)}
     assert set(table.get("names", {}).values()) <= known
+    assert {*table.get("accepted", {}), *table.get("means", {})} <= {
+        *foreign_names.names_of(section).unavailable,
+        *known,
+    }
     fields = set(written_fields(section))
     assert not fields & {*table.get("names", {}), *table.get("moved", {}), *table.get("unavailable", {})}
 
@@ -273,7 +371,7 @@ def test_a_key_that_moved_is_answered_with_its_path() -> None:
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("actor: {ppo_micro_batch_size_per_gpu: 1, optim: {kl_loss_coef: 1}}\n", "algorithm.kl_beta"),
+        ("actor: {ppo_micro_batch_size_per_gpu: 1, optim: {ppo_epochs: 1}}\n", "algorithm.update_epoch"),
         ("runner: {max_grad_norm: 1}\n", "actor.optim.clip_grad"),
         ("rollout: {simulator_type: franka_kin}\n", "env.train.env_type"),
         ("env: {train: {loss_agg_mode: token-mean}}\n", "algorithm.loss_agg_func"),

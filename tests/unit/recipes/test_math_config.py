@@ -207,8 +207,8 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("actor:\n  fsdp_config:\n    mixed_precision:\n      param_dtype: bf16\n", "bf16"),
-        ("algorithm:\n  filter_rewards: true\n", "true"),
+        ("actor:\n  fsdp_config:\n    mixed_precision:\n      param_dtype: bf16\n", "param_dtype"),
+        ("algorithm:\n  filter_rewards: true\n", "filter_rewards"),
     ],
 )
 def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, underlined: str) -> None:

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.sections.actor import OptimConfig
+from recipes.sections.actor import OptimConfig, ValueOptimConfig
 from recipes.training.optimizer import EagerAdamW, apply_settings, learning_rate_factor, make_optimizer
 
 # One training step of the actor's state, and which of torch's slow modules it has imported.
 START = """
 import sys, torch
 import recipes.embodied.workers.actor_worker
-from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.sections.actor import FsdpConfig, OptimConfig, ValueOptimConfig
 from recipes.training.state.training_state import TrainingState
 state = TrainingState(
     torch.nn.Linear(3, 2), OptimConfig(), FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu")
@@ -75,9 +75,9 @@ def test_total_training_steps_is_the_end_and_the_minimum_holds() -> None:
 def test_the_file_decides_over_what_a_checkpoint_said() -> None:
     policy = nn.ModuleDict({"actor": nn.Linear(2, 2), "critic": nn.Linear(2, 1)})
     old = make_optimizer(policy, OptimConfig(lr=1e-3, weight_decay=0.5))
-    new = make_optimizer(policy, OptimConfig(lr=1e-4, value_lr=1e-2))
+    new = make_optimizer(policy, ValueOptimConfig(lr=1e-4, value_lr=1e-2))
     new.load_state_dict(old.state_dict())
-    apply_settings(new, OptimConfig(lr=1e-4, value_lr=1e-2, adam_beta1=0.5), 0.5)
+    apply_settings(new, ValueOptimConfig(lr=1e-4, value_lr=1e-2, adam_beta1=0.5), 0.5)
     assert [group["lr"] for group in new.param_groups] == [5e-5, 5e-3]
     assert [group["weight_decay"] for group in new.param_groups] == [0, 0]
     assert new.param_groups[0]["betas"] == (0.5, 0.999)
