@@ -11,8 +11,9 @@ import contextlib
 import io
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from typer.main import get_command
 
@@ -108,35 +109,74 @@ def _example(example: Example) -> str:
 
 
 def _reference() -> str:
+    models = {name: recipe.config_model() for name, recipe in sorted(_recipes().items())}
+    sections = _children({name: describe(model) for name, model in models.items()}, models)
     parts = [
         _MADE.format(source="the models"),
         "# Every key of a file\n",
-        "`[]` stands for each item of a list, `NAME` for a key of your own. `rlinf explain PATH` prints the same.\n",
+        "`[]` stands for each item of a list, `NAME` for a key of your own. `rlinf explain PATH` prints the same, and"
+        " `--recipe NAME` for one recipe alone.\n",
+        "A key of every recipe has no name beside it. What differs is followed by the recipes that it holds in.\n",
+        "The recipes:\n",
+        *(f"* `{name}`: {recipe.summary}" for name, recipe in sorted(_recipes().items())),
+        "",
         "## cluster\n",
-        *_fields(describe(ClusterFile, "cluster"), ClusterFile),
+        *_section({"": describe(ClusterFile, "cluster")}, {"": ClusterFile}),
     ]
-    for name, recipe in sorted(_recipes().items()):
-        model = recipe.config_model()
-        parts.append(f"## recipe: {name}\n\n{recipe.summary}\n")
-        for section in describe(model).children:
-            if section.path not in ("cluster", "recipe"):
-                parts.extend([f"### {section.path} ({name})\n", *_fields(describe(model, section.path), model)])
+    for path, docs in sections.items():
+        if path not in ("cluster", "recipe"):
+            names = "" if len(docs) == len(models) else f" ({', '.join(docs)})"
+            parts += [f"## {path}{names}\n", *_section(docs, {name: models[name] for name in docs})]
     return "\n".join(parts)
 
 
-def _fields(section: FieldDoc, model: type) -> list[str]:
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+# What recipes say of one key, by recipe; and the models of their files.
+_Docs: TypeAlias = Mapping[str, FieldDoc]
+_Models: TypeAlias = Mapping[str, type]
 
-    def add(field: FieldDoc) -> None:
-        default = "required" if field.required else (f"`{field.default}`" if field.default is not None else "")
-        cells = (f"`{field.path}`", field.type, default, field.description)
+
+def _section(docs: _Docs, models: _Models) -> list[str]:
+    """Return the text and the table of a section: a row for each key, whatever number of recipes has it."""
+    rows = ["| key | in | type | default | meaning |", "|---|---|---|---|---|"]
+
+    def add(path: str, docs: _Docs) -> None:
+        cells = (
+            f"`{path}`",
+            "" if len(docs) == len(models) else ", ".join(docs),
+            _by_recipe({name: doc.type for name, doc in docs.items()}),
+            _by_recipe({name: _default(doc) for name, doc in docs.items()}),
+            _by_recipe({name: doc.description for name, doc in docs.items()}),
+        )
         rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-        for child in describe(model, field.path).children:
-            add(child)
+        for below, found in _children(docs, models).items():
+            add(below, found)
 
-    for child in section.children:
-        add(child)
-    return [section.description + "\n", *rows, ""]
+    for path, found in _children(docs, models).items():
+        add(path, found)
+    return [_by_recipe({name: doc.description for name, doc in docs.items()}) + "\n", *rows, ""]
+
+
+def _children(docs: _Docs, models: _Models) -> dict[str, dict[str, FieldDoc]]:
+    """Return the keys within a section by path, each as its recipes have it."""
+    found: dict[str, dict[str, FieldDoc]] = {}
+    for name, doc in docs.items():
+        for child in describe(models[name], doc.path).children:
+            found.setdefault(child.path, {})[name] = child
+    return found
+
+
+def _default(doc: FieldDoc) -> str:
+    return "required" if doc.required else (f"`{doc.default}`" if doc.default is not None else "")
+
+
+def _by_recipe(texts: Mapping[str, str]) -> str:
+    """Return a text that all recipes agree in, or each with its recipes behind it."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    if len(names) == 1:
+        return next(iter(names))
+    return "<br>".join(f"{text or 'none'} ({', '.join(found)})" for text, found in names.items())
 
 
 def main() -> int:

@@ -22,6 +22,13 @@ def test_made_pages_are_current(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == pages()[page], "run `make docs`"
 
 
+def test_reference_has_each_key_once() -> None:
+    text = (REPOSITORY / "docs/reference.md").read_text(encoding="utf-8")
+    keys = re.findall(r"^\| `([^`]+)` \|", text, re.M)
+    assert len(keys) > 300
+    assert [key for key in set(keys) if keys.count(key) > 1] == []
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [
