@@ -31,7 +31,7 @@ from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.training.memory.layer_sizes import BLOCK, FORWARD, PLAIN, computing_layers, parameter_bytes
-from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast
+from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
 from rlinf_core import ConfigError
 
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
@@ -261,13 +261,11 @@ def learner_parts(config: EmbodiedConfig, policy: PolicySizes, count: int, *, se
     into one, and what is sent behind rollouts is one more.
     """
     actor = config.actor
-    shards = 1 if actor.fsdp_config.sharding_strategy == "no_shard" else count
-    copies = 1 + (actor.model.precision != "fp32" or shards > 1) + (config.runner.max_staleness > 0)
+    gathers = count > 1 and actor.fsdp_config.sharding_strategy != "no_shard"
+    copies = 1 + (gathers or actor.model.precision != "fp32") + (config.runner.max_staleness > 0)
     return {
         "base": policy.base + TRAINING,
-        "weights": policy.weights // shards,
-        "gradients": policy.trained // shards,
-        "optimizer": 2 * policy.trained // shards,
+        **shard_parts(policy.weights, policy.trained, actor.fsdp_config, count),
         "sent weights": policy.acting * copies if sends else 0,
     }
 

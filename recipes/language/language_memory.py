@@ -18,7 +18,7 @@ from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, require_transformers, with_lora
 from recipes.training.memory.layer_sizes import FORWARD, BlockSizes, block_sizes, parameter_bytes
-from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast
+from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
 from rlinf_core import ConfigError
 from rlinf_core.runners.runner import NEVER
 
@@ -243,17 +243,14 @@ def _learning(sizes: Sizes, component: str, model: ModelSizes, fsdp: FsdpConfig,
     ranks: until then each rank has all of them, in float32.
     """
     count, blocks = sizes.count(component), model.blocks
-    shards = count if fsdp.sharding_strategy != "no_shard" else 1
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
     parts = {
         "base": _BASE + TRAINING,
-        "weights": model.weights // shards,
-        "gradients": model.trained // shards,
-        "optimizer": 2 * model.trained // shards,
+        **shard_parts(model.weights, model.trained, fsdp, count),
         "answers": sizes.batch(component),
         "activations": model.learning(tokens, fsdp, logits=component == "actor"),
     }
-    if shards > 1 or model.width < 4:
+    if model.width < 4 or (count > 1 and fsdp.sharding_strategy != "no_shard"):
         at_once = _LAYERS * blocks.largest if fsdp.sharding_strategy == "full_shard" else blocks.weights
         parts["gathered weights"] = model.engine - model.width * (blocks.weights - at_once)
         parts["gathered gradients"] = model.trained if several and count > 1 else 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from recipes.sections.actor import FsdpConfig
+
 _MIB: Final = 2**20
 # What a worker holds before it holds anything of a job, measured on Linux with the CPU build of torch: the interpreter
 # with Ray and its connections; what torch, its training and transformers add to it.
@@ -50,3 +52,13 @@ class ProcessForecast(NamedTuple):
         # Weights are loaded on the host, and go to the accelerator from there.
         waiting = _RESIDENT if self.offloads else _RESIDENT[:1]
         return host - device + sum(self.parts.get(name, 0) for name in waiting), device
+
+
+def shard_parts(weights: int, trained: int, fsdp: FsdpConfig, count: int) -> dict[str, int]:
+    """Return what one of `count` workers that train holds of all weights and of the trained ones, with gradients and
+    AdamW's two moments. `cpu_offload` keeps them on the host.
+    """
+    shards = 1 if fsdp.sharding_strategy == "no_shard" else count
+    if fsdp.cpu_offload:
+        return {"offloaded shards": (weights + 3 * trained) // shards}
+    return {"weights": weights // shards, "gradients": trained // shards, "optimizer": 2 * trained // shards}
