@@ -17,15 +17,7 @@ _INDEXED: Final = 12
 
 
 def forecast(config: AgentConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, by component.
-
-    Args:
-        config: the whole file.
-        world_sizes: processes of each component; None where that is not known: 1.
-
-    Raises:
-        ConfigError: the sizes of the model are not known.
-    """
+    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
     sizes, agent = Sizes.of(config, world_sizes), config.agent
     corpus = Path(agent.corpus_path) if "search" in agent.tools and agent.corpus_path else None
     index = _INDEXED * corpus.stat().st_size if corpus is not None and corpus.is_file() else 0

@@ -30,7 +30,7 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
-from recipes.training.memory.layer_sizes import BLOCK, FORWARD, PLAIN, computing_layers, parameter_bytes
+from recipes.training.memory.layer_sizes import FORWARD, PLAIN, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
 from rlinf_core import ConfigError
 
@@ -49,17 +49,8 @@ _OBSERVATION_COPIES: Final = 4
 # Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
 # values with the last ones, errors of values, advantages, returns, and the normalized advantages.
 _ADVANTAGES: Final = 6 * 4
-# Tensors of the size of the largest weight while the optimizer or a check of its numbers runs.
-_STEP_COPIES: Final = 2
 # Names of the layers that compute an action, once for each step from noise.
 _ACTING: Final = ("velocity", "action", ".dit.", "expert")
-SMALLER: Final = {
-    "activations": "`actor.micro_batch_size`, or `actor.fsdp_config.gradient_checkpointing` of a large model",
-    "optimizer": "`actor.model.is_lora`, or more actors that share it (`fsdp_config.sharding_strategy: full_shard`)",
-    "replay": "`algorithm.off_policy.replay.capacity` or `memory_gib`",
-    "simulators": "`env.train.num_processes`",
-    "trajectories": "`env.train.total_num_envs`",
-}
 
 
 class PolicySizes(NamedTuple):
@@ -69,7 +60,6 @@ class PolicySizes(NamedTuple):
         weights, acting, trained: all weights as they are trained, as rollout workers hold them, and those trained.
         observation, sample: an observation as the policy takes it, and a step of a rollout.
         learning, predicting: what a pass holds for a sample, with gradients and without.
-        stepping: what the optimizer's step holds.
         base: an empty process that computes with it.
     """
 
@@ -80,20 +70,11 @@ class PolicySizes(NamedTuple):
     sample: int
     learning: int
     predicting: int
-    stepping: int
     base: int
-
-    def activations(self, rows: int) -> int:
-        """Return what learning from so many samples in one pass holds, besides weights and gradients."""
-        return max(rows * self.learning, self.stepping)
 
 
 def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, by component.
-
-    Args:
-        config: the whole file.
-        world_sizes: processes of each component; None where that is not known: 1.
+    """Return the memory that each process of a job will hold, see `Recipe.memory`.
 
     Raises:
         ConfigError: the policy cannot be made for the environment, or its sizes are not known.
@@ -123,13 +104,8 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
     kind = environments.env_type
     if is_simulator(kind):
         options = options_of_simulator(environments)
-        image = (options.image_size, options.image_size, 3)
-        spec = EnvSpec(
-            _UNKNOWN_STATES,
-            7,
-            cameras={str(camera): image for camera in options.cameras},
-            has_instructions=kind != "robosuite",
-        )
+        cameras = {str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras}
+        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=kind != "robosuite")
         return spec, (f"the states of `{kind}` are taken to be {_UNKNOWN_STATES} numbers",)
     if kind == "franka_robot":
         return SPEC, ()  # the arm is elsewhere
@@ -168,16 +144,14 @@ def policy_sizes(actor: EmbodiedActorConfig, spec: EnvSpec) -> PolicySizes:
     action = 8 * numbers * (steps + 1 if steps > 1 else 1) + (4 + 3 + 8) * model.num_action_chunks
     learning, largest = _held(policy, spec, actor, prompt + numbers + 1, steps)
     width = acting_type(actor).itemsize
-    trained = [each for each in policy.parameters() if each.requires_grad]
     return PolicySizes(
         weights=parameter_bytes(policy.parameters(), width=4),
         acting=parameter_bytes(policy.to(acting_type(actor)).parameters()),
-        trained=parameter_bytes(trained, width=4),
+        trained=parameter_bytes((each for each in policy.parameters() if each.requires_grad), width=4),
         observation=observation,
         sample=observation + action,
         learning=int(width * learning),
         predicting=width * FORWARD * largest,
-        stepping=_STEP_COPIES * 4 * max((each.numel() for each in trained), default=0),
         base=WORKER + TORCH + (TRANSFORMERS if prompt else 0),
     )
 
@@ -225,8 +199,7 @@ def _held(policy: BasePolicy, spec: EnvSpec, actor: EmbodiedActorConfig, tokens:
         else:
             inputs.setdefault(block, repeats * layer.weight.shape[1])
             outputs[block] += repeats * numbers
-    held = max(outputs.values()) * BLOCK + inputs.total() if again and outputs else outputs.total() * BLOCK
-    return PLAIN * plain + held, largest
+    return PLAIN * plain + held_in_blocks(outputs, inputs, checkpointing=again), largest
 
 
 def _pixels(spec: EnvSpec) -> int:
@@ -248,10 +221,10 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
         "trajectories": rows * policy.sample,
         "advantages": rows * _ADVANTAGES * config.actor.model.num_action_chunks,
         "batch": share * policy.sample,
-        "activations": policy.activations(micro) if share else 0,
+        "activations": micro * policy.learning,
     }
     shared = count * (rows * policy.sample + policy.weights)
-    return ProcessForecast("actor", count, parts, shared, config.actor.enable_offload, notes, SMALLER)
+    return ProcessForecast("actor", count, parts, shared, config.actor.enable_offload, notes)
 
 
 def learner_parts(config: EmbodiedConfig, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
@@ -308,7 +281,7 @@ def rollout_forecast(
         "observations": _OBSERVATION_COPIES * rows * policy.observation,
         "activations": rows * policy.predicting,
     }
-    return ProcessForecast("rollout", count, parts, 0, config.rollout.enable_offload, smaller=SMALLER)
+    return ProcessForecast("rollout", count, parts, 0, config.rollout.enable_offload)
 
 
 def env_forecast(
@@ -326,4 +299,4 @@ def env_forecast(
         parts["simulators"] = processes * SIMULATORS[kind][bool(spec.cameras)]
         if processes < rows:
             notes = (*notes, f"a process of `{kind}` is counted as it holds one environment")
-    return ProcessForecast("env", count, parts, observed * count, notes=notes, smaller=SMALLER)
+    return ProcessForecast("env", count, parts, observed * count, notes=notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -17,7 +18,7 @@ from recipes.language.weights.weight_transfer import PIECE_BYTES
 from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, require_transformers, with_lora
-from recipes.training.memory.layer_sizes import FORWARD, BlockSizes, block_sizes, parameter_bytes
+from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
 from rlinf_core import ConfigError
 from rlinf_core.runners.runner import NEVER
@@ -38,12 +39,6 @@ _LAYERS: Final = 2
 # Bytes in memory for each byte of a file of problems.
 _READ: Final = 4
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
-_SMALLER: Final = {
-    "activations": "`max_tokens_per_micro_batch` or `fsdp_config.gradient_checkpointing: true`",
-    "optimizer": "`actor.model.lora`, or more actors that share it (`fsdp_config.sharding_strategy: full_shard`)",
-    "keys and values": "`rollout.max_running_tokens`",
-    "answers": "`data.rollout_batch_size`",
-}
 
 
 class ModelSizes(NamedTuple):
@@ -53,10 +48,9 @@ class ModelSizes(NamedTuple):
         weights, trained: all weights as they are kept, and those that are trained.
         sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
         engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
-        width: of a number that layers compute with.
-        token: keys and values of a token.
-        vocabulary: number of tokens that it knows.
-        blocks: sizes of its blocks, in numbers.
+        gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
+        token, vocabulary: keys and values of a token, and float32 logits of one.
+        learning, predicting: what a pass holds for a token, with gradients and without.
     """
 
     weights: int
@@ -65,43 +59,43 @@ class ModelSizes(NamedTuple):
     pieces: int
     engine: int
     adapted: int
-    width: int
+    gathered: int
     token: int
     vocabulary: int
-    blocks: BlockSizes
+    learning: int
+    predicting: int
 
-    def learning(self, tokens: int, fsdp: FsdpConfig, *, logits: bool = True) -> int:
-        """Return what a pass that learns from so many tokens holds."""
-        kept = self.blocks.kept(checkpointing=fsdp.gradient_checkpointing)
-        return int(self.width * tokens * kept) + (self._logits(tokens) if logits else 0)
-
-    def predicting(self, tokens: int, rows: int) -> int:
-        """Return what a pass without gradients holds over so many tokens, with the logits of so many of them."""
-        return self.width * FORWARD * tokens * self.blocks.widest + self._logits(rows)
-
-    def _logits(self, rows: int) -> int:
-        return _LOGITS * 4 * min(rows * self.vocabulary, max(CHUNK_NUMBERS, self.vocabulary))
+    def logits(self, rows: int) -> int:
+        """Return what logits of so many tokens take, which are computed by the chunk."""
+        return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
 
 
 def model_sizes(
-    actor: LanguageActorConfig, section: LanguageModelConfig | None = None, *, trains: bool = True
+    actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
 ) -> ModelSizes:
     """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
 
     Raises:
         ConfigError: the folder of the model is not there, or has no configuration.
     """
-    chosen = section or actor.model
-    lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
+    section, fsdp = section or actor.model, fsdp or actor.fsdp_config
+    lora, width = section.adapter(), DTYPES[section.precision].itemsize
     with torch.device("meta"):
-        plain = _plain(chosen, actor)
+        plain = _plain(section, actor)
         text = plain.config.get_text_config()
-        engine = parameter_bytes(plain.parameters(), width=dtype.itemsize)
-        plain = plain.to(torch.float32 if lora is None and trains else dtype)
+        engine = parameter_bytes(plain.parameters(), width=width)
+        # Without adapters it is trained in float32.
+        plain = plain.to(torch.float32 if lora is None else DTYPES[section.precision])
         model: Any = plain if lora is None else with_lora(plain, lora)
+    outputs, inputs, weights = Counter[str](), Counter[str](), Counter[str]()
+    for _, block, layer in computing_layers(model):
+        if block is not None:
+            inputs.setdefault(block, layer.weight.shape[1])
+            outputs[block] += layer.weight.shape[0]
+            weights[block] += layer.weight.numel()
+    at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
     sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]
-    size = parameter_bytes(sent, width=dtype.itemsize)
-    largest = max(PIECE_BYTES, dtype.itemsize * max(weight.numel() for weight in sent))
+    size, largest = parameter_bytes(sent, width=width), width * max(weight.numel() for weight in sent)
     changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -109,13 +103,14 @@ def model_sizes(
         weights=parameter_bytes(model.parameters()),
         trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
         sent=size,
-        pieces=min(size, _PIECES * largest),
+        pieces=min(size, _PIECES * max(PIECE_BYTES, largest)),
         engine=engine,
-        adapted=parameter_bytes(changed, width=dtype.itemsize),
-        width=dtype.itemsize,
-        token=2 * text.num_hidden_layers * heads * numbers * dtype.itemsize,
-        vocabulary=plain.get_input_embeddings().weight.shape[0],
-        blocks=block_sizes(model),
+        adapted=parameter_bytes(changed, width=width),
+        gathered=engine - width * (weights.total() - sum(at_once)),
+        token=2 * text.num_hidden_layers * heads * numbers * width,
+        vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
+        learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
+        predicting=width * FORWARD * max(outputs.values(), default=0),
     )
 
 
@@ -191,19 +186,11 @@ class Sizes(NamedTuple):
     ) -> ProcessForecast:
         """Return the forecast of a component, without parts that are empty."""
         there = {part: size for part, size in parts.items() if size}
-        return ProcessForecast(component, self.count(component), there, shared, offloads, notes, _SMALLER)
+        return ProcessForecast(component, self.count(component), there, shared, offloads, notes)
 
 
 def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, by component.
-
-    Args:
-        config: the whole file.
-        world_sizes: processes of each component; None where that is not known: 1.
-
-    Raises:
-        ConfigError: the sizes of the model are not known.
-    """
+    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
     return component_forecasts(Sizes.of(config, world_sizes))
 
 
@@ -224,35 +211,37 @@ def _actor(sizes: Sizes) -> ProcessForecast:
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)
-    parts = _learning(sizes, "actor", model, actor.fsdp_config, actor.max_tokens_per_micro_batch)
+    parts = _learning(sizes, "actor", model, actor.model.precision, actor.fsdp_config, actor.max_tokens_per_micro_batch)
     parts |= {"copied weights": model.sent if "gathered weights" in parts else 0, "sent weights": sent}
     return sizes.process("actor", parts, shared=count * (sizes.batch("actor") + sent), offloads=actor.enable_offload)
 
 
 def _critic(sizes: Sizes) -> ProcessForecast:
-    critic = sizes.config.critic
-    model = model_sizes(sizes.config.actor, critic.model)
-    parts = _learning(sizes, "critic", model, critic.fsdp_config, critic.max_tokens_per_micro_batch)
+    critic, section = sizes.config.critic, sizes.config.critic.model or sizes.config.actor.model
+    model = model_sizes(sizes.config.actor, section, critic.fsdp_config)
+    most = critic.max_tokens_per_micro_batch
+    parts = _learning(sizes, "critic", model, section.precision, critic.fsdp_config, most)
     return sizes.process("critic", parts, offloads=critic.enable_offload)
 
 
-def _learning(sizes: Sizes, component: str, model: ModelSizes, fsdp: FsdpConfig, most: int) -> dict[str, int]:
+def _learning(
+    sizes: Sizes, component: str, model: ModelSizes, precision: str, fsdp: FsdpConfig, most: int
+) -> dict[str, int]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
 
     Shards are gathered for a layer while another one computes. Of several passes the last one alone sums gradients over
     ranks: until then each rank has all of them, in float32.
     """
-    count, blocks = sizes.count(component), model.blocks
+    count = sizes.count(component)
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
     parts = {
         "base": _BASE + TRAINING,
         **shard_parts(model.weights, model.trained, fsdp, count),
         "answers": sizes.batch(component),
-        "activations": model.learning(tokens, fsdp, logits=component == "actor"),
+        "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
     }
-    if model.width < 4 or (count > 1 and fsdp.sharding_strategy != "no_shard"):
-        at_once = _LAYERS * blocks.largest if fsdp.sharding_strategy == "full_shard" else blocks.weights
-        parts["gathered weights"] = model.engine - model.width * (blocks.weights - at_once)
+    if precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
+        parts["gathered weights"] = model.gathered
         parts["gathered gradients"] = model.trained if several and count > 1 else 0
     return parts
 
@@ -262,15 +251,15 @@ def _reference(sizes: Sizes) -> ProcessForecast:
     if config.reference.model_path is not None:
         changes = {"model_path": config.reference.model_path, "lora": None, "is_lora": False}
         section = section.model_copy(update=changes)
-    model = model_sizes(config.actor, section, trains=False)
+    model = model_sizes(config.actor, section)
     tokens, _ = sizes.micro("reference", config.reference.max_tokens_per_micro_batch)
     shards = sizes.count("reference") if config.actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": _BASE,
         "warm start": 3 * model.weights if section.model_path is None and config.actor.warm_start.steps else 0,
-        "weights": model.weights // shards,
+        "weights": model.engine // shards,
         "answers": sizes.batch("reference"),
-        "activations": model.predicting(tokens, tokens),
+        "activations": tokens * model.predicting + model.logits(tokens),
     }
     return sizes.process("reference", parts, offloads=config.reference.enable_offload)
 
@@ -289,12 +278,13 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
         rows = max(rows, -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count))
     if rollout.max_running_tokens:
         rows = max(1, min(rows, rollout.max_running_tokens // longest))
+    prompts = rows * sizes.prompt // config.algorithm.group_size
     parts |= {
         "weights": model.engine,
         "merged adapter": model.adapted,
         "received weights": model.pieces,
         "keys and values": rows * (longest * model.token + sizes.drawn * _ROW_TOKEN),
-        "activations": model.predicting(min(_PREFILL_TOKENS, rows * sizes.prompt // config.algorithm.group_size), rows),
+        "activations": min(_PREFILL_TOKENS, prompts) * model.predicting + model.logits(rows),
     }
     on_cpu = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
     notes = (on_cpu,) if config.actor.model.precision != "fp32" else ()

@@ -11,7 +11,6 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, HDF5_ENDINGS, read_info
 from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.embodied_memory import (
-    SMALLER,
     env_forecast,
     environment_spec,
     learner_parts,
@@ -30,11 +29,7 @@ _READING_COPIES: Final = 2
 
 
 def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, by component.
-
-    Args:
-        config: the whole file.
-        world_sizes: processes of each component; None where that is not known: 1.
+    """Return the memory that each process of a job will hold, see `Recipe.memory`.
 
     Raises:
         ConfigError: the policy cannot be made for the environment, or the sizes of the rows are not known.
@@ -50,10 +45,10 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
     parts |= {
         "base": parts["base"] + _READERS,
         "batch": micro * policy.sample,  # drawn in parts
-        "activations": policy.activations(micro),
+        "activations": micro * policy.learning,
         "demonstrations": _READING_COPIES * rows,
     }
-    actor = ProcessForecast("actor", count, parts, 0, config.actor.enable_offload, notes, SMALLER)
+    actor = ProcessForecast("actor", count, parts, 0, config.actor.enable_offload, notes)
     if not acts:
         return [actor]
     rollout = rollout_forecast(config, config.env.eval, policy, sizes.get("rollout", 1), 0)

@@ -83,7 +83,6 @@ def memory_record(
             "shared_memory": forecast.shared,
             "on_device": [part for part in forecast.parts if accelerated and part in DEVICE_PARTS],
             "parts": dict(sorted(forecast.parts.items(), key=lambda part: -part[1])),
-            "smaller": {part: keys for part, keys in forecast.smaller.items() if forecast.parts.get(part)},
             "notes": list(forecast.notes),
         }
     rows = [

@@ -5,6 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 _COLUMNS: Final = ("host", "host measured", "accelerator", "accelerator measured")
+# The keys that make a part smaller.
+_KEYS: Final = {
+    "activations": "`micro_batch_size`, `max_tokens_per_micro_batch` or `fsdp_config.gradient_checkpointing: true`",
+    "optimizer": "`model.is_lora: true`, or more actors that share it (`fsdp_config.sharding_strategy: full_shard`)",
+    "keys and values": "`rollout.max_running_tokens`",
+    "replay": "`algorithm.off_policy.replay.capacity` or `memory_gib`",
+    "simulators": "`env.train.num_processes`",
+    "trajectories": "`env.train.total_num_envs`",
+    "answers": "`data.rollout_batch_size`",
+}
 # Said of a node whose memory nobody has declared.
 _WHOSE: Final = ", the memory of this machine; `memory_gib` of a node group or `--available GIB` says that of another"
 
@@ -45,8 +55,8 @@ def _remedies(record: dict[str, Any]) -> list[str]:
     whose = "the process" if most["processes"] == 1 else f"each of {most['processes']} processes"
     keys = [
         f"  `{part}`, {_size(most['parts'][part])}, become less by {keys}"
-        for part, keys in most["smaller"].items()
-        if not most["accelerator"] or host != (part in most["on_device"])
+        for part, keys in _KEYS.items()
+        if most["parts"].get(part) and (not most["accelerator"] or host != (part in most["on_device"]))
     ]
     return [f"{what} does not have enough memory: the most is {_size(most[kind])} in {whose} of `{name}`", *keys]
 

@@ -76,7 +76,9 @@ class Recipe(NamedTuple):
             format of that kind and returns what was written.
         play: `play(job, checkpoint, file, *, episodes, tell)`, for `rlinf play`: writes a video of episodes and returns
             how they went.
-        memory: `memory(config, world_sizes)`: the memory that a job will hold, a list of `ProcessForecast`.
+        memory: `memory(config, world_sizes)`: the memory that each process of a job will hold, a list of
+            `ProcessForecast`, one for each component. `world_sizes` is as for `check`; what is not known counts as 1.
+            Raises `ConfigError` where sizes are not known.
         inputs: `inputs(config)`: the files and folders that a run reads, whose content is noted in its
             `environment.json`.
         trials: `trials(config)`: the programs that `rlinf doctor` runs where components are placed, a list of `Trial`.

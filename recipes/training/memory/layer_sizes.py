@@ -1,10 +1,11 @@
-"""Arithmetic on a model that was made on torch's meta device, with shapes and no memory: parameters and activations."""
+"""Arithmetic on a model that was made on torch's meta device, with shapes and no memory: parameters and layers."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -15,22 +16,6 @@ PLAIN: Final = 2.2
 BLOCK: Final = 2.6
 FORWARD: Final = 3
 _BLOCK_NAME: Final = re.compile(r"^(.*\.(?:layers|h|blocks)\.\d+)\.")
-
-
-class BlockSizes(NamedTuple):
-    """Numbers in the blocks of a transformer: what their layers put out and what blocks take, for a token; what layers
-    of the widest block put out; weights of all, and of the largest.
-    """
-
-    outputs: int = 0
-    inputs: int = 0
-    widest: int = 0
-    weights: int = 0
-    largest: int = 0
-
-    def kept(self, *, checkpointing: bool) -> float:
-        """Return the numbers that a pass which learns holds for a token; it may compute blocks again from inputs."""
-        return BLOCK * self.widest + self.inputs if checkpointing else BLOCK * self.outputs
 
 
 def parameter_bytes(parameters: Iterable[Tensor], *, width: int | None = None) -> int:
@@ -50,14 +35,13 @@ def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Lin
             yield name, None if match is None else match[1], layer
 
 
-def block_sizes(model: nn.Module) -> BlockSizes:
-    """Return the sizes of the blocks of a transformer."""
-    blocks: dict[str, BlockSizes] = {}
-    for _, block, layer in computing_layers(model):
-        if block is not None and isinstance(layer, nn.Linear):
-            sizes = blocks.get(block) or BlockSizes(inputs=layer.in_features)
-            outputs, weights = sizes.outputs + layer.out_features, sizes.weights + layer.weight.numel()
-            blocks[block] = BlockSizes(outputs, sizes.inputs, outputs, weights, weights)
-    every = BlockSizes(*(sum(column) for column in zip(*blocks.values(), strict=True)))
-    widest = max((each.widest for each in blocks.values()), default=0)
-    return every._replace(widest=widest, largest=max((each.largest for each in blocks.values()), default=0))
+def held_in_blocks(outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool) -> float:
+    """Return the numbers that blocks of a transformer hold in a pass which learns.
+
+    Args:
+        outputs, inputs: numbers that the layers of each block put out, and that the block takes.
+        checkpointing: activations of a block are computed again from its input.
+    """
+    if checkpointing:
+        return BLOCK * max(outputs.values(), default=0) + inputs.total()
+    return BLOCK * outputs.total()

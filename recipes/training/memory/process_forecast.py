@@ -32,7 +32,6 @@ class ProcessForecast(NamedTuple):
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
         offloads: whether it leaves its accelerator while others use it.
         notes: what is not known.
-        smaller: by part, the keys of the file that make it smaller.
     """
 
     component: str
@@ -41,7 +40,6 @@ class ProcessForecast(NamedTuple):
     shared: int = 0
     offloads: bool = False
     notes: tuple[str, ...] = ()
-    smaller: Mapping[str, str] = {}
 
     def held(self, *, accelerated: bool) -> tuple[int, int]:
         """Return the bytes of the host's memory and of an accelerator's, of a process that has one or has none."""

@@ -19,9 +19,8 @@ ACTOR = ProcessForecast(
     2,
     {"base": 330 * MIB, "weights": 50 * MIB, "activations": 9000 * MIB, "trajectories": 20 * MIB},
     notes=("a note",),
-    smaller={"activations": "`actor.micro_batch_size`", "replay": "`capacity`", "trajectories": "`total_num_envs`"},
 )
-ENV = ProcessForecast("env", 1, {"base": 130 * MIB, "simulators": 20 * GIB}, smaller={"simulators": "`num_processes`"})
+ENV = ProcessForecast("env", 1, {"base": 130 * MIB, "simulators": 20 * GIB})
 
 
 def placement_of(rank: int, accelerator: int | None) -> Placement:
@@ -105,7 +104,7 @@ def test_keys_that_save_are_named_where_a_host_is_too_small() -> None:
     assert memory_text(record()).splitlines()[-1] == "note: a note"
     assert memory_text(record(node=NodeMemory(24 * GIB))).splitlines()[-2:] == [
         "a node does not have enough memory: the most is 20.1 GiB in the process of `env`",
-        "  `simulators`, 20.0 GiB, become less by `num_processes`",
+        "  `simulators`, 20.0 GiB, become less by `env.train.num_processes`",
     ]
 
 
@@ -113,7 +112,8 @@ def test_keys_that_save_are_those_of_the_accelerator() -> None:
     small = memory_text(record(ON_TWO, NodeMemory(64 * GIB, 8 * GIB))).splitlines()
     assert small[-2:] == [
         "an accelerator does not have enough memory: the most is 9,050 MiB in each of 2 processes of `actor`",
-        "  `activations`, 9,000 MiB, become less by `actor.micro_batch_size`",
+        "  `activations`, 9,000 MiB, become less by `micro_batch_size`, `max_tokens_per_micro_batch` or"
+        " `fsdp_config.gradient_checkpointing: true`",
     ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from recipes.training.memory.layer_sizes import BLOCK, block_sizes, computing_layers, parameter_bytes
+from recipes.training.memory.layer_sizes import BLOCK, computing_layers, held_in_blocks, parameter_bytes
 
 WIDTH, MIDDLE, LAYERS, WORDS = 64, 96, 3, 50
 TEXT: dict[str, Any] = {
@@ -41,18 +42,19 @@ def test_parameters_that_are_shared_count_once() -> None:
     assert parameter_bytes([weight, weight]) == 40
 
 
-def test_blocks_are_counted_by_their_linear_layers() -> None:
-    sizes = block_sizes(made("Llama"))
+def test_blocks_hold_what_their_layers_put_out() -> None:
+    outputs, inputs = Counter({"layers.0": 7, "layers.1": 9}), Counter({"layers.0": 2, "layers.1": 2})
+    assert held_in_blocks(outputs, inputs, checkpointing=False) == BLOCK * 16
+    assert held_in_blocks(outputs, inputs, checkpointing=True) == BLOCK * 9 + 4
+    assert held_in_blocks(Counter(), Counter(), checkpointing=True) == 0
+
+
+def test_layers_are_named_by_their_block() -> None:
+    layers = list(computing_layers(made("Llama")))
+    assert {block for _, block, _ in layers} == {f"model.layers.{number}" for number in range(LAYERS)}
     # Queries, keys and values of two heads each, the attention's output; gate, up and down.
-    outputs = WIDTH + 2 * WIDTH // 2 + WIDTH + 2 * MIDDLE + WIDTH
-    weights = 2 * WIDTH**2 + 2 * WIDTH * WIDTH // 2 + 3 * WIDTH * MIDDLE
-    assert sizes == (LAYERS * outputs, LAYERS * WIDTH, outputs, LAYERS * weights, weights)
-    assert sizes.kept(checkpointing=False) == BLOCK * (LAYERS * outputs)
-    assert sizes.kept(checkpointing=True) == BLOCK * outputs + LAYERS * WIDTH
-
-
-def test_a_model_without_blocks_has_sizes_of_zero() -> None:
-    assert block_sizes(nn.Linear(2, 3)) == (0, 0, 0, 0, 0)
+    outputs = sum(layer.weight.shape[0] for _, _, layer in layers)
+    assert outputs == LAYERS * (WIDTH + 2 * WIDTH // 2 + WIDTH + 2 * MIDDLE + WIDTH)
 
 
 def test_the_matrix_of_logits_is_left_out() -> None:
