@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, cast
 
 from torch import Tensor, nn
 
@@ -28,8 +28,7 @@ def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Lin
     """Yield linear layers and convolutions, apart from adapters and the matrix of logits: the name of each, and that of
     the transformer's block that it is in; None: in none.
     """
-    modules: Iterable[tuple[str, nn.Module]] = model.named_modules()
-    for name, layer in modules:
+    for name, layer in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
         if isinstance(layer, nn.Linear | nn.Conv2d) and ".lora_" not in name and not name.endswith("lm_head"):
             match = _BLOCK_NAME.match(name)
             yield name, None if match is None else match[1], layer
