@@ -147,7 +147,7 @@ def policy_sizes(actor: EmbodiedActorConfig, spec: EnvSpec) -> PolicySizes:
     return PolicySizes(
         weights=parameter_bytes(policy.parameters(), width=4),
         acting=parameter_bytes(policy.to(acting_type(actor)).parameters()),
-        trained=parameter_bytes((each for each in policy.parameters() if each.requires_grad), width=4),
+        trained=parameter_bytes((weight for weight in policy.parameters() if weight.requires_grad), width=4),
         observation=observation,
         sample=observation + action,
         learning=int(width * learning),
@@ -253,8 +253,8 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
         width = config.actor.model.hidden_dim
         critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
     buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
-    bounds = [columns.bound(each.rows, each.image_bytes) for each in buffers]
-    held = sum(min(bound, each.memory_bytes or bound) for bound, each in zip(bounds, buffers, strict=True))
+    bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
+    held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))
     parts = {"critics": 5 * parameter_bytes(critics.parameters()), "replay": held}
     for path in config.data.paths:
         with suppress(DatasetError):

@@ -69,9 +69,9 @@ def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[
             shape = shape or info.shape(path, config.data.state_keys, config.data.columns)
         except DatasetError as error:
             raise ConfigError("the size of the demonstrations is not known", why=str(error)) from error
-        numbers = sum(math.prod(each.shape) for each in info.features.values() if not each.is_camera)
+        numbers = sum(math.prod(feature.shape) for feature in info.features.values() if not feature.is_camera)
         size += 4 * numbers * info.total_frames
-        if any(each.dtype == "image" for each in info.cameras.values()):
+        if any(camera.dtype == "image" for camera in info.cameras.values()):
             size += sum(file.stat().st_size for file in Path(path).glob(DATA_FILES))
     return shape, size, tuple(notes)
 

@@ -20,8 +20,8 @@ _BLOCK_NAME: Final = re.compile(r"^(.*\.(?:layers|h|blocks)\.\d+)\.")
 
 def parameter_bytes(parameters: Iterable[Tensor], *, width: int | None = None) -> int:
     """Return the bytes of tensors, in their own type or with `width` bytes a number; one that is shared counts once."""
-    unlike = {id(each): each for each in parameters}.values()
-    return sum(each.numel() * (width or each.element_size()) for each in unlike)
+    unlike = {id(weight): weight for weight in parameters}.values()
+    return sum(weight.numel() * (width or weight.element_size()) for weight in unlike)
 
 
 def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Linear | nn.Conv2d]]:

@@ -103,17 +103,17 @@ def test_accelerators_have_a_column_and_a_line() -> None:
 def test_keys_that_save_are_named_where_a_host_is_too_small() -> None:
     assert memory_text(record()).splitlines()[-1] == "note: a note"
     assert memory_text(record(node=NodeMemory(24 * GIB))).splitlines()[-2:] == [
-        "a node does not have enough memory: the most is 20.1 GiB in the process of `env`",
-        "  `simulators`, 20.0 GiB, become less by `env.train.num_processes`",
+        "a node has too little memory; `env` takes the most, 20.1 GiB in its process",
+        "  to reduce `simulators` (20.0 GiB): lower `env.train.num_processes`",
     ]
 
 
 def test_keys_that_save_are_those_of_the_accelerator() -> None:
     small = memory_text(record(ON_TWO, NodeMemory(64 * GIB, 8 * GIB))).splitlines()
     assert small[-2:] == [
-        "an accelerator does not have enough memory: the most is 9,050 MiB in each of 2 processes of `actor`",
-        "  `activations`, 9,000 MiB, become less by `micro_batch_size`, `max_tokens_per_micro_batch` or"
-        " `fsdp_config.gradient_checkpointing: true`",
+        "an accelerator has too little memory; `actor` takes the most, 9,050 MiB in each of 2 processes",
+        "  to reduce `activations` (9,000 MiB): lower `micro_batch_size` or `max_tokens_per_micro_batch`, or set"
+        " `gradient_checkpointing: true`",
     ]
 
 
