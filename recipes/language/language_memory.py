@@ -17,7 +17,7 @@ from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.language.weights.weight_transfer import PIECE_BYTES
 from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
-from recipes.training.huggingface import check_folder, config_of, require_transformers, with_lora
+from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
 from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
 from rlinf_core import ConfigError
@@ -123,11 +123,11 @@ def _plain(section: LanguageModelConfig, actor: LanguageActorConfig) -> Any:
 
     try:
         check_folder(section.model_path)
-    except ConfigError as error:
-        help = "its config.json is enough: copy it there"
-        raise ConfigError("the sizes of the model are not known", why=error.message, help=help) from error
-    config = config_of(AutoConfig, section.model_path)
-    return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+        config = config_of(AutoConfig, section.model_path)
+        return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+    except (ConfigError, ValueError) as error:
+        why, help = first_line(error), "its config.json, of a causal language model, is enough: copy it there"
+        raise ConfigError("the sizes of the model are not known", why=why, help=help) from None
 
 
 class Sizes(NamedTuple):

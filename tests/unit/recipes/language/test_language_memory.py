@@ -152,3 +152,10 @@ def test_another_engine_has_notes_of_what_is_known(tmp_path: Path) -> None:
     # Three layers of two heads of 256 numbers, keys and values, in bf16.
     assert notes[0].endswith("for each token 6 KiB of keys and values")
     assert notes[1] == "what vllm takes of the host's memory is not counted"
+
+
+def test_a_model_that_writes_no_text_has_no_forecast(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ConfigError, match="not known") as info:
+        language_memory.model_sizes(config_of(f"actor.model.model_path={tmp_path}").actor)
+    assert "CLIPConfig" in (info.value.why or "")
