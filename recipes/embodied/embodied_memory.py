@@ -130,7 +130,7 @@ def policy_sizes(actor: EmbodiedActorConfig, spec: EnvSpec) -> PolicySizes:
     """
     model, folder = actor.model, actor.model.model_path
     if folder is not None and not os.path.isdir(folder):
-        why, help = f"the model folder `{folder}` is not on this machine", "without its weights it is enough: copy it"
+        why, help = f"the model folder `{folder}` is not on this machine", "run it where the folder is"
         raise ConfigError("the sizes of the model are not known", why=why, help=help)
     with torch.device("meta"):
         policy = make_model(model, spec)
