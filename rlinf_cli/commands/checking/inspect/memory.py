@@ -1,4 +1,4 @@
-"""`rlinf inspect memory`: the memory that the processes of a job will hold, beside what those of a run held."""
+"""`rlinf inspect memory`: forecast of a job's memory, against the measured peaks of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def memory(
             "--available",
             metavar="GIB",
             min=0.001,
-            help="Memory of each node in GiB; by default what the file declares, else that of this machine.",
+            help="Memory of each node in GiB; by default as the file declares, else that of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -31,10 +31,10 @@ def memory(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Forecast the memory of each process of a job, by what it holds, and whether its nodes have it.
+    """Forecast the memory of each process of a job by use, and check that it fits on the nodes.
 
-    Nothing is started, and no weights are read. For a RUN the peaks that its processes had stand beside the forecast.
-    The exit status is 1 where a node has too little; the keys that make the largest parts smaller are named.
+    Nothing is started, and no weights are read. For a RUN, its measured peaks are shown beside the forecast. The exit
+    status is 1 if a node has too little memory; what reduces it is suggested.
 
     rlinf inspect memory laptop actor.model.hidden_dim=4096
     rlinf inspect memory runs/embodied-20260314-101502
@@ -55,8 +55,8 @@ def memory(
     forecast = None if job.recipe is None else job.recipe.function("memory")
     if forecast is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
-        raise RLinfError(f"{what} has no forecast of memory")
-    placements = lay_out(parts, "memory", name, said=(*(overrides or ()), *assumed(assume))).placements
+        raise RLinfError(f"{what} has no memory forecast")
+    placements = lay_out(parts, "memory", name, arguments=(*(overrides or ()), *assumed(assume))).placements
     forecasts = forecast(job.config, {component: len(processes) for component, processes in placements.items()})
     ranks = {process.cluster_node_rank for processes in placements.values() for process in processes}
     here = machine_memory()
