@@ -13,8 +13,7 @@ recipe = Recipe(
     check="recipes.agent.config:check",
     facts="recipes.language.rules.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
-    memory="recipes.agent.memory.agent_forecast:forecast",
-    savings="recipes.language.memory.job_forecast:savings",
+    memory="recipes.agent.agent_memory:forecast",
     inputs="recipes.agent.config:inputs",
     trials="recipes.agent.config:trials",
 )

@@ -19,8 +19,7 @@ recipe = Recipe(
     policy="recipes.embodied.using.trained_policy:load",
     export="recipes.embodied.using.exporting:export",
     play="recipes.embodied.using.playing:play",
-    memory="recipes.embodied.memory.job_forecast:forecast",
-    savings="recipes.embodied.memory.savings:savings",
+    memory="recipes.embodied.embodied_memory:forecast",
     inputs="recipes.embodied.config:inputs",
     training_data=("data.train_data_paths",),
 )

@@ -13,7 +13,6 @@ recipe = Recipe(
     check="recipes.math.config:check",
     facts="recipes.language.rules.job_rules:facts",
     curve="recipes.training.curve:draw_curve",
-    memory="recipes.language.memory.job_forecast:forecast",
-    savings="recipes.language.memory.job_forecast:savings",
+    memory="recipes.language.language_memory:forecast",
     inputs="recipes.language.rules.job_rules:inputs",
 )

@@ -1,1 +1,1 @@
-"""Memory forecasts and measured peaks."""
+"""Sums of forecast memory, and measured peaks."""

@@ -1,158 +1,70 @@
-"""The forecast of memory as text and as JSON."""
+"""The forecast of memory as text."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
-    from rlinf_cli.memory.memory_sums import NodeMemory, NodeNeed
-    from rlinf_core.process.process_memory import Peak
+_COLUMNS: Final = ("host", "host measured", "accelerator", "accelerator measured")
+# What makes a part smaller.
+_REMEDIES: Final = {
+    "activations": "lower `micro_batch_size` or `max_tokens_per_micro_batch`, or set `gradient_checkpointing: true`",
+    "optimizer": "set `model.is_lora: true`, or let more actors share it (`sharding_strategy: full_shard`)",
+    "keys and values": "lower `rollout.max_running_tokens`",
+    "replay": "lower `algorithm.off_policy.replay.capacity` or `memory_gib`",
+    "simulators": "lower `env.train.num_processes`",
+    "trajectories": "lower `env.train.total_num_envs`",
+    "answers": "lower `data.rollout_batch_size`",
+}
+# Said of a node whose memory nobody has declared.
+_WHOSE: Final = ", the memory of this machine; `memory_gib` of a node group or `--available GIB` says that of another"
 
 
-# For a node without declared memory.
-_WHOSE: Final = ", this machine's memory; for others set `memory_gib` of the node group or `--available GIB`"
+def memory_text(record: dict[str, Any]) -> str:
+    """Return a line for each component, the sums of nodes, notes, and what there is most of where it does not fit.
 
-
-class MemoryView(NamedTuple):
-    """The view of `rlinf inspect memory`.
-
-    Attributes:
-        forecasts: by component.
-        accelerated: components whose processes have accelerators.
-        peaks: measured peaks of a run, by component and rank, by phase.
-        needs: the peak demand of each node, by rank.
-        nodes: the memory of these nodes.
-        fits: whether every node has enough.
-        change: overrides with which the job fits; None if unknown or not needed.
+    Args:
+        record: of `memory_record`.
     """
-
-    forecasts: Sequence[ProcessForecast]
-    accelerated: Collection[str]
-    peaks: Mapping[tuple[str, int], Mapping[str, Peak]]
-    needs: Mapping[int, NodeNeed]
-    nodes: Mapping[int, NodeMemory]
-    fits: bool
-    change: Sequence[str] | None
-
-
-def memory_text(view: MemoryView) -> str:
-    """Return a table with a line for each phase of each component, sums per node, and a change that fits."""
-    header = ("component", "processes", "phase", "forecast", "measured", "of which")
-    rows = [header if view.peaks else tuple(column for column in header if column != "measured")]
-    for forecast in view.forecasts:
-        for number, phase in enumerate(forecast.phases):
-            parts = ", ".join(f"{name} {_size(size)}" for name, size in phase.parts.items() if size >= 2**19)
-            first = (forecast.component, str(forecast.processes)) if not number else ("", "")
-            measured = (_measured(view, forecast.component, phase.phase),) if view.peaks else ()
-            rows.append((*first, phase.phase, _size(phase.total), *measured, parts))
+    components: dict[str, Any] = record["components"]
+    columns = [name for name in _COLUMNS if any(sizes[name.replace(" ", "_")] for sizes in components.values())]
+    rows = [("component", "processes", *columns, "of which")]
+    for name, sizes in components.items():
+        parts = ", ".join(f"{part} {_size(size)}" for part, size in sizes["parts"].items() if size >= 2**19)
+        cells = (sizes[column.replace(" ", "_")] for column in columns)
+        rows.append((name, str(sizes["processes"]), *(_size(cell) if cell else "-" for cell in cells), parts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += [
-        f"messages in shared memory (/dev/shm): up to {_size(sum(forecast.shared for forecast in view.forecasts))}"
+    shared = sum(sizes["shared_memory"] for sizes in components.values())
+    lines.append(f"messages in shared memory (/dev/shm): up to {_size(shared)}")
+    for node in record["nodes"]:
+        name, whose = f"node {node['node_rank']}", _WHOSE if node["host_is_this_machine"] else ""
+        lines.append(f"{name}: {_size(node['host'])}{_of(node['host_available'])}{whose}")
+        if node["accelerator"]:
+            fullest = f"{_size(node['accelerator'])}{_of(node['accelerator_available'])}"
+            lines.append(f"{name}, its fullest accelerator: {fullest}")
+    notes = dict.fromkeys(note for sizes in components.values() for note in sizes["notes"])
+    lines += [f"note: {note}" for note in notes]
+    return "\n".join(lines if record["fits"] else [*lines, *_remedies(record)])
+
+
+def _remedies(record: dict[str, Any]) -> list[str]:
+    """Return which component takes most of what there is too little of, and what makes its parts smaller."""
+    short = [node for node in record["nodes"] if not node["fits"]]
+    host = any(node["host_available"] is not None and node["host"] > node["host_available"] for node in short)
+    kind, what = ("host", "a node") if host else ("accelerator", "an accelerator")
+    name, most = max(record["components"].items(), key=lambda item: item[1]["processes"] * item[1][kind])
+    whose = "its process" if most["processes"] == 1 else f"each of {most['processes']} processes"
+    remedies = [
+        f"  to reduce `{part}` ({_size(most['parts'][part])}): {change}"
+        for part, change in _REMEDIES.items()
+        if 20 * most["parts"].get(part, 0) >= most[kind]
+        and (not most["accelerator"] or host != (part in most["on_device"]))
     ]
-    for rank, need in view.needs.items():
-        has = view.nodes[rank]
-        lines.append(f"node {rank}: {_size(need.host)}{_of(has.host)}{_WHOSE if has.is_here else ''}")
-        if need.accelerator:
-            on_device = f"{_size(need.accelerator)}{_of(has.accelerator)}: {_on_device(view)}"
-            lines.append(f"node {rank}, its fullest accelerator: {on_device}")
-    lines += [f"note: {note}" for note in dict.fromkeys(note for forecast in view.forecasts for note in forecast.notes)]
-    if not view.fits:
-        lines.append(_remedy(view))
-    return "\n".join(lines)
+    return [f"{what} has too little memory; `{name}` takes the most, {_size(most[kind])} in {whose}", *remedies]
 
 
 def _of(available: int | None) -> str:
     return "" if available is None else f" of {_size(available)}"
-
-
-def _on_device(view: MemoryView) -> str:
-    """Return the names of the parts in accelerator memory, in the order of the table."""
-    phases = [
-        phase for forecast in view.forecasts if forecast.component in view.accelerated for phase in forecast.phases
-    ]
-    return ", ".join(dict.fromkeys(name for phase in phases for name in phase.parts if name in phase.on_device))
-
-
-def _remedy(view: MemoryView) -> str:
-    """Return a change that fits, or else the largest part."""
-    if view.change is not None:
-        return f"fits with: {' '.join(view.change)}"
-    hosts_fit = all(need._replace(accelerator=0).fits(view.nodes[rank]) for rank, need in view.needs.items())
-    sizes = [
-        (size * forecast.processes, name, forecast, size)
-        for forecast in view.forecasts
-        for phase in forecast.phases
-        for name, size in phase.parts.items()
-        if _is_short(phase, name, accelerated=forecast.component in view.accelerated, on_device=hosts_fit)
-    ]
-    _, name, largest, size = max(sizes, key=lambda entry: entry[0])
-    whose_memory = "an accelerator" if hosts_fit else "a node"
-    holder = "the process" if largest.processes == 1 else f"each of {largest.processes} processes"
-    return (
-        f"{whose_memory} does not have enough memory, and no known change of the file fits; the largest part is"
-        f" `{name}`, {_size(size)} in {holder} of `{largest.component}`"
-    )
-
-
-def _is_short(phase: PhaseForecast, name: str, *, accelerated: bool, on_device: bool) -> bool:
-    """Return whether a part is in the memory that is short: the accelerator's or the host's."""
-    if on_device:
-        return accelerated and name in phase.on_device
-    return not accelerated or name not in phase.on_device | phase.host_only
-
-
-def memory_record(view: MemoryView) -> dict[str, Any]:
-    """Return the same for `--output json`, sizes in bytes."""
-    return {
-        "schema": "rlinf.memory_forecast/2",
-        "components": {
-            forecast.component: {
-                "processes": forecast.processes,
-                "accelerated": forecast.component in view.accelerated,
-                "peak": forecast.peak,
-                "shared_memory": forecast.shared,
-                "notes": list(forecast.notes),
-                "phases": [
-                    {
-                        "phase": phase.phase,
-                        "total": phase.total,
-                        "parts": dict(phase.parts),
-                        "on_device": sorted(phase.on_device),
-                        "measured": _peak(view, forecast.component, phase.phase),
-                    }
-                    for phase in forecast.phases
-                ],
-            }
-            for forecast in view.forecasts
-        },
-        "nodes": [
-            {
-                "node_rank": rank,
-                "forecast": need.host,
-                "available": view.nodes[rank].host,
-                "accelerator": need.accelerator,
-                "accelerator_available": view.nodes[rank].accelerator,
-                "fits": need.fits(view.nodes[rank]),
-            }
-            for rank, need in view.needs.items()
-        ],
-        "fits": view.fits,
-        "change": None if view.change is None else list(view.change),
-    }
-
-
-def _measured(view: MemoryView, component: str, phase: str) -> str:
-    peak = _peak(view, component, phase)
-    return "-" if peak is None else _size(peak)
-
-
-def _peak(view: MemoryView, component: str, phase: str) -> int | None:
-    """Return the largest peak over the ranks of a component in a phase; None if unknown."""
-    sizes = [peaks[phase].rss for (name, _), peaks in view.peaks.items() if name == component and phase in peaks]
-    return max(sizes, default=None)
 
 
 def _size(size: int) -> str:

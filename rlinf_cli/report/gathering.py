@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
-from rlinf_cli.memory.memory_forecast import read_forecast
 from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
@@ -80,11 +79,10 @@ class StepTimeline(NamedTuple):
 
 
 class PeakRow(NamedTuple):
-    """The peak memory of a process in a phase, and its forecast, in MiB; None where unknown."""
+    """The peak memory of a process in a phase, in MiB."""
 
     process: str
     phase: str
-    forecast: float | None
     host: float
     accelerator: float
 
@@ -311,21 +309,14 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
 
 
 def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
-    """Return the peak memory of each process by phase, beside the saved forecast."""
+    """Return the peak memory of each process by phase."""
     try:
         peaks = read_peaks(folder.memory_file)
-        forecast = read_forecast(folder.path)
     except RunError as error:
         notes.append(str(error))
         return []
     return [
-        PeakRow(
-            f"{component}:{rank}",
-            phase,
-            forecast[component, phase] / _MIB if (component, phase) in forecast else None,
-            peak.rss / _MIB,
-            peak.device / _MIB,
-        )
+        PeakRow(f"{component}:{rank}", phase, peak.rss / _MIB, peak.device / _MIB)
         for (component, rank), phases in peaks.items()
         for phase, peak in phases.items()
     ]

@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP: Final = "rlinf.recipes"
 # The fields of a recipe that name a function.
 Part: TypeAlias = (
     Literal["program", "check", "facts", "curve", "record", "evaluate", "policy"]
-    | Literal["export", "play", "memory", "savings", "inputs", "trials"]
+    | Literal["export", "play", "memory", "inputs", "trials"]
 )
 
 
@@ -76,9 +76,9 @@ class Recipe(NamedTuple):
             format of that kind and returns what was written.
         play: `play(job, checkpoint, file, *, episodes, tell)`, for `rlinf play`: writes a video of episodes and returns
             how they went.
-        memory: `memory(config, world_sizes)`: the memory that a job will hold, a list of
-            `ProcessForecast`.
-        savings: `savings(config)`: changes of the file that save memory, the nearest first, each a tuple of overrides.
+        memory: `memory(config, world_sizes)`: the memory that each process of a job will hold, a list of
+            `ProcessForecast`, one for each component. `world_sizes` is as for `check`; what is not known counts as 1.
+            Raises `ConfigError` where sizes are not known.
         inputs: `inputs(config)`: the files and folders that a run reads, whose content is noted in its
             `environment.json`.
         trials: `trials(config)`: the programs that `rlinf doctor` runs where components are placed, a list of `Trial`.
@@ -100,7 +100,6 @@ class Recipe(NamedTuple):
     export: str | None = None
     play: str | None = None
     memory: str | None = None
-    savings: str | None = None
     inputs: str | None = None
     trials: str | None = None
     training_data: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Memory of processes: what one held at most in each of its phases, and forecasts of it."""
+"""Memory of processes: what one held at most in each of its phases."""
 
 from __future__ import annotations
 

@@ -98,49 +98,33 @@ class AgentActorConfig(LanguageActorConfig):
     )
 
 
+def _needs_tool(tool: str, *keys: str) -> NoEffect:
+    """Return the rule of keys that change nothing without a tool."""
+    help = f"remove it, or write `tools: [{tool}]`"
+    return NoEffect(
+        keys, lambda agent, _: tool not in agent.tools, f"`tools` has no `{tool}`", help, because=("tools",)
+    )
+
+
+def _needs_run(run: str, *keys: str) -> NoEffect:
+    """Return the rule of keys that change nothing unless a certain agent runs."""
+    help = f"remove it, or write `run: {run}`"
+    return NoEffect(keys, lambda agent, _: agent.run != run, f"`run` is not {run}", help, because=("run",))
+
+
 class AgentWorkerConfig(ConfigModel):
     """The workers that run agents."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
-            ("corpus_path", "search_results"),
-            lambda agent, sizes: "search" not in agent.tools,
-            "`tools` has no `search`",
-            "remove it, or write `tools: [search]`",
-            because=("tools",),
-        ),
-        NoEffect(
-            ("python_memory_mib",),
-            lambda agent, sizes: "python" not in agent.tools,
-            "`tools` has no `python`",
-            "remove it, or write `tools: [python]`",
-            because=("tools",),
-        ),
-        NoEffect(
-            ("environment",),
-            lambda agent, sizes: agent.run != "env_agent",
-            "`run` is not env_agent",
-            "remove it, or write `run: env_agent`",
-            because=("run",),
-        ),
+        _needs_tool("search", "corpus_path", "search_results"),
+        _needs_tool("python", "python_memory_mib"),
+        _needs_tool("http", "http"),
+        _needs_run("env_agent", "environment"),
+        _needs_run("tool_agent", "tool_format"),
         NoEffect(
             ("tools", "mcp"),
             lambda agent, sizes: agent.run == "env_agent",
             "`run: env_agent` uses no tools",
-            because=("run",),
-        ),
-        NoEffect(
-            ("http",),
-            lambda agent, sizes: "http" not in agent.tools,
-            "`tools` has no `http`",
-            "remove it, or write `tools: [http]`",
-            because=("tools",),
-        ),
-        NoEffect(
-            ("tool_format",),
-            lambda agent, sizes: agent.run != "tool_agent",
-            "`run` is not tool_agent",
-            "remove it, or write `run: tool_agent`",
             because=("run",),
         ),
         NoEffect(

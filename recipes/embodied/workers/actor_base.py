@@ -17,7 +17,7 @@ from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.worker_layout import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.training.memory.host_memory import release_host_memory
+from recipes.training.host_memory import release_host_memory
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks

@@ -25,7 +25,7 @@ from recipes.embodied.loop.routing import Routes
 from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
 from recipes.training.finite import NonFiniteError
-from recipes.training.memory.host_memory import keep_freed_memory
+from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 
 # What a saved state belongs to: another value of one of these makes other episodes.

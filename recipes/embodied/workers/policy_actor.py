@@ -14,7 +14,7 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import BaseActor, JobT
-from recipes.training.memory.host_memory import keep_freed_memory
+from recipes.training.host_memory import keep_freed_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import check_weights
 

@@ -18,7 +18,7 @@ from recipes.embodied.loop.routing import Routes, Share
 from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model
-from recipes.training.memory.host_memory import keep_freed_memory, release_host_memory
+from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.flat_weights import FlatWeights
 from recipes.training.weights.weight_sync import receiver_ranks

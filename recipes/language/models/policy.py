@@ -17,7 +17,7 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CHUNK_NUMBERS = 1 << 25
+CHUNK_NUMBERS = 1 << 25
 
 
 class LogitRule(NamedTuple):
@@ -197,7 +197,7 @@ def chunked_logprobs(
         float32 [A], and the same or None.
     """
     weight = cast("Tensor", head.weight)
-    size = max(1, _CHUNK_NUMBERS // weight.shape[0])
+    size = max(1, CHUNK_NUMBERS // weight.shape[0])
     scale = temperature or 1.0
 
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

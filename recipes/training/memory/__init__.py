@@ -1,1 +1,1 @@
-"""Memory of processes: measured without a job, computed on torch's meta device, summed up as a forecast."""
+"""Forecasts of memory: processes, arithmetic on layers; and freed memory of the host."""

@@ -3,65 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from recipes.sections.actor import FsdpConfig
 
-class PhaseForecast(NamedTuple):
-    """Memory that a process is expected to hold at most in a phase, the method that runs.
-
-    Attributes:
-        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
-        on_device: the parts that lie in the accelerator's memory, where the process has one.
-        host_only: the parts that there are only where it has none.
-    """
-
-    phase: str
-    parts: Mapping[str, int]
-    on_device: frozenset[str] = frozenset()
-    host_only: frozenset[str] = frozenset()
-
-    @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-    @property
-    def device(self) -> int:
-        """Bytes of the parts that lie in the accelerator's memory, where the process has one."""
-        return sum(size for name, size in self.parts.items() if name in self.on_device)
-
-    def on_host(self, *, accelerated: bool) -> int:
-        """Return the bytes of the host's memory, of a process with an accelerator or without."""
-        elsewhere = self.on_device | self.host_only if accelerated else frozenset[str]()
-        return sum(size for name, size in self.parts.items() if name not in elsewhere)
+_MIB: Final = 2**20
+# What a worker holds before it holds anything of a job, measured on Linux with the CPU build of torch: the interpreter
+# with Ray and its connections; what torch, its training and transformers add to it.
+WORKER: Final = 132 * _MIB
+TORCH: Final = 186 * _MIB
+TRAINING: Final = 16 * _MIB
+TRANSFORMERS: Final = 172 * _MIB
+# Parts that wait on the host where a process leaves its accelerator to others, and all that lie on the accelerator.
+_RESIDENT: Final = ("weights", "optimizer", "critics")
+DEVICE_PARTS: Final = (
+    *(*_RESIDENT, "gradients", "activations", "advantages", "batch", "merged adapter", "keys and values"),
+    *("copied weights", "gathered weights", "gathered gradients"),
+)
 
 
 class ProcessForecast(NamedTuple):
-    """Memory of the processes of a component, each of which holds the same.
+    """The most memory that the processes of a component will hold; each holds the same.
 
     Attributes:
+        component: of the job.
         processes: how many there are.
-        phases: in the order in which they come.
+        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
+        offloads: whether it leaves its accelerator while others use it.
         notes: what is not known.
     """
 
     component: str
     processes: int
-    phases: tuple[PhaseForecast, ...]
+    parts: Mapping[str, int]
     shared: int = 0
+    offloads: bool = False
     notes: tuple[str, ...] = ()
 
-    @property
-    def peak(self) -> int:
-        """Bytes of the largest phase."""
-        return max(each.total for each in self.phases)
+    def held(self, *, accelerated: bool) -> tuple[int, int]:
+        """Return the bytes of the host's memory and of an accelerator's, of a process that has one or has none."""
+        host = sum(self.parts.values())
+        if not accelerated:
+            return host, 0
+        device = sum(self.parts.get(name, 0) for name in DEVICE_PARTS)
+        # Weights are loaded on the host, and go to the accelerator from there.
+        waiting = _RESIDENT if self.offloads else _RESIDENT[:1]
+        return host - device + sum(self.parts.get(name, 0) for name in waiting), device
 
-    def on_host(self, *, accelerated: bool) -> int:
-        """Return the bytes of the host's memory in the largest phase, of a process with an accelerator or without."""
-        return max(each.on_host(accelerated=accelerated) for each in self.phases)
 
-    @property
-    def on_device(self) -> int:
-        """Bytes of an accelerator's memory in the largest phase."""
-        return max(each.device for each in self.phases)
+def shard_parts(weights: int, trained: int, fsdp: FsdpConfig, count: int) -> dict[str, int]:
+    """Return what one of `count` workers that train holds of all weights and of the trained ones, with gradients and
+    AdamW's two moments. `cpu_offload` keeps them on the host.
+    """
+    shards = 1 if fsdp.sharding_strategy == "no_shard" else count
+    if fsdp.cpu_offload:
+        return {"offloaded shards": (weights + 3 * trained) // shards}
+    return {"weights": weights // shards, "gradients": trained // shards, "optimizer": 2 * trained // shards}

@@ -31,15 +31,6 @@ def report(
     live: Annotated[
         bool, typer.Option("--live", help="Rewrite it periodically while the run is active.", show_default=False)
     ] = False,
-    forecast: Annotated[
-        bool,
-        typer.Option(
-            "--forecast",
-            help="Forecast its memory first, unless done before, with an empty process of each kind: minutes on a"
-            " busy machine.",
-            show_default=False,
-        ),
-    ] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -58,9 +49,6 @@ def report(
     require_modules("no report was written")
     folder = find_run(run, log_path)
     path = (out or folder.path / NAME).absolute()
-    # An active run needs its machine for itself.
-    if forecast and not folder.state.going_on:
-        _forecast(folder)
     _write(folder, path, live=live and folder.state.going_on)
     if output is Output.JSON:
         console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
@@ -75,17 +63,6 @@ def report(
 
 
 app = command(report)
-
-
-def _forecast(folder: RunFolder) -> None:
-    """Make a memory forecast for a run with measured memory. It is optional for the page."""
-    from rlinf_cli.memory import memory_forecast
-
-    if folder.memory_file.exists() and not (folder.path / memory_forecast.NAME).exists():
-        console.message("forecasting the memory of its processes")
-        why = memory_forecast.make_forecast(folder.path)
-        if why is not None:
-            console.message(f"no memory forecast: {why}")
 
 
 def _wait(folder: RunFolder) -> None:

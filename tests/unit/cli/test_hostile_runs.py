@@ -306,7 +306,7 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
 
 FILES = (
     *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "placement.svg", "environment.json"),
-    *("memory.json", "memory_forecast.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
+    *("memory.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
     *("logs/actor/rank_0.log", "videos/small.mp4"),
 )
 

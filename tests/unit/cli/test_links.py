@@ -16,7 +16,6 @@ from recipes.language.loop.answer_samples import write_samples
 from recipes.training.curve import draw_curve
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.driver_log import driver_log
-from rlinf_cli.memory.memory_forecast import keep_forecast
 from rlinf_cli.run import detach, run_events
 from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -48,7 +47,6 @@ WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "events.jsonl": lambda run: run_events.append_event(run.path, run_events.STARTED, 0, "x"),
     "trace.json": lambda run: TraceWriter(run.trace_file).close(),
     "environment.json": lambda run: write_provenance(run.path, Provenance()),
-    "memory_forecast.json": lambda run: keep_forecast(run.path, {"components": {}}),
     "curve.png": lambda run: draw_curve(run.metrics_file, run.path, "x"),
     "curve.svg": lambda run: draw_curve(run.metrics_file, run.path, "x"),
     "samples/step_4.jsonl": lambda run: write_samples(run.path, 4, []),

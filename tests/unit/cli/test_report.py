@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from rlinf_cli.memory import memory_forecast
 from rlinf_cli.report import script
 from rlinf_cli.run import report_writing
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -79,30 +78,12 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
     assert len(page) < 1_000_000
 
 
-def test_memory_stands_beside_its_forecast(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_shown_with_the_command_that_forecasts_it(cli: Cli) -> None:
     run = full_run("runs")
-    made: list[Path] = []
-
-    def make(folder: Path) -> str:
-        made.append(folder)
-        return "no forecast today"
-
-    monkeypatch.setattr(memory_forecast, "make_forecast", make)
     assert cli("report", str(run.path)).code == 0
-    assert "<td>290 MiB</td><td>300 MiB</td>" in written(run.path / "report.html")
-    assert not made
-    (run.path / memory_forecast.NAME).unlink()
-    assert cli("report", str(run.path), "--forecast").err.count("no forecast today") == 1
-    assert cli("report", str(run.path)).err == ""
-    assert made == [run.path]
-    going_on = full_run("runs", status=RunStatus.RUNNING)
-    (going_on.path / memory_forecast.NAME).unlink()
-    assert cli("report", str(going_on.path), "--forecast").code == 0
-    assert made == [run.path], "a run that goes on needs its machine for itself"
     page = written(run.path / "report.html")
-    assert "<td>300 MiB</td>" in page
-    assert "290 MiB" not in page
-    assert f"<code>rlinf report {run.path.name} --forecast</code> adds the forecast" in page
+    assert "<td>300 MiB</td><td>5 MiB</td>" in page
+    assert f"<code>rlinf inspect memory {run.path.name}</code> shows it beside a forecast" in page
 
 
 def test_a_video_shows_one_of_its_frames_until_it_is_played(cli: Cli) -> None:

@@ -52,7 +52,7 @@ def test_log_probabilities_in_chunks_equal_those_of_one_piece(monkeypatch: pytes
     targets = torch.randint(0, 30, (17,))
 
     def run(limit: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", limit)
+        monkeypatch.setattr("recipes.language.models.policy.CHUNK_NUMBERS", limit)
         hidden = torch.randn(17, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         logprobs, entropy = chunked_logprobs(hidden, head, targets, 0.7, entropy=True)
         assert entropy is not None
@@ -84,7 +84,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("entropy", [False, True])
 def test_no_tensor_of_tokens_by_vocabulary_is_ever_whole(monkeypatch: pytest.MonkeyPatch, entropy: bool) -> None:
     tokens, width, vocabulary, limit = 120, 8, 1000, 10 * 1000
-    monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", limit)
+    monkeypatch.setattr("recipes.language.models.policy.CHUNK_NUMBERS", limit)
     head = torch.nn.Linear(width, vocabulary, bias=False)
     hidden = torch.randn(tokens, width, requires_grad=True)
     targets = torch.randint(0, vocabulary, (tokens,))
@@ -99,7 +99,7 @@ def test_backward_memory_does_not_grow_with_the_vocabulary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     vocabulary = 1000
-    monkeypatch.setattr("recipes.language.models.policy._CHUNK_NUMBERS", 10 * vocabulary)
+    monkeypatch.setattr("recipes.language.models.policy.CHUNK_NUMBERS", 10 * vocabulary)
     head, kept = torch.nn.Linear(8, vocabulary, bias=False), list[torch.Tensor]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

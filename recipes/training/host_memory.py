@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import Final
 
 # Bytes of the largest freed block that is kept: the most that glibc's mallopt(3) takes.
 LARGEST_KEPT: Final = 32 * 2**20
@@ -24,21 +24,6 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
         library.mallopt(_TRIM_THRESHOLD, _NEVER)
-
-
-def heap_size() -> int:
-    """Return the bytes of this process's heap, freed blocks included; 0 where that is not known (glibc before 2.33)."""
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallinfo2.restype = _MallInfo
-        return int(library.mallinfo2().arena)
-    return 0
-
-
-class _MallInfo(ctypes.Structure):
-    """The figures of mallinfo2(3): `arena` is the size of the heap, blocks that were mapped one by one apart."""
-
-    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in ("arena", *(f"other{number}" for number in range(9)))]
 
 
 def release_host_memory() -> None:

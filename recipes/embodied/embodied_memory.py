@@ -1,0 +1,302 @@
+"""The forecast of the memory of an embodied job, by arithmetic on its file: `rlinf inspect memory`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot.set_info import read_info
+from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig
+from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
+from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_types import is_simulator
+from recipes.embodied.config.intervention_types import NONE
+from recipes.embodied.config.model_options import MODEL_OPTIONS
+from recipes.embodied.config.off_policy_config import buffer_sizes, is_off_policy
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.learning.policy_precision import acting_type
+from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.off_policy.sources import transition_spec
+from recipes.training.memory.layer_sizes import FORWARD, PLAIN, computing_layers, held_in_blocks, parameter_bytes
+from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
+from rlinf_core import ConfigError
+
+# Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
+SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}
+# Numbers in the state of a simulator, which only the simulator knows.
+_UNKNOWN_STATES: Final = 64
+# What an environment that is stepped in its worker holds for each byte of its observation: the state behind it, colours
+# in float32 while they are drawn, what is sent and what was sent before. Measured.
+_STEPPING: Final = 20
+_SIMULATED: Final = 4
+# How often a rollout worker holds the steps of a rollout (written down, and as they are sent), and observations (as
+# they came, as inputs, and those in which episodes ended).
+_ROLLOUT_COPIES: Final = 2
+_OBSERVATION_COPIES: Final = 4
+# Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
+# values with the last ones, errors of values, advantages, returns, and the normalized advantages.
+_ADVANTAGES: Final = 6 * 4
+# Names of the layers that compute an action, once for each step from noise.
+_ACTING: Final = ("velocity", "action", ".dit.", "expert")
+
+
+class PolicySizes(NamedTuple):
+    """Sizes of a policy for an environment, in bytes.
+
+    Attributes:
+        weights, acting, trained: all weights as they are trained, as rollout workers hold them, and those trained.
+        observation, sample: an observation as the policy takes it, and a step of a rollout.
+        learning, predicting: what a pass holds for a sample, with gradients and without.
+        base: an empty process that computes with it.
+    """
+
+    weights: int
+    acting: int
+    trained: int
+    observation: int
+    sample: int
+    learning: int
+    predicting: int
+    base: int
+
+
+def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
+    """Return the memory that each process of a job will hold, see `Recipe.memory`.
+
+    Raises:
+        ConfigError: the policy cannot be made for the environment, or its sizes are not known.
+    """
+    sizes = {name: count or 1 for name, count in world_sizes.items()}
+    spec, notes = environment_spec(config.env.train)
+    policy = policy_sizes(config.actor, spec)
+    count, actors = sizes.get("rollout", 1), sizes.get("actor", 1)
+    steps = _ROLLOUT_COPIES * samples_of_a_step(config) * policy.sample // count
+    return [
+        _actor(config, policy, spec, actors),
+        rollout_forecast(config, config.env.train, policy, count, steps),
+        env_forecast(config.env.train, spec, sizes.get("env", 1), notes),
+    ]
+
+
+def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[str, ...]]:
+    """Return the sizes of an environment, of which one is made where it is no simulator, and notes.
+
+    Raises:
+        ConfigError: it cannot be made here.
+    """
+    from recipes.embodied.envs.real.franka_robot import SPEC
+    from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.rules.env_rules import options_of_simulator
+
+    kind = environments.env_type
+    if is_simulator(kind):
+        options = options_of_simulator(environments)
+        cameras = {str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras}
+        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=kind != "robosuite")
+        return spec, (f"the states of `{kind}` are taken to be {_UNKNOWN_STATES} numbers",)
+    if kind == "franka_robot":
+        return SPEC, ()  # the arm is elsewhere
+    try:
+        settings = EnvSettings(
+            num_envs=1, task=environments.task, options=environments.options, success_reward=environments.success_reward
+        )
+        env = make_env(kind, settings)
+    except ConfigError as error:
+        raise ConfigError("the environment cannot be made here", why=error.message, help=error.help) from error
+    try:
+        return env.spec, ()
+    finally:
+        env.close()
+
+
+def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
+    """Return the sizes of the policy that `actor` names. Its weights are not read.
+
+    Raises:
+        ConfigError: it cannot be made for the environment, or its folder is not on this machine.
+    """
+    model, folder = actor.model, actor.model.model_path
+    if folder is not None and not os.path.isdir(folder):
+        why, help = f"the model folder `{folder}` is not on this machine", "run it where the folder is"
+        raise ConfigError("the sizes of the model are not known", why=why, help=help)
+    with torch.device("meta"):
+        policy = make_model(model, spec)
+    options = MODEL_OPTIONS.get(model.model_type)
+    prompt = 0 if options is None else int(getattr(options.model_validate(model.options), "max_prompt_tokens", 0))
+    steps = int(policy.sde.steps) if isinstance(policy, FlowMatchingPolicy) else 1
+    numbers = model.num_action_chunks * (1 if spec.num_choices is not None else spec.action_size)
+    # Tokens are int64, with a flag for each. An action of a flow is the whole way from noise. Of each step there are a
+    # reward, three flags and two values.
+    observation = _pixels(spec) + 4 * spec.state_size + 9 * prompt
+    action = 8 * numbers * (steps + 1 if steps > 1 else 1) + (4 + 3 + 8) * model.num_action_chunks
+    learning, largest = _held(policy, spec, actor, prompt + numbers + 1, steps)
+    width = acting_type(actor).itemsize
+    return PolicySizes(
+        weights=parameter_bytes(policy.parameters(), width=4),
+        acting=parameter_bytes(policy.to(acting_type(actor)).parameters()),
+        trained=parameter_bytes((weight for weight in policy.parameters() if weight.requires_grad), width=4),
+        observation=observation,
+        sample=observation + action,
+        learning=int(width * learning),
+        predicting=width * FORWARD * largest,
+        base=WORKER + TORCH + (TRANSFORMERS if prompt else 0),
+    )
+
+
+def _held(policy: BasePolicy, spec: EnvSpec, actor: PolicyActorConfig, tokens: int, steps: int) -> tuple[float, int]:
+    """Return the numbers that a pass which learns holds for a sample, and the most that one layer puts out.
+
+    Convolutions follow each other from an image on. One whose kernel is its stride divides images into patches, which
+    the blocks of the vision tower take as tokens; a `connector` merges some of them. There are `tokens` besides, and
+    a flow computes each of its `steps` from noise to an action.
+    """
+    again = actor.fsdp_config.gradient_checkpointing
+    if again and steps > 1:
+        # What a flow read is computed again at once, and each step by itself.
+        again, steps = False, 1
+    resized = policy.describe_images().get("resized")
+    images = [(*resized, shape[2]) if resized else shape for shape in spec.cameras.values()]
+    cameras = cycle(images)
+    inputs, outputs = Counter[str](), Counter[str]()
+    plain, largest, patches, patch_width, height, width = 0, 0, 0, 0, 0, 0
+    for name, block, layer in computing_layers(policy):
+        acts = any(part in name for part in _ACTING)
+        places = 1
+        if isinstance(layer, nn.Conv2d):
+            size, stride, patch_width = layer.kernel_size[0], layer.stride[0], layer.out_channels
+            if size == stride:
+                patches = places = sum(rows // size * (columns // size) for rows, columns, _ in images)
+                tokens += patches
+            else:
+                if layer.in_channels == images[0][2]:
+                    height, width, channels = next(cameras)
+                    plain += height * width * channels
+                    largest = max(largest, height * width * channels)
+                height, width = ((edge - size) // stride + 1 for edge in (height, width))
+                places = height * width
+        elif "connector" in name:
+            tokens += patches * patch_width // layer.in_features - patches
+        elif block is not None:
+            places = patches if "vision" in name else actor.model.num_action_chunks + 1 if acts else tokens
+        repeats = places * (steps if acts else 1)
+        numbers = layer.weight.shape[0]
+        largest = max(largest, places * numbers)
+        if block is None:
+            plain += repeats * numbers
+        else:
+            inputs.setdefault(block, repeats * layer.weight.shape[1])
+            outputs[block] += repeats * numbers
+    return PLAIN * plain + held_in_blocks(outputs, inputs, checkpointing=again), largest
+
+
+def _pixels(spec: EnvSpec) -> int:
+    """Return the bytes of the images in an observation."""
+    return sum(math.prod(shape) for shape in spec.cameras.values())
+
+
+def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: int) -> ProcessForecast:
+    """Return the forecast of one actor."""
+    rows = samples_of_an_actor(samples_of_a_step(config), count)
+    share, micro = batch_sizes(config, count)
+    replayed, notes = _off_policy(config, spec, count) if is_off_policy(config.algorithm.loss_type) else ({}, ())
+    if config.actor.model.compile:
+        notes = (*notes, "the compiler of the passes of training is not counted")
+    parts = {
+        **learner_parts(config, policy, count),
+        **replayed,
+        # They stay in shared memory, and samples are views of them.
+        "trajectories": rows * policy.sample,
+        "advantages": rows * _ADVANTAGES * config.actor.model.num_action_chunks,
+        "batch": share * policy.sample,
+        "activations": micro * policy.learning,
+    }
+    shared = count * (rows * policy.sample + policy.weights)
+    return ProcessForecast("actor", count, parts, shared, config.actor.enable_offload, notes)
+
+
+def learner_parts(config: EmbodiedConfig, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
+    """Return what an actor holds in any case: an empty process, its shard, and the weights that it sends.
+
+    They are sent from a copy in shared memory. Shards are gathered into one before, weights of fewer bits are written
+    into one, and what is sent behind rollouts is one more.
+    """
+    actor = config.actor
+    gathers = count > 1 and actor.fsdp_config.sharding_strategy != "no_shard"
+    copies = 1 + (gathers or actor.model.precision != "fp32") + (config.runner.staleness > 0)
+    return {
+        "base": policy.base + TRAINING,
+        **shard_parts(policy.weights, policy.trained, actor.fsdp_config, count),
+        "sent weights": policy.acting * copies if sends else 0,
+    }
+
+
+def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return what an actor of off-policy learning holds besides, and a note on the disk that its replay buffers take.
+
+    Critics have gradients, two moments and target networks; replay buffers are as full as they get.
+    """
+    settings, columns = config.algorithm.off_policy, transition_spec(spec)
+    with torch.device("meta"):
+        width = config.actor.model.hidden_dim
+        critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
+    buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
+    bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
+    held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))
+    parts = {"critics": 5 * parameter_bytes(critics.parameters()), "replay": held}
+    for path in config.data.paths:
+        with suppress(DatasetError):
+            info = read_info(Path(path))
+            parts["demonstrations"] = parts.get("demonstrations", 0) + columns.bound(
+                info.total_frames + info.total_episodes
+            )
+    files = count * (sum(bounds) - held)
+    path = settings.replay.spill_path
+    return parts, ((f"the replay buffers take {files / 2**30:.1f} GiB of disk in {path}",) if files else ())
+
+
+def rollout_forecast(
+    config: EmbodiedConfig, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
+) -> ProcessForecast:
+    """Return the forecast of one of `count` rollout workers, which holds so many bytes of `trajectories`."""
+    rows = environments.total_num_envs // count // config.rollout.pipeline_stage_num
+    parts = {
+        "base": policy.base,
+        "weights": policy.acting,
+        # The actor's copy in shared memory, which is mapped here too.
+        "received weights": policy.acting,
+        "trajectories": trajectories,
+        "observations": _OBSERVATION_COPIES * rows * policy.observation,
+        "activations": rows * policy.predicting,
+    }
+    return ProcessForecast("rollout", count, parts, 0, config.rollout.enable_offload)
+
+
+def env_forecast(
+    environments: EnvironmentConfig, spec: EnvSpec, count: int, notes: tuple[str, ...] = ()
+) -> ProcessForecast:
+    """Return the forecast of one of `count` env workers, with the processes of its simulators."""
+    kind, rows = environments.env_type, environments.total_num_envs // count
+    observed = rows * (4 * spec.state_size + _pixels(spec))
+    simulated = is_simulator(kind)
+    parts = {"base": WORKER, "environments": (_SIMULATED if simulated else _STEPPING) * observed}
+    if simulated and kind not in SIMULATORS:
+        notes = (*notes, f"the processes of `{kind}` are not counted: they were not measured")
+    elif simulated:
+        processes = min(rows, environments.num_processes or 1)
+        parts["simulators"] = processes * SIMULATORS[kind][bool(spec.cameras)]
+        if processes < rows:
+            notes = (*notes, f"a process of `{kind}` is counted as it holds one environment")
+    return ProcessForecast("env", count, parts, observed * count, notes=notes)

@@ -1,1 +1,0 @@
-"""Forecasts of the memory of a job's processes."""

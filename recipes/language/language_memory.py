@@ -1,0 +1,313 @@
+"""The forecast of the memory of a language model's job, by arithmetic on its file and on config.json of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+
+from recipes.language.config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
+from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.loop.worker_groups import optional_components
+from recipes.language.models.load_model import built_model, make_tokenizer
+from recipes.language.models.policy import CHUNK_NUMBERS
+from recipes.language.weights.weight_transfer import PIECE_BYTES
+from recipes.sections.actor import FsdpConfig
+from recipes.training.dtypes import DTYPES
+from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
+from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
+from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
+from rlinf_core import ConfigError
+from rlinf_core.runners.runner import NEVER
+
+# Bytes of a token of a batch that is learned from: itself, whether it is trained, log-probability, version, reward,
+# advantage, and the log-probability that ratios are taken against. A batch is there twice while it is handed on.
+_BATCH_TOKEN: Final = 2 * (8 + 1 + 4 + 8 + 4 + 4 + 4)
+# Bytes of a token that has been drawn, as Python's objects; and of the numbers of a row of the engine.
+_DRAWN_TOKEN: Final = 3 * 8 + 24 + 28
+_ROW_TOKEN: Final = 8 + 4 + 8
+# Tensors of the size of the logits, float32, while they are learned or drawn from.
+_LOGITS: Final = 5
+# Unlike prompt tokens that the engine computes in one pass.
+_PREFILL_TOKENS: Final = 8192
+# Pieces of weights that are on their way at a time; layers whose shards are gathered at a time.
+_PIECES: Final = 3
+_LAYERS: Final = 2
+# Bytes in memory for each byte of a file of problems.
+_READ: Final = 4
+_BASE: Final = WORKER + TORCH + TRANSFORMERS
+
+
+class ModelSizes(NamedTuple):
+    """Sizes of a language model, in bytes.
+
+    Attributes:
+        weights, trained: all weights as they are kept, and those that are trained.
+        sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
+        engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
+        gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
+        token, vocabulary: keys and values of a token, and float32 logits of one.
+        learning, predicting: what a pass holds for a token, with gradients and without.
+    """
+
+    weights: int
+    trained: int
+    sent: int
+    pieces: int
+    engine: int
+    adapted: int
+    gathered: int
+    token: int
+    vocabulary: int
+    learning: int
+    predicting: int
+
+    def logits(self, rows: int) -> int:
+        """Return what logits of so many tokens take, which are computed by the chunk."""
+        return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
+
+
+def model_sizes(
+    actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
+) -> ModelSizes:
+    """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
+
+    Raises:
+        ConfigError: the folder of the model is not there, or has no configuration.
+    """
+    section, fsdp = section or actor.model, fsdp or actor.fsdp_config
+    lora, width = section.adapter(), DTYPES[section.precision].itemsize
+    with torch.device("meta"):
+        plain = _plain(section, actor)
+        text = plain.config.get_text_config()
+        engine = parameter_bytes(plain.parameters(), width=width)
+        # Without adapters it is trained in float32.
+        plain = plain.to(torch.float32 if lora is None else DTYPES[section.precision])
+        model: Any = plain if lora is None else with_lora(plain, lora)
+    outputs, inputs, weights = Counter[str](), Counter[str](), Counter[str]()
+    for _, block, layer in computing_layers(model):
+        if block is not None:
+            inputs.setdefault(block, layer.weight.shape[1])
+            outputs[block] += layer.weight.shape[0]
+            weights[block] += layer.weight.numel()
+    at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
+    sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]
+    size, largest = parameter_bytes(sent, width=width), width * max(weight.numel() for weight in sent)
+    changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return ModelSizes(
+        weights=parameter_bytes(model.parameters()),
+        trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
+        sent=size,
+        pieces=min(size, _PIECES * max(PIECE_BYTES, largest)),
+        engine=engine,
+        adapted=parameter_bytes(changed, width=width),
+        gathered=engine - width * (weights.total() - sum(at_once)),
+        token=2 * text.num_hidden_layers * heads * numbers * width,
+        vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
+        learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
+        predicting=width * FORWARD * max(outputs.values(), default=0),
+    )
+
+
+def _plain(section: LanguageModelConfig, actor: LanguageActorConfig) -> Any:
+    """Return the model that a section names, without adapters."""
+    if section.model_path is None:
+        return built_model(make_tokenizer(actor), hidden_dim=section.hidden_dim, layers=section.num_layers)
+    require_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        check_folder(section.model_path)
+        config = config_of(AutoConfig, section.model_path)
+        return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+    except (ConfigError, ValueError) as error:
+        why, help = first_line(error), "its config.json, of a causal language model, is enough: copy it there"
+        raise ConfigError("the sizes of the model are not known", why=why, help=help) from None
+
+
+class Sizes(NamedTuple):
+    """The parts of a forecast that processes share.
+
+    Attributes:
+        config: the whole file.
+        counts: processes of each component.
+        model: that the actors train.
+        prompt, drawn, longest: most tokens of a prompt, of an answer, and of both together.
+    """
+
+    config: LanguageConfig
+    counts: Mapping[str, int]
+    model: ModelSizes
+    prompt: int
+    drawn: int
+    longest: int
+
+    @classmethod
+    def of(cls, config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> Sizes:
+        """Return the parts for a file; raises as `model_sizes` does."""
+        room = config.runner.seq_length
+        prompt, drawn = min(config.data.max_prompt_length, room - 1), min(config.longest_answer, room - 1)
+        counts = {name: count or 1 for name, count in world_sizes.items()}
+        return cls(config, counts, model_sizes(config.actor), prompt, drawn, min(room, prompt + drawn))
+
+    @property
+    def answers(self) -> int:
+        """Answers of a training step."""
+        return self.config.data.rollout_batch_size * self.config.algorithm.group_size
+
+    def count(self, component: str) -> int:
+        """Return how many processes a component has."""
+        return self.counts.get(component, 1)
+
+    def batch(self, component: str) -> int:
+        """Return the bytes of a process's share of a step's answers, as they are learned from."""
+        return -(-self.answers // self.count(component)) * self.longest * _BATCH_TOKEN
+
+    def objects(self, component: str) -> int:
+        """Return the bytes of a process's share of a step's answers, as they were drawn."""
+        return -(-self.answers // self.count(component)) * self.drawn * _DRAWN_TOKEN
+
+    def micro(self, component: str, most: int, minibatches: int = 1) -> tuple[int, bool]:
+        """Return the tokens of the fullest pass over a share of the answers, and whether there are several passes."""
+        actor, group = self.config.actor, self.config.algorithm.group_size
+        apart = group * self.longest
+        packed = min(apart, self.prompt + group * self.drawn) if actor.share_prompts else apart
+        every = -(-self.config.data.rollout_batch_size // (self.count(component) * minibatches)) * packed
+        most = min(most, (actor.micro_batch_size or self.answers) * self.longest)
+        return min(every, max(most, self.longest)), every > most
+
+    def process(
+        self, component: str, parts: Mapping[str, int], *notes: str, shared: int = 0, offloads: bool = False
+    ) -> ProcessForecast:
+        """Return the forecast of a component, without parts that are empty."""
+        there = {part: size for part, size in parts.items() if size}
+        return ProcessForecast(component, self.count(component), there, shared, offloads, notes)
+
+
+def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
+    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
+    return component_forecasts(Sizes.of(config, world_sizes))
+
+
+def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
+    """Return the forecasts of the components that every recipe of language models has, and of those that it may."""
+    makers = {"critic": _critic, "reference": _reference}
+    return [
+        _actor(sizes),
+        _rollout(sizes),
+        _reward(sizes),
+        *(makers[name](sizes) for name in optional_components(sizes.config)),
+    ]
+
+
+def _actor(sizes: Sizes) -> ProcessForecast:
+    model, actor, count = sizes.model, sizes.config.actor, sizes.count("actor")
+    # An engine that alone gets them goes on with the memory that they came in.
+    keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
+    keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
+    sent = model.pieces + (model.sent if keeps else 0)
+    parts = _learning(sizes, "actor", model, actor.model.precision, actor.fsdp_config, actor.max_tokens_per_micro_batch)
+    parts |= {"copied weights": model.sent if "gathered weights" in parts else 0, "sent weights": sent}
+    return sizes.process("actor", parts, shared=count * (sizes.batch("actor") + sent), offloads=actor.enable_offload)
+
+
+def _critic(sizes: Sizes) -> ProcessForecast:
+    critic, section = sizes.config.critic, sizes.config.critic.model or sizes.config.actor.model
+    model = model_sizes(sizes.config.actor, section, critic.fsdp_config)
+    most = critic.max_tokens_per_micro_batch
+    parts = _learning(sizes, "critic", model, section.precision, critic.fsdp_config, most)
+    return sizes.process("critic", parts, offloads=critic.enable_offload)
+
+
+def _learning(
+    sizes: Sizes, component: str, model: ModelSizes, precision: str, fsdp: FsdpConfig, most: int
+) -> dict[str, int]:
+    """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
+
+    Shards are gathered for a layer while another one computes. Of several passes the last one alone sums gradients over
+    ranks: until then each rank has all of them, in float32.
+    """
+    count = sizes.count(component)
+    tokens, several = sizes.micro(component, most, sizes.config.minibatches)
+    parts = {
+        "base": _BASE + TRAINING,
+        **shard_parts(model.weights, model.trained, fsdp, count),
+        "answers": sizes.batch(component),
+        "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
+    }
+    if precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
+        parts["gathered weights"] = model.gathered
+        parts["gathered gradients"] = model.trained if several and count > 1 else 0
+    return parts
+
+
+def _reference(sizes: Sizes) -> ProcessForecast:
+    config, section = sizes.config, sizes.config.actor.model
+    if config.reference.model_path is not None:
+        changes = {"model_path": config.reference.model_path, "lora": None, "is_lora": False}
+        section = section.model_copy(update=changes)
+    model = model_sizes(config.actor, section)
+    tokens, _ = sizes.micro("reference", config.reference.max_tokens_per_micro_batch)
+    shards = sizes.count("reference") if config.actor.fsdp_config.sharding_strategy != "no_shard" else 1
+    parts = {
+        "base": _BASE,
+        "warm start": 3 * model.weights if section.model_path is None and config.actor.warm_start.steps else 0,
+        "weights": model.engine // shards,
+        "answers": sizes.batch("reference"),
+        "activations": tokens * model.predicting + model.logits(tokens),
+    }
+    return sizes.process("reference", parts, offloads=config.reference.enable_offload)
+
+
+def _rollout(sizes: Sizes) -> ProcessForecast:
+    """Return the forecast of one rollout worker: of the engine `torch`, keys and values of all answers at once."""
+    config, model, count = sizes.config, sizes.model, sizes.count("rollout")
+    data, runner, rollout, longest = config.data, config.runner, config.rollout, sizes.longest
+    files = (Path(name) for name in (*data.train_data_paths, *data.val_data_paths))
+    read = _READ * sum(file.stat().st_size for file in files if file.is_file())
+    parts = {"base": _BASE, "problems": read, "answers": sizes.objects("rollout")}
+    if BACKENDS[rollout.backend].name != "torch":
+        return sizes.process("rollout", parts, *_notes_of_engine(config, model))
+    rows = -(-sizes.answers * (1 + runner.max_staleness) // count)
+    if runner.val_check_interval != NEVER or runner.only_eval:
+        rows = max(rows, -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count))
+    if rollout.max_running_tokens:
+        rows = max(1, min(rows, rollout.max_running_tokens // longest))
+    prompts = rows * sizes.prompt // config.algorithm.group_size
+    parts |= {
+        "weights": model.engine,
+        "merged adapter": model.adapted,
+        "received weights": model.pieces,
+        "keys and values": rows * (longest * model.token + sizes.drawn * _ROW_TOKEN),
+        "activations": min(_PREFILL_TOKENS, prompts) * model.predicting + model.logits(rows),
+    }
+    on_cpu = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
+    notes = (on_cpu,) if config.actor.model.precision != "fp32" else ()
+    shared = count * sizes.objects("rollout")
+    return sizes.process("rollout", parts, *notes, shared=shared, offloads=rollout.enable_offload)
+
+
+def _notes_of_engine(config: LanguageConfig, model: ModelSizes) -> tuple[str, ...]:
+    """Return what is known of an engine that is not ours."""
+    rollout = config.rollout
+    if rollout.backend == "server":
+        return ("the server that answers is not counted",)
+    share = f"{rollout.gpu_memory_utilization:.0%} of each of its accelerators (`rollout.gpu_memory_utilization`)"
+    return (
+        f"{rollout.backend} takes {share}: weights of {model.engine / 2**30:.1f} GiB, and for each token"
+        f" {model.token / 2**10:.0f} KiB of keys and values",
+        f"what {rollout.backend} takes of the host's memory is not counted",
+    )
+
+
+def _reward(sizes: Sizes) -> ProcessForecast:
+    kind = sizes.config.reward.reward_type
+    apart = kind in ("math", "reasoning_gym") or ":" in kind
+    notes = (f"the process in which each reward worker scores by `{kind}` is not counted",) if apart else ()
+    parts = {"base": WORKER + TORCH, "answers": sizes.objects("reward") + sizes.batch("reward")}
+    return sizes.process("reward", parts, *notes)

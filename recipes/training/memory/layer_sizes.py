@@ -1,0 +1,46 @@
+"""Arithmetic on a model that was made on torch's meta device, with shapes and no memory: parameters and layers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, cast
+
+from torch import Tensor, nn
+
+# Numbers that a pass which learns holds for each number that a linear layer or a convolution puts out. A plain layer
+# has its output, one nonlinearity and gradients; in a block of a transformer come norms, rotated keys and the sum of
+# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `benchmarks/bench_memory.py`.
+PLAIN: Final = 2.2
+BLOCK: Final = 2.6
+FORWARD: Final = 3
+_BLOCK_NAME: Final = re.compile(r"^(.*\.(?:layers|h|blocks)\.\d+)\.")
+
+
+def parameter_bytes(parameters: Iterable[Tensor], *, width: int | None = None) -> int:
+    """Return the bytes of tensors, in their own type or with `width` bytes a number; one that is shared counts once."""
+    unlike = {id(weight): weight for weight in parameters}.values()
+    return sum(weight.numel() * (width or weight.element_size()) for weight in unlike)
+
+
+def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Linear | nn.Conv2d]]:
+    """Yield linear layers and convolutions, apart from adapters and the matrix of logits: the name of each, and that of
+    the transformer's block that it is in; None: in none.
+    """
+    for name, layer in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and ".lora_" not in name and not name.endswith("lm_head"):
+            match = _BLOCK_NAME.match(name)
+            yield name, None if match is None else match[1], layer
+
+
+def held_in_blocks(outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool) -> float:
+    """Return the numbers that blocks of a transformer hold in a pass which learns.
+
+    Args:
+        outputs, inputs: numbers that the layers of each block put out, and that the block takes.
+        checkpointing: activations of a block are computed again from its input.
+    """
+    if checkpointing:
+        return BLOCK * max(outputs.values(), default=0) + inputs.total()
+    return BLOCK * outputs.total()

@@ -1,0 +1,101 @@
+"""The record of `rlinf inspect memory`: what processes will hold, what they held, and what their nodes have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recipes.training.memory.process_forecast import DEVICE_PARTS
+
+if TYPE_CHECKING:
+    from recipes.training.memory.process_forecast import ProcessForecast
+    from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.placement.placement import Placement
+    from rlinf_core.process.process_memory import Peak
+
+
+class NodeMemory(NamedTuple):
+    """Bytes of a node's host and of each of its accelerators, None where that is not known; and whether the host's are
+    those of this machine, for want of anything that says what the node has.
+    """
+
+    host: int | None = None
+    accelerator: int | None = None
+    is_here: bool = False
+
+
+def node_memory(cluster: ClusterConfig, rank: int, *, available: float | None, here: int | None) -> NodeMemory:
+    """Return what a node has: `available` GiB where the user says so, else what the file declares (of groups that share
+    the node the least counts), else the bytes of this machine, `here`.
+    """
+    groups = [group for group in cluster.node_groups if rank in group.node_ranks]
+    host = _least([available] if available is not None else [group.memory_gib for group in groups])
+    accelerator = _least([group.accelerators.memory_gib for group in groups if group.accelerators is not None])
+    return NodeMemory(here if host is None else host, accelerator, host is None and here is not None)
+
+
+def _least(sizes: Sequence[float | None]) -> int | None:
+    """Return the least of the known sizes in GiB, in bytes; None where none is known."""
+    return min((int(size * 2**30) for size in sizes if size is not None), default=None)
+
+
+def node_needs(
+    forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[Placement]]
+) -> dict[int, tuple[int, int]]:
+    """Return the most bytes that the processes of each node hold of its host and of its fullest accelerator, by rank.
+
+    Of processes that leave an accelerator while others use it, the largest is there at a time.
+    """
+    hosts, devices, in_turns = Counter[int](), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for forecast in forecasts:
+        for placement in placements[forecast.component]:
+            node, index = placement.cluster_node_rank, placement.local_accelerator_rank
+            host, device = forecast.held(accelerated=index is not None)
+            hosts[node] += host
+            if index is not None and forecast.offloads:
+                in_turns[node, index] = max(in_turns[node, index], device)
+            elif index is not None:
+                devices[node, index] += device
+    held = devices + in_turns
+    return {node: (hosts[node], max((held[at] for at in held if at[0] == node), default=0)) for node in sorted(hosts)}
+
+
+def memory_record(
+    forecasts: Sequence[ProcessForecast],
+    placements: Mapping[str, Sequence[Placement]],
+    nodes: Mapping[int, NodeMemory],
+    peaks: Mapping[tuple[str, int], Mapping[str, Peak]],
+) -> dict[str, Any]:
+    """Return what `--output json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase."""
+    components: dict[str, Any] = {}
+    for forecast in forecasts:
+        processes = placements[forecast.component]
+        accelerated = any(process.local_accelerator_rank is not None for process in processes)
+        host, accelerator = forecast.held(accelerated=accelerated)
+        phases = [peak for (name, _), phase in peaks.items() if name == forecast.component for peak in phase.values()]
+        components[forecast.component] = {
+            "processes": len(processes),
+            "host": host,
+            "accelerator": accelerator,
+            "host_measured": max((peak.rss for peak in phases), default=None),
+            "accelerator_measured": max((peak.device for peak in phases), default=None),
+            "shared_memory": forecast.shared,
+            "on_device": [part for part in forecast.parts if accelerated and part in DEVICE_PARTS],
+            "parts": dict(sorted(forecast.parts.items(), key=lambda part: -part[1])),
+            "notes": list(forecast.notes),
+        }
+    rows = [
+        {
+            "node_rank": rank,
+            "host": need[0],
+            "host_available": nodes[rank].host,
+            "host_is_this_machine": nodes[rank].is_here,
+            "accelerator": need[1],
+            "accelerator_available": nodes[rank].accelerator,
+            "fits": all(has is None or size <= has for size, has in zip(need, nodes[rank][:2], strict=True)),
+        }
+        for rank, need in node_needs(forecasts, placements).items()
+    ]
+    fits = all(row["fits"] for row in rows)
+    return {"schema": "rlinf.memory_forecast/3", "components": components, "nodes": rows, "fits": fits}
