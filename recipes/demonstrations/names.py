@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias
 from recipes.demonstrations.data_errors import DatasetError
 
 Role: TypeAlias = Literal["action", "reward", "success", "intervention"]
+# How pictures are turned: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
+Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
 
 ACTION: Final = "action"
 STATE: Final = "observation.state"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
+from recipes.demonstrations.names import Flip
 from recipes.sections.values import one_or_many
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt
@@ -26,6 +27,7 @@ class DataSource(ConfigModel):
     episodes: tuple[NonNegativeInt, ...] = Field(
         default=(), description="Numbers of the episodes that are learned from. Default: all."
     )
+    flip: Flip | None = Field(default=None, description="Turn its pictures otherwise than `data.flip` says.")
 
 
 _FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
@@ -49,6 +51,7 @@ _SOURCE_SCHEMA: dict[str, Any] = {
         "dataset_path": {"type": "string"},
         "weight": {"type": "number", "exclusiveMinimum": 0},
         "episodes": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "flip": {"enum": list(get_args(Flip))},
     },
     "additionalProperties": False,
 }
@@ -71,7 +74,8 @@ class DemonstrationsConfig(ConfigModel):
     train_data_paths: DataSources = Field(
         default=(),
         description="LeRobotDataset folders (v2.0, v2.1, v3), and HDF5 files of LIBERO, robomimic and Isaac Lab; one"
-        " path or a list. `{path: ..., weight: ..., episodes: [...]}` says how often rows of a data set are drawn.",
+        " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` says how often rows of a data set are"
+        " drawn, which ones, and how its pictures are turned.",
     )
     episodes: tuple[NonNegativeInt, ...] = Field(
         default=(), description="Numbers of the episodes that are learned from, of a single data set. Default: all."
@@ -96,10 +100,11 @@ class DemonstrationsConfig(ConfigModel):
         description="The data set's camera for each of the environment's, such as {main: agentview_rgb}. Default: those"
         " of the same name, and the only one for the only one.",
     )
-    flip: Literal["none", "vertical", "horizontal", "rotate180"] | None = Field(
+    flip: Flip | None = Field(
         default=None,
-        description="Turn the pictures as the environment's stand: `vertical` exchanges above and below (LIBERO's own"
-        " HDF5 files), `rotate180` also left and right (HuggingFaceVLA/libero). Default: as the file says, or none.",
+        description="Turn the pictures as the environment's stand: `vertical` exchanges above and below, `horizontal`"
+        " left and right, `rotate180` both. The start of a run compares them. Default: as the file says (LIBERO's own"
+        " HDF5 files: `vertical`), or none.",
     )
     action_scale: Float | tuple[Float, ...] | None = Field(
         default=None,

@@ -12,10 +12,17 @@ from torch import Tensor
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_interventions
+from recipes.embodied.learning.data_reading import (
+    first_pictures,
+    fitted_actions,
+    read_data,
+    tell_notes,
+    without_interventions,
+)
 from recipes.embodied.models.normalization import Normalization, Statistics
 
 if TYPE_CHECKING:
@@ -57,6 +64,7 @@ class ImitationData:
         acts = spec is not None and not successes
         self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
         tell_notes(self.demonstrations)
+        self._named = named
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
         self._shifts = successes
         self._imitated = (
@@ -73,6 +81,10 @@ class ImitationData:
 
     def __len__(self) -> int:
         return len(self.demonstrations)
+
+    def first_pictures(self) -> list[PicturesShown]:
+        """Return the pictures with which some of the episodes begin."""
+        return first_pictures(self.demonstrations, self._named)
 
     def normalization(self) -> Normalization:
         """Return the statistics of the rows, as `data.normalization` wants them."""

@@ -117,6 +117,16 @@ def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
     return [(0, missing if axis == 1 else 0) for axis in range(array.ndim)]
 
 
+def fitting_data(config: DemonstrationsConfig, spec: EnvSpec) -> tuple[Demonstrations, dict[str, str]]:
+    """Return demonstrations of an environment, and their camera for each of the environment's.
+
+    Raises:
+        DatasetError: they cannot be read, or are of another environment.
+    """
+    data = read_data(config)
+    return data, check_fits(data.shape, spec, config.cameras)
+
+
 def demonstrations_buffer(
     config: DemonstrationsConfig,
     spec: EnvSpec,
@@ -132,8 +142,7 @@ def demonstrations_buffer(
     Raises:
         DatasetError: the data cannot be read, are of another environment, or have no rewards.
     """
-    data = read_data(config)
-    named = check_fits(data.shape, spec, config.cameras)
+    data, named = fitting_data(config, spec)
     rewards, successes = data.rewards, data.successes
     if rewards is None or successes is None:
         raise without_rewards(data)

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import flipped
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
+from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -21,6 +23,7 @@ from recipes.embodied.learning.imitation import ImitationData, shifted
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization
 from recipes.embodied.models.registry import make_model
+from tests.unit.recipes.demonstrations.scenes import scenes
 
 LENGTHS = (4, 3)
 
@@ -131,3 +134,22 @@ def test_actions_beyond_the_range_are_refused_or_clipped(write: Callable[..., De
     assert "5 numbers in 5 of 7 actions are clipped" in clipped.notes[-1]
     scaled = ImitationData(config.model_copy(update={"action_scale": 1 / 12}), spec, 1).demonstrations
     assert scaled.actions.max() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("flips", [("none", "vertical"), ("rotate180", None), (None, "horizontal")])
+def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], tmp_path: Path) -> None:
+    sources: list[dict[str, Any]] = []
+    pictures = scenes(4, seed=0, size=16)
+    for number, flip in enumerate(flips):
+        features = {"observation.images.front": Feature("image", (16, 16, 3)), "action": Feature("float32", (1,))}
+        with DatasetWriter(tmp_path / str(number), 10, features) as writer:
+            for begin in (0, 2):
+                action = np.zeros((2, 1), np.float32)
+                writer.add({"observation.images.front": pictures[begin : begin + 2], "action": action}, "task")
+        sources.append({"path": str(tmp_path / str(number)), **({} if flip is None else {"flip": flip})})
+    config = DemonstrationsConfig.model_validate({"train_data_paths": sources, "flip": "vertical"})
+    shown = ImitationData(config, None, 1).first_pictures()
+    assert [each.where for each in shown] == [source["path"] for source in sources]
+    assert [each.flip for each in shown] == [flip or "vertical" for flip in flips]
+    for each in shown:
+        assert np.array_equal(each.cameras["front"], thumbnails(flipped(pictures[[0, 2]], each.flip)))
