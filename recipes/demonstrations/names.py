@@ -46,6 +46,11 @@ _GROUPS: Final = ("complementary_info", "complementary_data", "info", "infos", "
 # Of these, 1 is an intervention; 0, -1 and -10 are the policy, a demonstration, and the steps before an intervention.
 MODES: Final = ("action_modes", "intv_labels")
 _CAMERA_PREFIXES: Final = (IMAGES, "observation.image.", "observation.")
+# What LIBERO and robomimic call the cameras that our environments call `main` and `wrist`.
+_SIMULATED_CAMERAS: Final[Mapping[str, frozenset[str]]] = {
+    "main": frozenset(("agentview", "agentview_rgb", "agentview_image")),
+    "wrist": frozenset(("eye_in_hand_rgb", "robot0_eye_in_hand", "robot0_eye_in_hand_rgb", "robot0_eye_in_hand_image")),
+}
 _STATES: Final = (STATE, "observation.states", "state", "states")
 
 
@@ -110,6 +115,17 @@ def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
             raise DatasetError(message, where=where, help="rename one of the columns")
         cameras[column] = camera
     return cameras
+
+
+def camera_like(camera: str, names: Iterable[str]) -> str | None:
+    """Return the data set's camera that is an environment's by its name, or by LIBERO's or robomimic's for it.
+
+    Returns:
+        None where there is no such camera, or where several could be meant.
+    """
+    known = list(names)
+    candidates = [camera] if camera in known else [each for each in known if each in _SIMULATED_CAMERAS.get(camera, ())]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def is_depth(column: str) -> bool:

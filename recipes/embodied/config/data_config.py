@@ -98,7 +98,7 @@ class DemonstrationsConfig(ConfigModel):
     cameras: Mapping[Text, Text] = Field(
         default_factory=dict[str, str],
         description="The data set's camera for each of the environment's, such as {main: agentview_rgb}. Default: those"
-        " of the same name, and the only one for the only one.",
+        " of the same name or of LIBERO's and robomimic's for it, and the only one for the only one.",
     )
     flip: Flip | None = Field(
         default=None,
