@@ -219,6 +219,15 @@ def without_rewards(data: Demonstrations) -> DatasetError:
     )
 
 
+def weights_of_replay(data: Demonstrations) -> DatasetError:
+    """Return the error for data sets with weights whose steps go into a replay buffer."""
+    return DatasetError(
+        "the data sets have a `weight`, and a replay buffer draws all steps alike",
+        where=data.where,
+        help="remove `weight`; `algorithm.off_policy.replay.demonstrations_share` is the share of all demonstrations",
+    )
+
+
 def without_interventions(data: Demonstrations) -> DatasetError:
     """Return the error for demonstrations that do not say where somebody intervened."""
     return DatasetError(

@@ -73,8 +73,8 @@ class ImitationData:
             else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
         )
         # Sums of the chances of rows to be drawn, where they are not equal.
-        draws = self.demonstrations.draws
-        self._drawn = None if draws is None else torch.from_numpy(np.cumsum(draws[self._imitated]))
+        chances = chances_of(self.demonstrations, self._imitated)
+        self._drawn = None if chances is None else torch.from_numpy(np.cumsum(chances))
         # The last row of each row's episode.
         bounds = self.demonstrations.bounds
         self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
@@ -164,6 +164,21 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
             help="remove `data.only_interventions`, or record corrections by `rlinf record RUN --device`",
         )
     return found
+
+
+def chances_of(data: Demonstrations, imitated: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """Return how often each of the imitated rows is drawn, relative to the others; None: all alike.
+
+    A data set of which fewer rows are imitated keeps its share.
+    """
+    if data.draws is None:
+        return None
+    ends = np.cumsum([origin.episodes for origin in data.origins])
+    owners = np.searchsorted(data.bounds[ends], np.arange(len(data)), side="right")
+    chosen = owners[imitated]
+    shares = np.bincount(owners, data.draws, len(ends))
+    drawn = np.bincount(chosen, data.draws[imitated], len(ends))
+    return data.draws[imitated] * (shares / np.where(drawn > 0, drawn, 1))[chosen]
 
 
 def labelled_by_success(data: Demonstrations) -> Demonstrations:

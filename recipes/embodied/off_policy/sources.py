@@ -13,7 +13,13 @@ from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_rewards
+from recipes.embodied.learning.data_reading import (
+    fitted_actions,
+    read_data,
+    tell_notes,
+    weights_of_replay,
+    without_rewards,
+)
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
@@ -143,6 +149,8 @@ def demonstrations_buffer(
         DatasetError: the data cannot be read, are of another environment, or have no rewards.
     """
     data, named = fitting_data(config, spec)
+    if data.draws is not None:
+        raise weights_of_replay(data)
     rewards, successes = data.rewards, data.successes
     if rewards is None or successes is None:
         raise without_rewards(data)
