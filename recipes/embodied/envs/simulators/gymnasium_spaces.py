@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import FloatArray
+from recipes.embodied.envs.env_spec import FloatArray, native_actions
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.processes.simulator import Row
 from rlinf_core import ConfigError
@@ -185,9 +185,9 @@ class Writer:
         self.whole = False
         if isinstance(space, spaces.Discrete):
             self.size, self.num_choices = 1, int(space.n)
-            self._first = int(space.start)
-            self.low: tuple[float | None, ...] = (self._first,)
-            self.high: tuple[float | None, ...] = (self._first + self.num_choices - 1,)
+            first = int(space.start)
+            self.low: tuple[float | None, ...] = (first,)
+            self.high: tuple[float | None, ...] = (first + self.num_choices - 1,)
             return
         if not isinstance(space, spaces.Box):
             raise ConfigError(f"actions of `{task}` are not understood: {space}", help=OWN)
@@ -196,26 +196,15 @@ class Writer:
         self.whole = np.dtype(space.dtype).kind in "iub"
         if self.whole and (high - low >= _MOST_WHOLE).any():
             raise ConfigError(f"actions of `{task}` are whole numbers without bounds: {space}", help=OWN)
-        below, above = np.abs(low) < _NO_BOUND, np.abs(high) < _NO_BOUND
-        self._bounded = below & above
-        self._low, self._high = np.where(below, low, -_NO_BOUND), np.where(above, high, _NO_BOUND)
-        pairs = list(zip(low.tolist(), high.tolist(), self._bounded.tolist(), strict=True))
-        self.low = tuple(least if bounded else None for least, _, bounded in pairs)
-        self.high = tuple(most if bounded else None for _, most, bounded in pairs)
+        self.low, self.high = (
+            tuple(number if abs(number) < _NO_BOUND else None for number in each.tolist()) for each in (low, high)
+        )
 
     def __call__(self, actions: NDArray[Any]) -> Any:
         """Return actions [n, A] as `step` takes them: inside the space, and whole where it is of whole numbers."""
+        native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
-            return (actions[:, 0] + self._first).tolist()
-        low, high = self._low, self._high
-        # From 0 to 1 within the bounds.
-        share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2
-        if self.whole:
-            native = np.minimum(np.floor(low + share * (high - low + 1)), high)
-        else:
-            native = np.where(self._bounded, low + share * np.where(self._bounded, high - low, 0), actions)
-            # One bound alone is kept, too.
-            native = np.clip(native, low, high)
+            return native[:, 0].tolist()
         return native.astype(self._type).reshape(-1, *self._shape)
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.simulators import gymnasium_spaces
 from recipes.training.finite import NonFiniteError
@@ -31,8 +32,10 @@ PICTURE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
 class Odd(gymnasium.Env):
     """Returns from the given step on what it is told to return."""
 
-    def __init__(self, space: Any = STATES, shown: Any = None, result: Any = None, first: Any = None) -> None:
-        self.observation_space, self.action_space = space, spaces.Box(-1, 1, (1,))
+    def __init__(
+        self, space: Any = STATES, shown: Any = None, result: Any = None, first: Any = None, act: Any = None
+    ) -> None:
+        self.observation_space, self.action_space = space, act or spaces.Box(-1, 1, (1,))
         self._shown, self._result, self._first = shown, result, first
 
     def _fine(self) -> Any:
@@ -191,3 +194,30 @@ def test_success_counts_where_it_is_said() -> None:
     assert successes is not None
     assert successes.tolist() == [True, False]
     assert checked_batch_step("task", (0, ONES, NO, NO, {}), 2)[-1] is None
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-2, 2, (1,)),
+        spaces.Box(np.array([0, -np.inf, 3], np.float32), np.array([5, np.inf, np.inf], np.float32)),
+        spaces.Box(0, 9, (2, 2), np.int64),
+        spaces.Discrete(3, start=-1),
+    ],
+)
+def test_a_spec_tells_the_numbers_that_a_simulator_gets(space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    step = Odd.step
+
+    def noted(self: Any, action: Any) -> Any:
+        taken.append(np.asarray(action).reshape(-1))
+        return step(self, action)
+
+    monkeypatch.setattr(Odd, "step", noted)
+    env = GymnasiumEnv(EnvSettings(num_envs=1, task="Odd-v0", options={"act": space}))
+    actions = random_actions(env.spec, 1, chunk=6)
+    env.reset()
+    env.step(actions)
+    wanted = env.spec.native(actions[0])
+    np.testing.assert_allclose(np.stack(taken), wanted, rtol=1e-6)
+    assert all(space.contains(each.reshape(space.shape).astype(space.dtype)) for each in wanted)
