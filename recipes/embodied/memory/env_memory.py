@@ -24,7 +24,8 @@ SIMULATORS: Final[Mapping[str, tuple[int, int] | None]] = {
 }
 # Observations in shared memory: those that are being sent, and those before, which may still be in use.
 _SENT_COPIES: Final = 2
-_UNKNOWN_STATES: Final = 64
+# As many as a published pi0 has room for.
+_UNKNOWN_STATES: Final = 32
 # Environments that are tried: what one more of them takes is a quarter of the difference.
 _FEW, _MORE = 2, 6
 
@@ -65,8 +66,9 @@ def environment_sizes(environments: EnvironmentConfig) -> EnvironmentSizes:
         cameras: dict[str, Any] = {
             str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras
         }
-        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=kind != "robosuite")
-        return EnvironmentSizes(spec, notes=(f"the states of `{kind}` are taken to be {_UNKNOWN_STATES} numbers",))
+        states = options.state_size or _UNKNOWN_STATES
+        notes = () if options.state_size else (f"the states of `{kind}` are taken to be {states} numbers",)
+        return EnvironmentSizes(EnvSpec(states, 7, cameras=cameras, has_instructions=kind != "robosuite"), notes=notes)
     if kind == "franka_robot":
         return EnvironmentSizes(FRANKA_ROBOT)  # the arm is elsewhere
     known = ENV_TYPES.get(kind)

@@ -95,12 +95,14 @@ def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> Non
     [
         ({"actions": 8, "fps": 80}, "has 8 numbers in an action, and the environment 4"),
         ({"actions": 4, "fps": 20}, "takes 80 actions in a second"),
+        ({"actions": 4, "fps": 80, "states": 8}, "has 8 numbers in a state, and the environment 39"),
         ({"actions": 4, "fps": 80}, None),
     ],
 )
 def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[str, Any], words: str | None) -> None:
     press = ("env.train={env_type: metaworld, task: reach-v3}", "env.eval={}")
-    messages = [each.message for each in found(write(states=39, **sizes), *press) if each.code == "dataset-mismatch"]
+    path = write(**{"states": 39, **sizes})
+    messages = [each.message for each in found(path, *press) if each.code == "dataset-mismatch"]
     assert (messages == []) if words is None else (words in messages[0])
 
 

@@ -58,8 +58,25 @@ def test_simulator_processes_follow_their_measurement(processes: int | None, cou
     config = environments(env_type="libero", task="libero_spatial", num_processes=processes)
     found = env_forecast(config, "interact", environment_sizes(config), BASE, 1)
     assert found.phases[1].parts["simulators"] == counted * int(1.8 * 2**30)
-    assert found.notes[0] == "the states of `libero` are taken to be 64 numbers"
     assert ("a process of `libero` is counted as it holds one environment" in found.notes) == (counted < 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "states", "notes"),
+    [
+        ({"env_type": "libero", "task": "libero_spatial"}, 8, ()),
+        ({"env_type": "metaworld", "task": "reach-v3"}, 39, ()),
+        ({"env_type": "robosuite", "task": "Lift"}, 32, ("the states of `robosuite` are taken to be 32 numbers",)),
+        (
+            {"env_type": "libero", "task": "libero_goal", "options": {"observe_objects": True}},
+            32,
+            ("the states of `libero` are taken to be 32 numbers",),
+        ),
+    ],
+)
+def test_states_of_simulators_are_those_they_have(values: dict[str, object], states: int, notes: object) -> None:
+    sizes = environment_sizes(environments(**values))
+    assert (sizes.spec.state_size, sizes.notes) == (states, notes)
 
 
 def test_an_environment_that_cannot_be_made_is_told() -> None:
