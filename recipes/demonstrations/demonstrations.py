@@ -283,7 +283,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         draws=_all([each.draws for each in parts]),
         notes=tuple(f"{each.where}: {note}" for each in parts for note in each.notes),
         place=place,
-        joined_from=tuple(origin for each in parts for origin in each.origins),
+        joined_from=tuple(origin for part in parts for origin in part.origins),
     )
 
 

@@ -124,7 +124,7 @@ def camera_like(camera: str, names: Iterable[str]) -> str | None:
         None where there is no such camera, or where several could be meant.
     """
     known = list(names)
-    candidates = [camera] if camera in known else [each for each in known if each in _SIMULATED_CAMERAS.get(camera, ())]
+    candidates = [camera] if camera in known else [name for name in known if name in _SIMULATED_CAMERAS.get(camera, ())]
     return candidates[0] if len(candidates) == 1 else None
 
 

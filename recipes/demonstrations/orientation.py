@@ -92,19 +92,15 @@ def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> 
     here = shown.cameras[camera]
     environment = _standardized(seen)
     pairs = {flip: _standardized(flipped(flipped(here, shown.flip), flip)) @ environment.T for flip in FLIPS}
-    likeness: dict[Flip, float] = {flip: float(each.max(axis=1).mean()) for flip, each in pairs.items()}
-    found = OrientationMatch(shown.where, camera, shown.flip, likeness, "undecided")
-    several = max(_different(here), _different(seen)) >= _FEWEST
-
-    def is_better(one: Flip, other: Flip) -> bool:
-        """Return whether one orientation is clearly more alike than another, in nearly every picture of both sides."""
-        each = [_is_clear(pairs[one].max(axis=axis), pairs[other].max(axis=axis)).mean() for axis in (0, 1)]
-        return several and min(each) >= _AGREEING
-
-    if found.best != shown.flip and is_better(found.best, shown.flip):
-        return found._replace(verdict="differs")
-    agrees = found.best == shown.flip and all(is_better(shown.flip, flip) for flip in FLIPS if flip != shown.flip)
-    return found._replace(verdict="agrees" if agrees else "undecided")
+    likeness: dict[Flip, float] = {flip: float(values.max(axis=1).mean()) for flip, values in pairs.items()}
+    match = OrientationMatch(shown.where, camera, shown.flip, likeness, "undecided")
+    if max(_different(here), _different(seen)) < _FEWEST:
+        return match
+    if match.best != shown.flip and _is_better(pairs[match.best], pairs[shown.flip]):
+        return match._replace(verdict="differs")
+    others = [flip for flip in FLIPS if flip != shown.flip]
+    agrees = match.best == shown.flip and all(_is_better(pairs[shown.flip], pairs[flip]) for flip in others)
+    return match._replace(verdict="agrees" if agrees else "undecided")
 
 
 def compared_orientations(
@@ -116,18 +112,24 @@ def compared_orientations(
         shown: the first pictures of data sets.
         seen: the first pictures of environments, by worker.
     """
-    cameras = dict.fromkeys(camera for each in seen for camera in each)
-    pictures = {camera: np.concatenate([each[camera] for each in seen if camera in each]) for camera in cameras}
+    names = dict.fromkeys(camera for worker in seen for camera in worker)
+    pictures = {camera: np.concatenate([worker[camera] for worker in seen if camera in worker]) for camera in names}
     return [
-        matched_orientation(each, camera, pictures[camera])
-        for each in shown
-        for camera in each.cameras
+        matched_orientation(data_set, camera, pictures[camera])
+        for data_set in shown
+        for camera in data_set.cameras
         if camera in pictures
     ]
 
 
-def _is_clear(more: NDArray[np.float64], less: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return (1 - more <= _UNLIKE_SHARE * (1 - less)) & (more - less >= _GAP)
+def _is_better(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether correlations [n, m] are clearly larger than others, in nearly every picture of both sides."""
+    shares = [_is_clear(one.max(axis=axis), other.max(axis=axis)).mean() for axis in (0, 1)]
+    return min(shares) >= _AGREEING
+
+
+def _is_clear(larger: NDArray[np.float64], smaller: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return (1 - larger <= _UNLIKE_SHARE * (1 - smaller)) & (larger - smaller >= _GAP)
 
 
 def _standardized(pictures: Thumbnails) -> NDArray[np.float64]:

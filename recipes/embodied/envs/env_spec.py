@@ -91,10 +91,10 @@ def native_actions(
     whole: bool = False,
 ) -> NDArray[Any]:
     """Return actions [..., A] from -1 to 1, or choices from 0, in a simulator's own numbers; see `EnvSpec`."""
-    least = np.array([-np.inf if each is None else each for each in low])
+    least = np.array([-np.inf if bound is None else bound for bound in low])
     if chooses:
         return actions + least.astype(np.int64)
-    most = np.array([np.inf if each is None else each for each in high])
+    most = np.array([np.inf if bound is None else bound for bound in high])
     bounded = np.isfinite(least) & np.isfinite(most)
     begin, width = np.where(bounded, least, 0), np.where(bounded, most, 0) - np.where(bounded, least, 0)
     share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
-from recipes.training.first_contact import ContactCheck, note_comparisons
+from recipes.training.first_contact import FILE, ContactCheck, note_comparisons
 from rlinf_core import RunRecord
+
+_LOGGER: Final = logging.getLogger("rlinf")
 
 
 def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str) -> None:
@@ -25,19 +28,23 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
     """
     if record.step:
         return  # it was compared when the run began
-    shown: list[PicturesShown] = [each for by_rank in actor.first_pictures().wait() for each in by_rank or ()]
+    shown: list[PicturesShown] = [pictures for rank in actor.first_pictures().wait() for pictures in rank or ()]
     if not shown:
         return
-    seen: list[Mapping[str, Thumbnails]] = [each for each in env.first_pictures().wait() if each]
+    seen: list[Mapping[str, Thumbnails]] = [cameras for cameras in env.first_pictures().wait() if cameras]
     matches = compared_orientations(shown, seen)
-    notes = [_noted(each, environments) for each in matches]
+    notes = [_noted(match, environments) for match in matches]
     if not seen:
         unmoved = "not compared: a robot is not moved before its first episode"
-        notes = [ContactCheck(f"orientation of pictures in {each.where}", environments, note=unmoved) for each in shown]
+        places = dict.fromkeys(data_set.where for data_set in shown)
+        notes = [ContactCheck(f"orientation of pictures in {where}", environments, note=unmoved) for where in places]
     note_comparisons(record.folder.path, notes)
-    wrong = [each for each in matches if each.verdict == "differs"]
-    if wrong:
-        raise _turned_otherwise(wrong[0], [each for each in matches if each.where == wrong[0].where], len(shown))
+    unclear = [f"`{match.camera}` of {match.where}" for match in matches if match.verdict == "undecided"]
+    if unclear:
+        _LOGGER.warning("orientation of pictures undecided, see %s: %s", FILE, ", ".join(unclear))
+    wrong = next((match for match in matches if match.verdict == "differs"), None)
+    if wrong is not None:
+        raise _turned_otherwise(wrong, [match for match in matches if match.where == wrong.where], len(shown))
 
 
 def _noted(match: OrientationMatch, environments: str) -> ContactCheck:
@@ -54,16 +61,18 @@ def _noted(match: OrientationMatch, environments: str) -> ContactCheck:
 
 
 def _turned_otherwise(wrong: OrientationMatch, matches: Sequence[OrientationMatch], data_sets: int) -> DatasetError:
-    where = "data.flip" if data_sets == 1 else "flip"
-    beside = "" if data_sets == 1 else " beside the `path` of this data set in `data.train_data_paths`"
-    agreeing = next((each for each in matches if each.verdict == "agrees"), None)
-    remedy = f"write `{where}: {wrong.best}`{beside}"
+    key = "data.flip" if data_sets == 1 else "flip"
+    agreeing = next((match for match in matches if match.verdict == "agrees"), None)
     if agreeing is not None:
-        remedy = f"convert the data set again: its camera `{agreeing.camera}` stands as the environment's does"
+        remedy = f"convert the data set again: its camera `{agreeing.camera}` is oriented as the environment's"
+    elif data_sets == 1:
+        remedy = f"write `data.flip: {wrong.best}`"
+    else:
+        remedy = f"write `flip: {wrong.best}` beside the `path` of this data set in `data.train_data_paths`"
     return DatasetError(
-        f"the pictures of camera `{wrong.camera}` do not stand as the environment's: they are turned by"
-        f" `{where}: {wrong.flip}`, and `{wrong.best}` is right",
+        f"the pictures of camera `{wrong.camera}` are not oriented as the environment's: `{key}` is `{wrong.flip}`, and"
+        f" `{wrong.best}` matches",
         where=wrong.where,
-        why=f"correlation with the environment's first pictures by `{where}`: {wrong.figures}",
+        why=f"correlation with the environment's first pictures, by `{key}`: {wrong.figures}",
         help=remedy,
     )

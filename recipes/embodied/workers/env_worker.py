@@ -129,7 +129,7 @@ class StagedEnvironments:
         self._begun = {reset: begun}
         named = [(name, camera) for name in begun[0] if (camera := camera_of(name)) is not None]
         return {
-            camera: np.concatenate([thumbnails(each[name][:_ENVIRONMENTS_SHOWN]) for each in begun])
+            camera: np.concatenate([thumbnails(seen[name][:_ENVIRONMENTS_SHOWN]) for seen in begun])
             for name, camera in named
         }
 

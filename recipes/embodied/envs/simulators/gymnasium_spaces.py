@@ -197,7 +197,7 @@ class Writer:
         if self.whole and (high - low >= _MOST_WHOLE).any():
             raise ConfigError(f"actions of `{task}` are whole numbers without bounds: {space}", help=OWN)
         self.low, self.high = (
-            tuple(number if abs(number) < _NO_BOUND else None for number in each.tolist()) for each in (low, high)
+            tuple(bound if abs(bound) < _NO_BOUND else None for bound in bounds.tolist()) for bounds in (low, high)
         )
 
     def __call__(self, actions: NDArray[Any]) -> Any:

@@ -89,10 +89,10 @@ class GymnasiumVectorEnv(BatchedEnv):
         return BatchStep(self._read(seen), *outcome)
 
     @staticmethod
-    def _asked(ask: Callable[..., Any], *given: Any, **how: Any) -> Any:
+    def _asked(ask: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Return what Gymnasium answers; an error of an environment in a process of its own is raised as it was."""
         try:
-            return ask(*given, **how)
+            return ask(*values, **options)
         except ConfigError as error:
             # Gymnasium makes a new error, with the old one in the place of its message.
             inner: object = error.message

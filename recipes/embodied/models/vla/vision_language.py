@@ -332,7 +332,7 @@ def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...
         files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
         known = [read_settings(file) for file in files if file.is_file()]
         # A processor of transformers 5 keeps that of its images within its own settings.
-        inner = [each["image_processor"] for each in known if isinstance(each.get("image_processor"), dict)]
-        about = next((each for each in (*known, *inner) if "image_mean" in each), {})
+        inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
+        about = next((said for said in (*known, *inner) if "image_mean" in said), {})
     half = (0.5, 0.5, 0.5)
     return tuple(about.get("image_mean", half)), tuple(about.get("image_std", half))

@@ -81,15 +81,16 @@ def test_cameras_that_contradict_need_a_conversion(tmp_path: Path) -> None:
     group = Group([shown(main=UPRIGHT, wrist=UPRIGHT[:, ::-1])])
     with pytest.raises(DatasetError, match="camera `wrist`") as caught:
         check_orientation(group, Group({"main": SEEN, "wrist": SEEN}), record_of(tmp_path), "env.train")
-    assert "its camera `main` stands as the environment's does" in (caught.value.help or "")
+    assert "its camera `main` is oriented as the environment's" in (caught.value.help or "")
 
 
-def test_undecided_pictures_are_told_and_not_refused(tmp_path: Path) -> None:
+def test_undecided_pictures_are_told_and_not_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = np.full_like(UPRIGHT, 9)
     check_orientation(Group([shown(main=plain)]), Group({"main": SEEN}), record_of(tmp_path), "env.train")
     (noted,) = read_comparisons(tmp_path)
     assert noted["ok"] is True
     assert noted["note"].startswith("undecided, ")
+    assert "orientation of pictures undecided, see first_contact.json: `main` of set" in caplog.text
 
 
 def test_a_robot_that_is_not_moved_is_told(tmp_path: Path) -> None:

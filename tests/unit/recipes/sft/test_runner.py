@@ -115,7 +115,7 @@ def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> Non
     made = loop(cameras={"main": (48, 48, 3)})
     made.answer("actor", first_pictures=([PicturesShown("set", "none", {"main": upright[:, ::-1]})], []))
     made.answer("env", first_pictures=({"main": seen},))
-    with pytest.raises(DatasetError, match="do not stand as the environment's"):
+    with pytest.raises(DatasetError, match="are not oriented as the environment's"):
         made.runner.init_workers()
     assert made.asked("learn") == []
     assert [each["ok"] for each in read_comparisons(made.folder.path)] == [False]
