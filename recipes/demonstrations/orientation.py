@@ -91,8 +91,10 @@ def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> 
     """
     here = shown.cameras[camera]
     environment = _standardized(seen)
-    pairs = {flip: _standardized(flipped(flipped(here, shown.flip), flip)) @ environment.T for flip in FLIPS}
-    likeness: dict[Flip, float] = {flip: float(values.max(axis=1).mean()) for flip, values in pairs.items()}
+    pairs: dict[Flip, NDArray[np.float64]] = {
+        flip: _standardized(flipped(flipped(here, shown.flip), flip)) @ environment.T for flip in FLIPS
+    }
+    likeness: dict[Flip, float] = {flip: float(pairs[flip].max(axis=1).mean()) for flip in FLIPS}
     match = OrientationMatch(shown.where, camera, shown.flip, likeness, "undecided")
     if max(_different(here), _different(seen)) < _FEWEST:
         return match

@@ -85,8 +85,8 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:
         result = self._asked(self._env.step, np.asarray(self._writes(actions)))
-        seen, *outcome = checked_batch_step(self._task, result, self.num_envs)
-        return BatchStep(self._read(seen), *outcome)
+        seen, rewards, terminations, truncations, successes = checked_batch_step(self._task, result, self.num_envs)
+        return BatchStep(self._read(seen), rewards, terminations, truncations, successes)
 
     @staticmethod
     def _asked(ask: Callable[..., Any], *values: Any, **options: Any) -> Any:
