@@ -100,7 +100,7 @@ def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> 
         return match
     if match.best != shown.flip and _is_better(pairs[match.best], pairs[shown.flip]):
         return match._replace(verdict="differs")
-    others = [flip for flip in FLIPS if flip != shown.flip]
+    others: list[Flip] = [flip for flip in FLIPS if flip != shown.flip]
     agrees = match.best == shown.flip and all(_is_better(pairs[shown.flip], pairs[flip]) for flip in others)
     return match._replace(verdict="agrees" if agrees else "undecided")
 
