@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     """SIGXCPU: the limit of processor time is near."""
 
 
-# The first class that an error is an instance of decides.
+# The first matching class decides.
 _BY_ERROR: tuple[tuple[type[RLinfError], ExitCode], ...] = (
     (ConfigError, ExitCode.INVALID),
     (PlacementError, ExitCode.INVALID),

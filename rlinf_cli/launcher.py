@@ -1,4 +1,4 @@
-"""The console script: `main`, and what makes a process of its own start and end quickly."""
+"""The console script: `main`, with shortcuts for a fast start and exit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from types import FrameType
 from typing import Any
 
-_INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, before anything is imported that Ctrl-C could cut short
-# Importing makes many objects and no garbage: looking through them, by default every 700, only costs. A check of a file
-# makes 60,000, and a single look through most of these takes a tenth of its time.
+_INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, defined here: Ctrl-C must work before anything is imported
+# Imports allocate many objects and no garbage, so the default threshold of 700 only costs time. Validation allocates
+# 60,000; one full collection over most of these takes a tenth of its time.
 _COLLECT_EVERY = 200_000
 
 
 def launch() -> int:
-    """Run the command line; return its exit code, or end the process with it."""
+    """Run the command line; return its exit code, or exit the process with it."""
     gc.set_threshold(_COLLECT_EVERY)
     _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -25,7 +25,7 @@ def launch() -> int:
     from rlinf_cli.main import main
 
     code = main()
-    # Taking the interpreter apart takes longer than many a command. What needs an orderly end is Ray's, while it is on.
+    # Interpreter shutdown takes longer than many commands. Only a running Ray needs an orderly exit.
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         for stream in (sys.stdout, sys.stderr):
@@ -35,12 +35,12 @@ def launch() -> int:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C while nothing is done yet; an exception might be lost in an import."""
+    """Handle Ctrl-C during startup, where an exception could be lost in an import."""
     os._exit(_INTERRUPTED)
 
 
 def _order_imports() -> None:
-    """Find the modules of the working folder, but never in the place of rlinf's or the standard library's."""
+    """Move the working folder behind rlinf and the standard library on `sys.path`."""
     from rlinf_core.process.import_path import manage
 
     try:
@@ -51,15 +51,15 @@ def _order_imports() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Lead standard output and error that the caller closed (`>&-`) nowhere.
+    """Redirect standard output and error to /dev/null where the caller closed them (`>&-`).
 
-    Otherwise the next file that is opened would get their descriptors, and whatever is printed.
+    Otherwise the next opened file would get their descriptors, and all printed text.
     """
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor is the one that is missing. Reading from it fails, as from a closed one.
+            # The lowest free descriptor is the missing one. Reading from it fails, as from a closed one.
             os.open(os.devnull, os.O_WRONLY)
             if descriptor:
                 setattr(sys, name, open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

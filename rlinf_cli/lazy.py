@@ -1,4 +1,4 @@
-"""Commands that are imported and built when they are asked for, so that each costs only those who call it."""
+"""Lazily imported commands: each costs import time only when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.main import get_command
 
 
 class CommandFamily(NamedTuple):
-    """Commands that help lists under one heading, and that are modules of one package."""
+    """Commands under one heading of `--help`, all modules of one package."""
 
     heading: str
     package: str
@@ -21,10 +21,10 @@ class CommandFamily(NamedTuple):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are the `app`s of modules. Help builds them all, a call only the one it names.
+    """A group whose commands are the `app`s of modules. Help loads all of them, a call only its own.
 
     Attributes:
-        families: the commands, each called as its module, in the order in which help lists them.
+        families: the commands by family, in help order; a command has the name of its module.
     """
 
     families: ClassVar[tuple[CommandFamily, ...]]
@@ -34,16 +34,16 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = {name: family.package for family in self.families for name in family.names}
-        # An unknown name is compared with all of them, to guess which was meant.
+        # For an unknown name all of them are loaded, to suggest the nearest.
         for name in (cmd_name,) if cmd_name in known else known:
             if name not in self.commands:
-                # A module cannot well be called by a word of the language, as in `rlinf import`.
+                # A module cannot have a keyword's name, as in `rlinf import`.
                 module = f"{name}_" if iskeyword(name) else name
                 self.add_command(get_command(import_module(f"{known[name]}.{module}").app), name)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands under the headings of their families, all summaries in one column."""
+        """Write the commands under the headings of their families, summaries aligned."""
         width = max(len(name) for name in self.list_commands(ctx))
         for family in self.families:
             commands = [(name, self.get_command(ctx, name)) for name in family.names]
@@ -54,7 +54,7 @@ class LazyGroup(TyperGroup):
 
 
 def command(function: Callable[..., None], *, no_args_is_help: bool = False) -> typer.Typer:
-    """Return the app of a module that holds one command, called as its function."""
+    """Return the app of a module with a single command, named after its function."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(no_args_is_help=no_args_is_help)(function)
     return app

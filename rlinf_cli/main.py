@@ -29,7 +29,7 @@ class _Commands(LazyGroup):
     )
 
 
-# Plain help: it is there at once, and reads the same in a terminal, a pipe and a log.
+# Plain help: it appears at once and reads the same in a terminal, a pipe and a log.
 app = typer.Typer(
     name="rlinf",
     cls=_Commands,
@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 
-# What writing to a stream can meet that is no bug: a full disk, a quota, a limit on sizes, a broken device.
+# Write errors that are no bug: a full disk, a quota, a file-size limit, a broken device.
 _OUTPUT_LOST = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 
@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def guarded(work: Callable[[], int | None]) -> int:
-    """Run `work`; its exit code, or that of the way in which it ended, which is told."""
+    """Run `work`; return its exit code. An error is printed first."""
     with console.escaping():
         try:
             return work() or ExitCode.OK
@@ -92,13 +92,13 @@ def guarded(work: Callable[[], int | None]) -> int:
             return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-        except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
-            # What a signal raised may have become another exception on its way.
-            return command_signals.code or _tell(error)
+        except Exception as error:  # noqa: BLE001 - the last line of defence: report a bug in rlinf, do not dump it
+            # A signal's exception may have been replaced by another one on its way up.
+            return command_signals.code or _report(error)
 
 
-def _tell(error: Exception) -> int:
-    """Tell the person why the command failed, and return its exit code."""
+def _report(error: Exception) -> int:
+    """Print why the command failed, and return its exit code."""
     if isinstance(error, RLinfError):
         _show(error)
         return code_of(error)
@@ -126,7 +126,7 @@ def _show_bug(error: Exception) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     console.error_block(
-        "this is a bug in rlinf, not in what you gave it",
+        "this is a bug in rlinf, not in your input",
         where=f"{last.filename}:{last.lineno} in {last.name}" if last else None,
         why=f"{type(error).__name__}: {error}",
         do="please report it with the traceback"

@@ -1,4 +1,4 @@
-"""rlinf_core: configuration, placement and the worker runtime beneath the `rlinf` command.
+"""rlinf_core: configuration, placement and the worker runtime that the `rlinf` command uses.
 
 The public names are listed in `__init__.pyi` and imported on first use, so that reading a configuration never pays for
 ray or torch.

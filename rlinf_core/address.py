@@ -17,7 +17,7 @@ class WorkerAddress:
 
     `WorkerAddress("actor", 0)` is rank 0 of the group `actor`; a worker that this one launches is
     `WorkerAddress("actor", (0, 1))`. Addresses order by group name, then by ranks as numbers. Without ranks an address
-    names the group itself: the place that launched it, which is no worker.
+    names the group itself, which is not a worker.
 
     Raises:
         InvalidNameError: the group name is empty or holds a `:`, or a rank is negative.
@@ -34,7 +34,7 @@ class WorkerAddress:
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
-        """Return the address that `get_name` wrote as `name`.
+        """Parse an address from the form of `get_name`.
 
         Raises:
             InvalidNameError: `name` is not a group name followed by ranks, as in `actor:0:1`.
@@ -43,7 +43,7 @@ class WorkerAddress:
             raise InvalidNameError(f"{name!r} is not the address of a worker", help="an address is text")
         group, *parts = name.split(_SEPARATOR)
         for part in parts:
-            # Only what get_name writes: no signs, spaces, underscores or leading zeros.
+            # Only the form of get_name: no signs, spaces, underscores or leading zeros.
             if not (part.isascii() and part.isdigit()) or (part != "0" and part.startswith("0")):
                 raise InvalidNameError(
                     f"`{name}` is not the address of a worker: `{part}` is not a rank",
@@ -67,11 +67,11 @@ class WorkerAddress:
         return self.ranks[-1]
 
     def get_parent_rank(self) -> int | None:
-        """Return the rank of the worker that launched this one, or None when no worker did (the driver launched it)."""
+        """Return the rank of the worker that launched this one, or None if the driver did."""
         return self.ranks[-2] if len(self.ranks) > 1 else None
 
     def get_parent_address(self) -> WorkerAddress | None:
-        """Return the address that this one is a child of: a worker, or the group itself; None for a group."""
+        """Return the parent of this address: a worker, or the group itself; None for a group."""
         return WorkerAddress(self.root_group_name, self.ranks[:-1]) if self.ranks else None
 
     def get_child_address(self, rank: int) -> WorkerAddress:
@@ -89,7 +89,7 @@ class WorkerAddress:
 
 
 def _checked_rank(rank: int) -> int:
-    """Return `rank` as an int: one that only equals it, as 1.0 does, would be the same address by another name."""
+    """Return `rank` as an int: an equal value such as 1.0 would give the same address another name."""
     try:
         number = -1 if isinstance(rank, bool) else operator.index(rank)
     except TypeError:
@@ -100,14 +100,14 @@ def _checked_rank(rank: int) -> int:
 
 
 def check_name(name: str, of: str = "group") -> None:
-    """Check that `name` can be the name of a group, or of a channel, whose process is one too.
+    """Check that `name` is a valid name of a group or of a channel (whose process is a group, too).
 
     Raises:
-        InvalidNameError: it is no text, empty, or holds a `:`, which separates ranks.
+        InvalidNameError: it is not text, empty, or contains `:`, which separates ranks.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise InvalidNameError(f"{name!r} cannot be the name of a {of}", help="a name is text")
+        raise InvalidNameError(f"{name!r} is not a valid name of a {of}", help="a name is text")
     if not name or _SEPARATOR in name:
         raise InvalidNameError(
-            f"`{name}` cannot be the name of a {of}", help=f"the name of a {of} is not empty and holds no `:`"
+            f"`{name}` is not a valid name of a {of}", help=f"the name of a {of} must not be empty or contain `:`"
         )

@@ -17,6 +17,6 @@ def short_repr(value: object) -> str:
     """Return a short one-line representation of a value."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 - Python spells no number of thousands of digits
+    except Exception:  # noqa: BLE001 - Python does not format numbers of thousands of digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

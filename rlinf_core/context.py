@@ -1,4 +1,4 @@
-"""The context that a worker is given at birth: one frozen value, so that nothing is read from the environment later."""
+"""The context of a worker: one frozen value from its launch, so that nothing is read from the environment later."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Session:
 
     Attributes:
         job: the job's name, unique on its cluster; it is the Ray namespace of the job's actors.
-        secret: what a process proves to know before its peers take a byte of data from it.
-        folder: the private folder of the driver on its own machine, in which sockets may lie, or None.
-        log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
-        log_names: what a group's folder in there is called, by the group's name; by default the group's name.
-        trace: whether workers record what they do and when (see `rlinf_core.process.tracing`).
+        secret: the shared secret that authenticates its processes to each other.
+        folder: the driver's private folder on its machine, for sockets, or None.
+        log_folder: folder for each worker's log on its node, or None for Ray's log files only.
+        log_names: folder names in it by group name; by default the group's name.
+        trace: whether workers record spans (see `rlinf_core.process.tracing`).
         secrets: values that workers mask in what they print and log.
-        import_path: the folders besides installed packages from which driver and workers import, where they exist.
+        import_path: folders for imports of driver and workers besides installed packages.
         member: the worker that this process is, or None in the driver.
     """
 
@@ -41,15 +41,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The place where a worker runs, and its devices.
+    """The node and the devices of a worker.
 
     Attributes:
         address: its name among all workers of the job.
         rank, world_size: within its group.
         node_id, node_ip, hostname: of its node: the rank in the cluster, the address for other nodes, the name.
         pid: its process id.
-        gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
-        available_gpus: the indices on its node of the accelerators that it sees: all of them where it is assigned none.
+        gpu_id: the index on its node of its first accelerator, or None without one.
+        available_gpus: the indices on its node of its visible accelerators: all if it is assigned none.
         accelerator_type: the vendor of its node's accelerators as in `NVIDIA`, or None.
         hardware: the robots or other declared units that it owns.
     """
@@ -69,18 +69,18 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The values that one worker is started with.
+    """The start values of one worker.
 
     Attributes:
         address: its name among all workers of the job.
         group_name: the name of its group, which peers send to.
         placement: its place; `placement.rank` and `placement.world_size` are those within its group.
-        node_ip: the address under which other nodes reach its node.
+        node_ip: the address at which other nodes reach its node.
         master_addr: the address of rank 0 of its group, for `torch.distributed`.
         hardware: the robots or other declared units that it owns, in the order of its `local_hardware_ranks`.
         session: the job.
-        incarnation: which launch of the group this is, from 1: a relaunched worker is told from its predecessor by it.
-        given: the names of the variables that the file gives to it; the runtime sets its own but for these.
+        incarnation: the number of the group's launch, from 1, which distinguishes a relaunched worker.
+        given: the names of the variables that the file sets for it; the runtime sets its own except for these.
     """
 
     address: WorkerAddress
@@ -94,7 +94,7 @@ class WorkerContext:
     given: frozenset[str] = frozenset()
 
     def info(self) -> WorkerInfo:
-        """Return what the worker tells of itself. To be called in its own process."""
+        """Return the worker's info. Call in its own process."""
         placement = self.placement
         return WorkerInfo(
             address=self.address,
@@ -111,7 +111,7 @@ class WorkerContext:
         )
 
 
-# The one ambient value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.
+# The only global value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.
 _session: Session | None = None
 
 

@@ -2,7 +2,7 @@
 
     seconds = env_vars.TIMEOUT.get()
 
-An unset or empty variable has its default; one that holds what it cannot mean is an `EnvironmentVariableError`.
+An unset or empty variable has its default; an invalid value is an `EnvironmentVariableError`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class EnvVar(Generic[T]):
     """One declared variable.
 
     Attributes:
-        default: its value where it is unset or empty.
-        doc: what it decides, with units.
-        expected: what it may hold, in words.
+        default: its value if unset or empty.
+        doc: its meaning, with units.
+        expected: its valid values, in words.
         parse: from text to value; a ValueError means "not that".
     """
 
@@ -48,14 +48,14 @@ class EnvVar(Generic[T]):
 
     @property
     def is_set(self) -> bool:
-        """Whether this process's environment gives it a value."""
+        """Whether this process's environment sets it."""
         return bool(os.environ.get(self.name, "").strip())
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
         """Return the variable's value in `environ` (by default this process's).
 
         Raises:
-            EnvironmentVariableError: it holds something that it cannot mean.
+            EnvironmentVariableError: its value is invalid.
         """
         raw = (os.environ if environ is None else environ).get(self.name, "").strip()
         if not raw:
@@ -68,7 +68,7 @@ class EnvVar(Generic[T]):
 
 def _seconds(text: str) -> float:
     value = float(text)
-    # Written so that nan fails too; inf fails because no wait may be unbounded.
+    # Written so that NaN fails too; inf fails because no wait may be unbounded.
     if not 0 < value < float("inf"):
         raise ValueError
     return value
@@ -84,7 +84,7 @@ def parse_size(text: str) -> int:
     """Return bytes in a size such as `64MB`, `1.5 GiB` or `4096`.
 
     Raises:
-        ValueError: it is no positive size.
+        ValueError: it is not a positive size.
     """
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
@@ -116,12 +116,12 @@ def parse_ports(text: str) -> range:
     """Return the TCP ports that `FIRST-LAST` means.
 
     Raises:
-        ValueError: it is no range of ports.
+        ValueError: it is not a range of ports.
     """
     first, dash, last = text.partition("-")
     ports = range(_count(first.strip()), _count(last.strip()) + 1)
     if not dash or not ports or ports[0] < 1 or ports[-1] > 65535:
-        raise ValueError(f"`{text}` is no range of ports")
+        raise ValueError(f"`{text}` is not a range of ports")
     return ports
 
 
@@ -132,38 +132,38 @@ _A_SIZE = "a positive size in bytes, such as `256MB`, `2GiB` or `1048576`"
 TIMEOUT = EnvVar(
     "RLINF_TIMEOUT",
     1800.0,
-    "Seconds that an operation between processes (send, recv, put, get, a call) may wait when none are given to it.",
+    "Default timeout in seconds of an operation between processes (send, recv, put, get, a call).",
     _A_TIME,
     _seconds,
 )
 CALL_TIMEOUT = EnvVar(
     "RLINF_CALL_TIMEOUT",
     86400.0,
-    "Seconds that a call on a worker group may take when its `wait` is given none; what the method waits in meanwhile"
-    " has its own deadline.",
+    "Default timeout in seconds of `wait` for a call on a worker group; operations within the method have their own"
+    " deadlines.",
     _A_TIME,
     _seconds,
 )
 CONNECT_TIMEOUT = EnvVar(
     "RLINF_CONNECT_TIMEOUT",
     30.0,
-    "Seconds that the first contact with a peer may take, while the peer may still be launching. Unset, it is so many"
-    " on an idle machine, and up to ten times as many on one whose processors are asked for by several processes each.",
+    "Seconds for the first contact with a peer, which may still be launching. If unset, the default is extended up"
+    " to tenfold on a machine with overcommitted processors.",
     _A_TIME,
     _seconds,
 )
 ADDRESS: EnvVar[str | None] = EnvVar(
     "RLINF_ADDRESS",
     None,
-    "The address of the head of the cluster to join, as in `10.0.0.1:6379`, or `local` for a Ray of the job's own on"
-    " this machine; by default the cluster that `rlinf up` made this machine a node of, else a Ray of its own.",
+    "The address of the head of the cluster to join, as in `10.0.0.1:6379`, or `local` for a private Ray on this"
+    " machine; by default the `rlinf up` cluster of which this machine is a node, else a private Ray.",
     "HOST:PORT, or `local`",
     str,
 )
 CLUSTER: EnvVar[str | None] = EnvVar(
     "RLINF_CLUSTER",
     None,
-    "Which of several clusters that `rlinf up` brought up is meant, by its name; by default the only one.",
+    "Name of the `rlinf up` cluster to use; required if there are several.",
     "the name of a cluster",
     str,
 )
@@ -177,7 +177,7 @@ NODE_RANK: EnvVar[int | None] = EnvVar(
 NET_IF: EnvVar[str | None] = EnvVar(
     "RLINF_NET_IF",
     None,
-    "The network interface by which other nodes reach this one, such as `eth0`; by default the one of Ray's address.",
+    "The network interface at which other nodes reach this one, such as `eth0`; by default that of Ray's address.",
     "the name of a network interface",
     str,
 )
@@ -192,7 +192,7 @@ PORTS: EnvVar[range | None] = EnvVar(
 SHM_LIMIT: EnvVar[int | None] = EnvVar(
     "RLINF_SHM_LIMIT",
     None,
-    "Bytes of shared memory that one process may hold for messages; by default a share of the memory it is allowed.",
+    "Bytes of shared memory that one process may hold for messages; by default a share of its allowed memory.",
     _A_SIZE,
     parse_size,
 )
@@ -200,37 +200,37 @@ DEVICE_TRANSPORT = EnvVar(
     "RLINF_DEVICE_TRANSPORT",
     "auto",
     "How tensors on GPUs reach other processes: by CUDA IPC on one GPU and NCCL between GPUs once a first message has "
-    "passed unchanged, else through host memory; or by one of these only.",
+    "passed unchanged, else through host memory; or only one of these.",
     "one of auto, host, ipc, nccl",
     _device_transport,
 )
 LOG_LEVEL = EnvVar(
     "RLINF_LOG_LEVEL",
     "INFO",
-    "The least severe messages that workers log.",
+    "Minimum severity of messages that workers log.",
     "one of DEBUG, INFO, WARNING, ERROR, CRITICAL",
     _level,
 )
 REPORT = EnvVar(
     "RLINF_REPORT",
     True,
-    "Whether `rlinf train` writes `report.html` when a run has ended.",
+    "Whether `rlinf train` writes `report.html` at the end of a run.",
     "1 or 0",
     _switch,
 )
 
 _PREFIX = "RLINF_"
-# What rlinf tells its own processes by; they are set by it, and by nobody else.
+# Internal variables: set by rlinf for its own processes only.
 MARKS = frozenset({"RLINF_RAY"})
-# Names such as RLINF_METAWORLD_PYTHON are free for interpreters: files read them by `${env:...}`.
+# Names such as RLINF_METAWORLD_PYTHON are free for interpreters: files refer to them as `${env:...}`.
 _INTERPRETER = "_PYTHON"
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:
-    """Make sure that every variable of the register can be read.
+    """Validate every registered variable.
 
     Raises:
-        EnvironmentVariableError: one holds what it cannot mean; where several do, it tells of the others, too.
+        EnvironmentVariableError: a value is invalid; it also names further invalid ones.
     """
     wrong: list[EnvironmentVariableError] = []
     for variable in REGISTER.values():
@@ -240,18 +240,18 @@ def check(environ: Mapping[str, str] | None = None) -> None:
             wrong.append(error)
     if wrong:
         first, *others = wrong
-        first.why = "it is not the only one: " + "; ".join(error.message for error in others) if others else None
+        first.why = "further invalid variables: " + "; ".join(error.message for error in others) if others else None
         raise first
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return what looks like a variable of rlinf and is none, in words, so that a mistyped one is not just ignored."""
+    """Return messages about unknown variables with rlinf's prefix, so that a misspelt one is not ignored."""
     names = sorted(os.environ if environ is None else environ)
     known = [name.removeprefix(_PREFIX) for name in REGISTER]
-    found: list[str] = []
+    messages: list[str] = []
     for name in names:
         if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS and not name.endswith(_INTERPRETER):
             hint = did_you_mean(name.removeprefix(_PREFIX), known)
-            text = f"`{name}` in the environment is no variable of rlinf"
-            found.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
-    return found
+            text = f"`{name}` in the environment is not a variable of rlinf"
+            messages.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
+    return messages

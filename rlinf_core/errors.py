@@ -2,14 +2,14 @@
 
     RLinfError
       ConfigError                     the configuration is wrong
-      PlacementError                  processes cannot be laid out as asked
+      PlacementError                  processes cannot be placed as requested
       InvalidNameError                also ValueError
       EnvironmentVariableError        also ValueError
-      ClusterError                    the cluster cannot be reached, or cannot start what was asked of it
+      ClusterError                    the cluster is unreachable, or cannot start what was requested
       RunError                        a run folder cannot be written, read or found
         CheckpointError
       WorkerGroupError                also ExceptionGroup: a call failed on some ranks (in `failures`)
-      RuntimeFailure                  base of what goes wrong between processes
+      RuntimeFailure                  base of failures between processes
         UnknownGroupError             also LookupError
         PeerNotFoundError             also LookupError
         WorkerDiedError
@@ -22,8 +22,8 @@
         RemoteError                   stands for an exception whose type cannot be rebuilt here
         ChannelError
           ChannelClosed
-          ChannelFull                 also asyncio.QueueFull (in `channel.errors`)
-          ChannelEmpty                also asyncio.QueueEmpty (in `channel.errors`)
+          ChannelFull                 also asyncio.QueueFull (in `channel.operation`)
+          ChannelEmpty                also asyncio.QueueEmpty (in `channel.operation`)
 
 `rlinf_core` exports all of them. Every one survives pickling with its fields, because it may be raised in a worker and
 read in the driver.
@@ -39,9 +39,9 @@ class RLinfError(Exception):
 
     Attributes:
         message: what happened, one sentence without a final full stop.
-        where: the place it concerns (a file position, a component and rank, a node), or None.
-        why: the cause, where it is known and not said by the message, or None.
-        help: what the reader can do, or None.
+        where: the location (a file position, a component and rank, a node), or None.
+        why: the cause, if known and not part of the message, or None.
+        help: the remedy, or None.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ def _rebuild(cls: type[RLinfError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 class ConfigError(RLinfError):
-    """The configuration is wrong; `str()` holds every finding as `rlinf validate` prints them."""
+    """The configuration is invalid; `str()` lists every finding as `rlinf validate` prints it."""
 
 
 class PlacementError(RLinfError):
-    """Processes cannot be laid out as asked."""
+    """Processes cannot be placed as requested."""
 
 
 class InvalidNameError(RLinfError, ValueError):
@@ -84,7 +84,7 @@ class InvalidNameError(RLinfError, ValueError):
 
 
 class EnvironmentVariableError(RLinfError, ValueError):
-    """The environment variable `name` holds `value`, which it cannot mean."""
+    """The environment variable `name` has an invalid `value`."""
 
     def __init__(self, name: str, value: str, *, expected: str, help: str | None = None) -> None:
         super().__init__(f"`{name}` is `{value}`, expected {expected}", where="environment", help=help)
@@ -93,11 +93,11 @@ class EnvironmentVariableError(RLinfError, ValueError):
 
 
 class RuntimeFailure(RLinfError):  # noqa: N818 - a branch of the tree, never raised itself
-    """Base of what goes wrong between the processes of a running job."""
+    """Base of failures between the processes of a running job."""
 
 
 class UnknownGroupError(RuntimeFailure, LookupError):
-    """No group of this name is among those, `known`, that the job declared or launched."""
+    """No group of this name was declared or launched by the job; `known` are those that were."""
 
     def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None) -> None:
         from rlinf_core.suggest import did_you_mean
@@ -114,7 +114,7 @@ class UnknownGroupError(RuntimeFailure, LookupError):
 
 
 class PeerNotFoundError(RuntimeFailure, LookupError):
-    """The group is known, the worker is not: `address`, as in `actor:3`, does not exist or was not launched in time."""
+    """The group is known, but the worker `address`, as in `actor:3`, does not exist or was not launched in time."""
 
     def __init__(
         self, address: str, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
@@ -128,8 +128,8 @@ class WorkerDiedError(RuntimeFailure):
 
     Attributes:
         address: the worker that died, as in `actor:3`.
-        node: where it ran, as in `node 1 (10.0.0.2)`, or None where that is not known.
-        cause: why it died, as far as can be known.
+        node: where it ran, as in `node 1 (10.0.0.2)`, or None if unknown.
+        cause: why it died, as far as known.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
 
 
 class DeadlockError(RuntimeFailure):
-    """A set of processes (`members`, as in `actor:0`) wait for one another, and nobody else can wake them.
+    """A set of processes (`members`, as in `actor:0`) wait for one another, and no other process can wake them.
 
     Attributes:
         picture: who waits for whom, in words.
@@ -180,7 +180,7 @@ class DeadlockError(RuntimeFailure):
 
 
 class ChannelError(RuntimeFailure):
-    """Base of what a channel answers; `key` is that of the queue, or None when it concerns all of the channel's."""
+    """Base of a channel's errors; `key` is that of the queue, or None for the whole channel."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ChannelClosed(ChannelError):  # noqa: N818 - named like queue.Full and que
 
 
 class PayloadError(RuntimeFailure):
-    """An object cannot travel: it does not pickle, or the receiving side cannot hold it."""
+    """An object cannot be sent: it does not pickle, or the receiving side cannot rebuild it."""
 
 
 class MismatchError(RuntimeFailure, ValueError):
@@ -219,7 +219,7 @@ class MismatchError(RuntimeFailure, ValueError):
 
 
 class AuthenticationError(RuntimeFailure):
-    """Whoever is on the other end of a connection does not belong to this cluster."""
+    """The other end of a connection does not belong to this cluster."""
 
 
 class CancelledOperationError(RuntimeFailure):
@@ -227,7 +227,7 @@ class CancelledOperationError(RuntimeFailure):
 
 
 class RemoteError(RuntimeFailure):
-    """Stands for an exception of another process whose type, `type_name`, cannot be rebuilt in this one."""
+    """Stand-in for an exception of another process whose type, `type_name`, cannot be rebuilt in this one."""
 
     def __init__(self, type_name: str, text: str, *, traceback: str | None = None, where: str | None = None) -> None:
         super().__init__(f"{type_name}: {text}" if text else type_name, where=where)
@@ -241,8 +241,8 @@ class RunError(RLinfError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, or cannot be continued from: it is missing, incomplete, or of another model."""
+    """A checkpoint cannot be written, or cannot be resumed from: it is missing, incomplete, or of another model."""
 
 
 class ClusterError(RLinfError):
-    """The cluster cannot be reached, is not whole, or cannot start what was asked of it."""
+    """The cluster is unreachable or incomplete, or cannot start what was requested."""

@@ -1,4 +1,4 @@
-"""Transfer of exceptions between processes, and raising those of a whole group as one."""
+"""Transfer of exceptions between processes, and the error of a group call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_core.errors import (
 
 _log = logging.getLogger("rlinf")
 
-# What a worker raises because of what happened to another one.
+# Errors that are consequences of another worker's failure.
 _CONSEQUENCES = (
     WorkerDiedError,
     CommunicationTimeoutError,
@@ -36,20 +36,20 @@ _CONSEQUENCES = (
     PeerNotFoundError,
 )
 
-# Where methods of workers are called: frames that say nothing of the users' code.
+# Frames of the runtime that call worker methods, irrelevant for user code.
 _CALLED_FROM = "/rlinf_core/worker/process.py"
-# How many characters of a message a summary keeps.
+# Maximum characters of a message in a summary.
 _SUMMARY_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PackedError:
-    """An exception on its way to another process; it always pickles, whatever the exception holds.
+    """A serialised exception for another process; it always pickles, whatever the exception holds.
 
     Attributes:
         pickled: the exception itself, or None when it does not pickle.
         type_name, text: the full name of its type, and its message.
-        traceback: where it was raised, as text; empty when it was never raised.
+        traceback: its traceback as text; empty if it was never raised.
         where: the worker that raised it, as in `actor:3`, or None.
     """
 
@@ -64,7 +64,7 @@ class PackedError:
         """Return `error` as raised in the worker `where`."""
         try:
             pickled = _dumps(error)
-        except Exception:  # noqa: BLE001 - pickling runs the code of any type, which can raise anything
+        except Exception:  # noqa: BLE001 - pickling runs code of arbitrary types, which can raise anything
             pickled = None
         kind = type(error)
         return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error), where)
@@ -78,10 +78,10 @@ class PackedError:
         return f"{name}: {line}" if line else name
 
     def unpack(self) -> Exception:
-        """Return the exception itself where its type exists here, else a `RemoteError`; a note tells where it was
-        raised.
+        """Return the exception itself if its type exists here, else a `RemoteError`; a note holds the original
+        traceback.
 
-        The bytes come from a worker of this cluster: whoever calls this has authenticated the connection.
+        The bytes come from a worker of this cluster over an authenticated connection.
         """
         error = self._original()
         if error is None:
@@ -95,16 +95,16 @@ class PackedError:
             return None
         try:
             error = pickle.loads(self.pickled)  # noqa: S301 - see unpack
-        except Exception:  # noqa: BLE001 - rebuilding runs the code of any type, which can raise anything
+        except Exception:  # noqa: BLE001 - rebuilding runs code of arbitrary types, which can raise anything
             return None
         # SystemExit and KeyboardInterrupt of another process must not end this one.
         return error if isinstance(error, Exception) else None
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles exceptions so that their constructor, which may take other arguments than `args`, is not called again.
+    """A pickler of exceptions that does not call their constructors again, which may take other arguments than `args`.
 
-    A type of the main script goes by its name: the driver, for whom the exception is, has the type itself.
+    A type of the main script is pickled by name: the receiving driver has the type itself.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -119,10 +119,10 @@ class _Pickler(pickle.Pickler):
 
 
 def _type_of_main(name: str) -> type[object]:
-    found = attrgetter(name)(sys.modules["__main__"])
-    if not isinstance(found, type):
-        raise TypeError(f"`{name}` of the main script is no type")
-    return cast("type[object]", found)
+    value = attrgetter(name)(sys.modules["__main__"])
+    if not isinstance(value, type):
+        raise TypeError(f"`{name}` of the main script is not a type")
+    return cast("type[object]", value)
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
@@ -152,23 +152,23 @@ def _traceback(error: BaseException) -> str:
     while outermost.tb_next is not None and outermost.tb_frame.f_code.co_filename.endswith(_CALLED_FROM):
         outermost = outermost.tb_next
     report = traceback.TracebackException(type(error), error, outermost)
-    # The notes travel with the exception, and would else be told twice.
+    # The notes are pickled with the exception, and would otherwise appear twice.
     report.__notes__ = None  # pyright: ignore[reportAttributeAccessIssue] - typeshed lacks it
     return "".join(report.format())
 
 
 class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
-    """A call on a worker group failed on some ranks: the group of each failed rank's original exception.
+    """A call on a worker group failed on some ranks; an exception group of the original exceptions.
 
-    `except* ValueError` sees the ranks' own exceptions. Root causes stand first: a rank that failed by itself comes
-    before one that failed because a peer had died, timed out or closed a channel.
+    `except* ValueError` matches the ranks' own exceptions. Root causes come first: a rank that failed on its own
+    precedes one that failed because a peer died, timed out or closed a channel.
 
     Attributes:
         group: the name of the worker group.
         method: the method that was called, or `__init__` for the launch.
-        world_size: how many workers the group has.
+        world_size: the number of workers in the group.
         ranks: the failed ranks, in the order of `exceptions`.
-        places: where failed ranks ran, in words, as in `node 1 (10.0.0.2), pid 4711`, by rank as far as it is known.
+        places: where failed ranks ran, as in `node 1 (10.0.0.2), pid 4711`, by rank if known.
     """
 
     group: str
@@ -179,7 +179,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
 
     def __new__(cls, group: str, method: str, failures: Mapping[int, Exception], world_size: int) -> WorkerGroupError:
         if not failures:
-            raise ValueError("a group did not fail without a failure of one of its workers")
+            raise ValueError("a group error needs at least one worker's failure")
         ordered = sorted(failures.items(), key=lambda item: (is_consequence(group, *item), item[0]))
         ranks = tuple(rank for rank, _ in ordered)
         first = ordered[0][1]
@@ -205,7 +205,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
 
     def derive(self, excs: Sequence[Exception], /) -> WorkerGroupError:  # pyright: ignore[reportIncompatibleMethodOverride] - typeshed's is generic over any exception
         """Return the same failure with only some of its exceptions; `except*` calls it."""
-        # A rank's exception may itself be a group of which only a part is left: a leaf tells whose it was.
+        # A rank's exception may itself be a reduced group: a leaf identifies its rank.
         owners = {
             id(leaf): rank for rank, error in zip(self.ranks, self.exceptions, strict=True) for leaf in _leaves(error)
         }
@@ -222,30 +222,30 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
 def _rebuild_group(
     group: str, method: str, packed: Sequence[tuple[int, PackedError]], world_size: int, state: dict[str, Any]
 ) -> WorkerGroupError:
-    error = WorkerGroupError(group, method, {rank: one.unpack() for rank, one in packed}, world_size)
-    # Not the order of the ranks: an exception that cannot be rebuilt here may change it.
+    error = WorkerGroupError(group, method, {rank: packed_error.unpack() for rank, packed_error in packed}, world_size)
+    # Not in rank order: an exception that cannot be rebuilt here may change it.
     error.__dict__.update({name: value for name, value in state.items() if name != "ranks"})
     return error
 
 
 def is_consequence(group: str, rank: int, error: Exception) -> bool:
-    """Return whether rank `rank` of a group failed with `error` because of what had happened to another worker."""
+    """Return whether rank `rank` of a group failed with `error` as a consequence of another worker's failure."""
     own_death = isinstance(error, WorkerDiedError) and error.address == f"{group}:{rank}"
     return isinstance(error, _CONSEQUENCES) and not own_death
 
 
 def followed(error: BaseException) -> bool:
-    """Return whether an error of this process was raised because of what had happened to a worker."""
+    """Return whether an error of this process is a consequence of a worker's failure."""
     if isinstance(error, WorkerGroupError):
         return is_consequence(error.group, error.ranks[0], error.exceptions[0])
     return isinstance(error, _CONSEQUENCES)
 
 
 def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
-    """Have `error` tell of the failure that it followed from: a traceback shows that one first.
+    """Set the cause of `error` to the failure that it followed from, which a traceback shows first.
 
     Returns:
-        False where it has a cause already, or did not follow from what had happened to a worker.
+        False if it already has a cause, or is not a consequence of a worker's failure.
     """
     if error is cause or error.__cause__ is not None or not followed(error):
         return False
@@ -255,9 +255,9 @@ def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
 
 
 def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseException | None = None) -> None:
-    """Raise the first cause among the failures of calls that nobody has waited for, and log the others.
+    """Raise the root cause among the failures of calls whose results were never read, and log the others.
 
-    `instead_of` is an exception that is under way: it stays, and is told what it followed from.
+    `instead_of` is the exception being raised: it is kept, and gets the failure as its cause.
     """
     first: BaseException | None = instead_of
     for failure in sorted(failures, key=followed):
@@ -266,21 +266,21 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
         elif first is failure or first.__cause__ is failure:
             continue
         elif instead_of is not None and followed(first) and followed(failure):
-            # Neither is the cause of the other; the later one may follow from workers having been ended since.
+            # Neither caused the other; the later one may be due to workers that were ended since.
             continue
         elif _tells_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
             continue
         else:
-            _log.error("besides, a call failed that nobody waited for: %s", failure.message)
+            _log.error("another call failed, and its result was never read: %s", failure.message)
     if first is not None and instead_of is None:
         raise first
 
 
 def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
-    """Return whether a failure tells of no more than the death of the very worker whose failure is told already."""
-    gone = failure.exceptions[0]
-    told = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
-    return isinstance(gone, WorkerDiedError) and gone.address in told
+    """Return whether a failure is just the death of a worker whose failure is already reported."""
+    last_failure = failure.exceptions[0]
+    reported = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()
+    return isinstance(last_failure, WorkerDiedError) and last_failure.address in reported
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

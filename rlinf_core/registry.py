@@ -14,12 +14,12 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """A registry of one kind of object.
 
-    What we bring is imported when it is asked for. A name with a colon is imported too: that is how a configuration
-    names something of the user's own.
+    Built-in objects are imported on first use. A name with a colon is imported, too: that is how a configuration names
+    a user's object.
 
     Args:
-        what: the kind of thing, for messages, as in `advantage`.
-        known: what we bring, by name, as `package.module:name`.
+        what: the kind of object, for messages, as in `advantage`.
+        known: built-in objects by name, as `package.module:name`.
     """
 
     def __init__(self, what: str, known: Mapping[str, str]) -> None:
@@ -32,17 +32,19 @@ class Registry(Generic[T]):
         return sorted({*self._known, *self._registered})
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds what it decorates under `name`, and returns it unchanged.
+        """Return a decorator that registers an object under `name`, and returns it unchanged.
 
         Raises:
-            ConfigError: the name is taken, or is none: it is empty or has a colon.
+            ConfigError: the name is taken, empty, or has a colon.
         """
         if not name or ":" in name:
-            raise ConfigError(f"`{name}` cannot name a {self._what}", help="a name is not empty and has no colon")
+            raise ConfigError(
+                f"`{name}` is not a valid {self._what} name", help="a name must not be empty or contain a colon"
+            )
 
         def add(value: T) -> T:
             if self._registered.get(name, value) is not value or name in self._known:
-                raise ConfigError(f"{self._what} `{name}` is registered twice", help="give one of them another name")
+                raise ConfigError(f"{self._what} `{name}` is registered twice", help="rename one of them")
             self._registered[name] = value
             return value
 
@@ -52,7 +54,7 @@ class Registry(Generic[T]):
         """Return the object registered as `name`, or import `package.module:name`.
 
         Raises:
-            ConfigError: there is nothing of this name, or it cannot be imported.
+            ConfigError: the name is unknown, or cannot be imported.
         """
         if name in self._registered:
             return self._registered[name]
@@ -61,15 +63,15 @@ class Registry(Generic[T]):
             return cast("T", import_target(target, self._what))
         from rlinf_core.suggest import did_you_mean, quoted
 
-        known = f"known: {quoted(self.names())}; your own is written `package.module:name`"
+        known = f"known: {quoted(self.names())}; your own: `package.module:name`"
         raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or known)
 
 
 def import_target(target: str, what: str) -> object:
-    """Return the object that `package.module:name` names; `what` is the kind of thing, for messages.
+    """Import the object `package.module:name`; `what` is the kind of object, for messages.
 
     Raises:
-        ConfigError: the module cannot be imported, or has nothing of that name.
+        ConfigError: the module cannot be imported, or does not define the name.
     """
     module, _, name = target.partition(":")
     try:
@@ -77,5 +79,5 @@ def import_target(target: str, what: str) -> object:
     except Exception as error:
         raise ConfigError(
             f"{what} `{target}` cannot be loaded: {type(error).__name__}: {error}",
-            help=f"install what is missing, or check that `{module}` can be imported here and defines `{name}`",
+            help=f"install missing packages, or check that `{module}` can be imported here and defines `{name}`",
         ) from error

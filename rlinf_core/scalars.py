@@ -1,11 +1,11 @@
 """Scalar types for configuration models, and the base class of those models.
 
-A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers although the person who wrote them meant a label, a
-serial and an environment value. The reader therefore hands numbers and booleans over as subclasses that remember their
-text, and the types below say what a field wants of them:
+A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers even if they are meant as a label, a serial and an
+environment value. So the reader returns numbers and booleans as subclasses that keep their text, and the types below
+select what a field takes:
 
-* `Text` takes any scalar as the text that was written;
-* `Int`, `Float`, `Bool` take numbers and booleans only (never `true` for an int), and yield plain Python values;
+* `Text` takes any scalar as written;
+* `Int`, `Float`, `Bool` take only numbers and booleans (never `true` for an int), and yield plain Python values;
 * `Data` takes anything and yields plain Python values.
 """
 
@@ -18,9 +18,9 @@ from typing import Annotated, Any, ClassVar, LiteralString, Union, cast, get_arg
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-# What a machine integer holds, so that whatever counts with a setting can.
+# The range of a machine integer.
 _LONGEST_INT = 18
-# Below it every integer is a float of its own.
+# Up to here every integer is exactly representable as a float.
 _EXACT = 2**53
 
 
@@ -61,7 +61,7 @@ class YamlBool(int):
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with every remembered text dropped, all the way down."""
+    """Return `value` as plain Python values, recursively."""
     if isinstance(value, YamlBool):
         return bool(value)
     if isinstance(value, YamlInt):
@@ -79,13 +79,12 @@ def plain(value: Any) -> Any:
 def problem(
     code: LiteralString, message: str, *, help: str | None = None, start: int | None = None, end: int | None = None
 ) -> PydanticCustomError:
-    """Return the error for a value that is wrong in itself, to be reported under the diagnostic `code`.
+    """Return the error for an invalid value, to be reported under the diagnostic `code`.
 
-    `start` and `end`, the offsets of the wrong part in the raw text, and `help` stand in its `ctx` where they are
-    given.
+    Its `ctx` has `start` and `end`, the offsets of the wrong part in the raw text, and `help`, if given.
     """
-    given = {"message": message, "help": help, "start": start, "end": end}
-    return PydanticCustomError(code, "{message}", {name: value for name, value in given.items() if value is not None})
+    context = {"message": message, "help": help, "start": start, "end": end}
+    return PydanticCustomError(code, "{message}", {name: value for name, value in context.items() if value is not None})
 
 
 def kind_of(value: object) -> str:
@@ -108,7 +107,7 @@ def expected(what: str, value: Any) -> PydanticCustomError:
 
 
 def text_of(value: Any, what: str = "text") -> str:
-    """Return the text of a scalar as written; `what` is expected where the value is none.
+    """Return the text of a scalar as written; `what` describes the expected value in the error.
 
     Raises:
         PydanticCustomError: `value` is null, a list or a mapping.
@@ -144,7 +143,7 @@ def _float(value: Any) -> Any:
         number = float(value)
     except OverflowError:
         number = math.inf
-    # `.inf` says so; digits that come to more are a mistake.
+    # `.inf` is explicit; digits that overflow are a mistake.
     if math.isinf(number) and (not isinstance(value, float) or getattr(value, "raw", "")[-1:].isdigit()):
         raise problem("bad-value", "must be a number below 1.8e308")
     return number
@@ -157,7 +156,7 @@ def _bool(value: Any) -> Any:
 
 
 def impossible_address(text: str) -> str | None:
-    """Return why no machine can have the IP address `text`; None where one can."""
+    """Return why no machine can have the IP address `text`, or None."""
     # Imported here: most files hold no address.
     from ipaddress import IPv4Network, ip_address
 
@@ -166,9 +165,9 @@ def impossible_address(text: str) -> str | None:
     except ValueError:
         return f"`{text}` is not an IP address"
     if address.is_unspecified or (address.version == 4 and address in IPv4Network("0.0.0.0/8")):
-        return f"`{text}` stands for no address in particular"
+        return f"`{text}` does not name a particular machine"
     if address.is_multicast or text == "255.255.255.255":
-        return f"`{text}` stands for many machines"
+        return f"`{text}` is a multicast or broadcast address"
     return None
 
 
@@ -180,9 +179,9 @@ Data = Annotated[Any, BeforeValidator(plain)]
 
 
 class StrictModel(BaseModel):
-    """A mapping of the file: an immutable value that knows every key it may hold.
+    """A mapping of the file: immutable, without unknown keys.
 
-    `null` stands for the default of a key that has one, unless the key gives `null` a meaning of its own.
+    `null` means the default of a key that has one, unless `null` is a valid value of the key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -191,7 +190,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a field that a subclass gives another default keep the description it was declared with."""
+        """Keep the description of a field for which a subclass only changes the default."""
         for base in cls.__mro__[1:]:
             if not issubclass(base, StrictModel):
                 continue

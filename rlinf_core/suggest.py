@@ -1,4 +1,4 @@
-"""Near names for a mistyped one."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the names of `known` that `name` was probably meant to be, nearest first; empty when none is close.
+    """Return the names in `known` similar to `name`, nearest first.
 
-    Names that differ by case, by `-` for `_`, or by a letter are close. Words that both end with say nothing:
-    `action_dim` is not close to `hidden_dim`.
+    Names that differ by case, by `-` for `_`, or by a letter are similar. Common suffixes do not count: `action_dim` is
+    not similar to `hidden_dim`.
     """
     # Imported here: a file without mistakes, the common case, never needs it.
     from difflib import get_close_matches
@@ -28,7 +28,7 @@ _CLOSE = 0.6
 
 
 def _heads_are_close(one: str, other: str) -> bool:
-    """Return whether two names are close without the words that both end with."""
+    """Return whether two names are similar without their common suffix."""
     from difflib import SequenceMatcher
 
     heads, others = one.split("_"), other.split("_")
@@ -40,10 +40,10 @@ def _heads_are_close(one: str, other: str) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """`did you mean `X`?` for the nearest known name, or None."""
-    found = near(name, known)
-    return f"did you mean `{found[0]}`?" if found else None
+    candidates = near(name, known)
+    return f"did you mean `{candidates[0]}`?" if candidates else None
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return `a`, `b`, `c`, each in backticks."""
+    """Return the names in backticks, joined by commas."""
     return ", ".join(f"`{name}`" for name in names)

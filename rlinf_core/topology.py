@@ -1,8 +1,8 @@
-"""The topology of a cluster: its nodes, its node groups, and what a resource rank counts in each of them.
+"""The topology of a cluster: its nodes, its node groups, and the units of their resource ranks.
 
-It comes from a configuration alone (declared or assumed accelerators) or from probed nodes. Units are numbered once
-over the whole cluster, node by node, separately for accelerators, for each type of robot, and for the nodes themselves.
-A group is then a few ranges of such numbers, so that 10,000 nodes cost little more than one.
+It is built from a configuration alone (declared or assumed accelerators) or from probed nodes. Units are numbered over
+the whole cluster, node by node, separately for accelerators, each type of robot, and nodes. A group is a few ranges of
+these numbers, so that 10,000 nodes cost little more than one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 
 
 class UnitKind(StrEnum):
-    """The kind of thing that a resource rank counts."""
+    """The kind of unit that a resource rank counts."""
 
     ACCELERATOR = "accelerator"
     ROBOT = "robot"
@@ -34,7 +34,7 @@ class UnitKind(StrEnum):
 
 
 class Unit(NamedTuple):
-    """The unit that a group's resource ranks count; `robot` is the `hardware.type` where they count robots."""
+    """The unit that a group's resource ranks count; `robot` is the `hardware.type` if they count robots."""
 
     kind: UnitKind
     robot: str | None = None
@@ -59,7 +59,7 @@ NODES = Unit(UnitKind.NODE)
 
 
 class Robot(NamedTuple):
-    """A robot on a node: its `hardware.type` and what the configuration says about it."""
+    """A robot on a node: its `hardware.type` and its configuration."""
 
     type: str
     config: RobotUnit
@@ -70,13 +70,14 @@ class NodeInfo(NamedTuple):
 
     Attributes:
         rank: its rank in the cluster, from 0.
-        num_accelerators: how many it has, or None when nobody has said or looked.
-        accelerator_type: their vendor, as in `NVIDIA`, which decides the visibility variable; None if unknown or none.
+        num_accelerators: their number, or None if unknown.
+        accelerator_type: their vendor, as in `NVIDIA`, which determines the visibility variable; None if unknown or
+        none.
         accelerator_model: as in `A800`, or None.
-        accelerator_ids: what the visibility variable calls each of them, in order; empty when that is `0`, `1`, ...
+        accelerator_ids: their names in the visibility variable, in order; empty if these are `0`, `1`, ...
         robots: in the order of `hardware.configs`.
-        ip, hostname, python, versions: what a probe found, None and empty without one: `python` is the interpreter that
-            Ray runs there, `versions` holds pairs such as `("ray", "2.60.0")`.
+        ip, hostname, python, versions: from a probe; None and empty without one. `python` is Ray's interpreter there,
+        `versions` holds pairs such as `("ray", "2.60.0")`.
     """
 
     rank: int
@@ -96,9 +97,9 @@ class NodeGroupInfo(NamedTuple):
 
     Attributes:
         node_ranges: its nodes, as ascending ranges that neither overlap nor touch.
-        unit: what its resource ranks count, or None while the accelerators of one of its nodes are unknown.
+        unit: the unit of its resource ranks, or None while the accelerators of one of its nodes are unknown.
         segments: its units in rank order, as ranges of the cluster-wide numbers of that kind of unit.
-        ignores_hardware: True when nodes are counted because hardware is to be ignored, not because there is none.
+        ignores_hardware: whether nodes are counted because hardware is ignored, not because there is none.
         declared: whether the file declares the accelerators of all of its nodes.
     """
 
@@ -124,7 +125,7 @@ class NodeGroupInfo(NamedTuple):
 
 
 class UnitNumbers:
-    """The cluster-wide numbers of one kind of unit: how they run through the nodes."""
+    """The cluster-wide numbering of one kind of unit over the nodes."""
 
     def __init__(self, per_node: Iterable[int]) -> None:
         self._starts = list(accumulate(per_node, initial=0))
@@ -147,7 +148,7 @@ class UnitNumbers:
 class ClusterTopology:
     """The nodes, by rank, and groups, by label, of a cluster. Make one with `from_config` or `from_nodes`.
 
-    The reserved groups `cluster` and `node` come last. `probed`: whether the nodes were asked what they have.
+    The reserved groups `cluster` and `node` come last. `probed`: whether the nodes were probed.
     """
 
     nodes: tuple[NodeInfo, ...]
@@ -156,31 +157,33 @@ class ClusterTopology:
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
-        """Return the topology that a configuration describes, without touching a node.
+        """Return the topology that a configuration describes, without connecting to a node.
 
-        An assumption about a group holds before what the group declares, one about every node after it.
+        An assumption about a group overrides the group's declaration; one about every node does not.
 
         Raises:
-            ConfigError: an assumption cannot be read or names no group of the configuration.
+            ConfigError: an assumption is invalid or names no group of the configuration.
         """
-        assumptions = [parse_assumption(each) if isinstance(each, str) else each for each in assume]
+        assumptions = [
+            parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
+        ]
         check_labels(assumptions, cluster)
-        found: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
+        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
         for group, count, model in accelerator_claims(cluster, assumptions):
             nodes = _ranges(group, cluster.num_nodes) if group else (range(cluster.num_nodes),)
             for piece in nodes:
                 for rank in piece:
-                    if found[rank] is None:
-                        found[rank] = (count, model)
-        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(found)]
+                    if accelerators[rank] is None:
+                        accelerators[rank] = (count, model)
+        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(accelerators)]
         return cls._build(nodes, cluster)
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
-        """Return the topology of probed nodes, with the groups and robots of a configuration if there is one.
+        """Return the topology of probed nodes, with the groups and robots of a configuration, if any.
 
         Raises:
-            PlacementError: the nodes are not ranks 0..N-1 once each, or differ in number or accelerators from the file.
+            PlacementError: the node ranks are not 0..N-1, or number or accelerators differ from the file.
         """
         by_rank = sorted(nodes, key=lambda node: node.rank)
         ranks = [node.rank for node in by_rank]
@@ -197,9 +200,9 @@ class ClusterTopology:
                 )
             mismatches = accelerator_mismatches(cluster, by_rank)
             if mismatches:
-                more = f" (and {len(mismatches) - 1} more nodes)" if len(mismatches) > 1 else ""
+                others = f" (and {len(mismatches) - 1} more nodes)" if len(mismatches) > 1 else ""
                 raise PlacementError(
-                    f"{mismatches[0]}{more}",
+                    f"{mismatches[0]}{others}",
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
         return cls._build(by_rank, cluster, probed=True)
@@ -259,7 +262,7 @@ class ClusterTopology:
         return {}
 
     def numbers(self, unit: Unit) -> UnitNumbers:
-        """Return how the units of one kind are numbered over the cluster; unknown accelerators count as none."""
+        """Return the numbering of one kind of unit over the cluster; unknown accelerators count as none."""
         numbers = self._numbers.get(unit)
         if numbers is None:
             numbers = self._numbers[unit] = UnitNumbers(units_on(node, unit) for node in self.nodes)
@@ -281,7 +284,7 @@ class ClusterTopology:
 
 
 def units_on(node: NodeInfo, unit: Unit) -> int:
-    """Return how many units of a kind a node has; unknown accelerators count as none."""
+    """Return the number of units of a kind on a node; unknown accelerators count as none."""
     if unit.kind is UnitKind.NODE:
         return 1
     if unit.kind is UnitKind.ACCELERATOR:
@@ -290,7 +293,7 @@ def units_on(node: NodeInfo, unit: Unit) -> int:
 
 
 class AcceleratorMismatch(NamedTuple):
-    """A node that does not have what its group declares."""
+    """A node whose accelerators differ from its group's declaration."""
 
     node_rank: int
     label: str
@@ -302,11 +305,11 @@ class AcceleratorMismatch(NamedTuple):
 
 
 def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[AcceleratorMismatch]:
-    """Return every probed node (`nodes` by rank) that does not have the accelerators its groups declare.
+    """Return every probed node (`nodes` by rank) whose accelerators differ from its groups' declarations.
 
-    A model agrees when the name found holds the declared one: `A800` and `NVIDIA A800-SXM4-80GB` do.
+    A model matches if the name found contains the declared one: `A800` matches `NVIDIA A800-SXM4-80GB`.
     """
-    found: list[AcceleratorMismatch] = []
+    mismatches: list[AcceleratorMismatch] = []
     for group in cluster.node_groups:
         declared = group.accelerators
         if declared is None:
@@ -316,8 +319,8 @@ def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) ->
                 if node.num_accelerators != declared.per_node or not _same_model(declared.model, node):
                     want = _said(declared.per_node, declared.model)
                     have = _said(node.num_accelerators, node.accelerator_model)
-                    found.append(AcceleratorMismatch(node.rank, group.label, want, have))
-    return found
+                    mismatches.append(AcceleratorMismatch(node.rank, group.label, want, have))
+    return mismatches
 
 
 def _same_model(declared: str | None, node: NodeInfo) -> bool:

@@ -1,4 +1,4 @@
-"""The waits of a process as it tells them: until when, in what, and for whom."""
+"""Deadlines, and the published waits of a process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from numbers import Real
 
 from rlinf_core import env_vars
 
-# Seconds after which a wait says its first word; a shorter one is nobody's business.
+# Seconds after which a wait is first logged.
 FIRST_WORD_AFTER = 5.0
 
 
-# A machine that is busier than this is stuck, and a limit should say so.
+# On a machine busier than this, limits are not extended further.
 _MOST_STRETCH = 10.0
 
 
 def stretched(seconds: float) -> float:
-    """Return a time limit of an idle machine as it is now: longer by as much as its processors are asked for too often.
+    """Return a time limit extended by the current overload of this machine's processors.
 
-    Every limit of a start or a first contact that nobody gave goes through this, so that no constant takes a busy
-    machine for a broken one.
+    Every default limit of a start or a first contact uses this, so that a busy machine is not taken for a broken one.
     """
     try:
         load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
@@ -32,16 +31,14 @@ def stretched(seconds: float) -> float:
 
 
 def contact_seconds() -> float:
-    """Return the seconds that a first contact may take: `RLINF_CONNECT_TIMEOUT` as it is set, else its default
-    stretched.
-    """
+    """Return the time limit of a first contact: `RLINF_CONNECT_TIMEOUT` if set, else its default, stretched."""
     seconds = env_vars.CONNECT_TIMEOUT.get()
     return seconds if env_vars.CONNECT_TIMEOUT.is_set else stretched(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment `at` (`time.monotonic`) by which a wait of `seconds` must have ended."""
+    """The time `at` (`time.monotonic`) at which a wait of `seconds` must end."""
 
     seconds: float
     at: float
@@ -57,22 +54,22 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Return seconds that are left; 0 when there are none."""
+        """Return the remaining seconds, at least 0."""
         return max(0.0, self.at - time.monotonic())
 
     @property
     def expired(self) -> bool:
-        """Whether the moment has passed."""
+        """Whether it has passed."""
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """Return the earlier one of this deadline and `seconds` from now: for one step of a longer wait."""
+        """Return the earlier of this deadline and `seconds` from now, for one step of a longer wait."""
         at = time.monotonic() + seconds
         return Deadline(seconds, at) if at < self.at else self
 
 
 def checked_seconds(timeout: float) -> float:
-    """Return a timeout as somebody gave it. No wait is unbounded, and one of NaN seconds would be.
+    """Return a validated timeout. No wait is unbounded, and NaN seconds would be.
 
     Raises:
         ValueError: it is negative, infinite or not a number.
@@ -83,10 +80,10 @@ def checked_seconds(timeout: float) -> float:
 
 
 def plain_seconds(timeout: float) -> float:
-    """Return a timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
+    """Return a timeout as a plain Python number: clocks and locks take no others, not even numpy's.
 
     Raises:
-        ValueError: it is negative, infinite, a tensor or no number at all.
+        ValueError: it is negative, infinite, a tensor or not a number.
     """
     kind = type(timeout)
     if kind is not float and kind is not int and not isinstance(timeout, Real):
@@ -94,11 +91,11 @@ def plain_seconds(timeout: float) -> float:
     try:
         return float(checked_seconds(timeout))
     except OverflowError:
-        raise ValueError("a timeout is a number of seconds from 0, and this one is beyond all floats") from None
+        raise ValueError("a timeout is a number of seconds from 0, and this one exceeds the float range") from None
 
 
 def is_amount(value: float) -> bool:
-    """Return whether what a caller gave is a finite number from 0."""
+    """Return whether an argument is a finite number from 0."""
     try:
         return 0 <= value < float("inf")
     except TypeError:
@@ -106,7 +103,7 @@ def is_amount(value: float) -> bool:
 
 
 class OperationKind(StrEnum):
-    """The kind of operation that a process is in. The value is the word that people read."""
+    """The kind of an operation. The value is its display name."""
 
     IDLE = "idle"
     METHOD = "method"
@@ -131,7 +128,7 @@ _ON_A_CHANNEL = frozenset(
 )
 _TOWARDS = frozenset({OperationKind.SEND, OperationKind.SEND_TENSOR, OperationKind.BROADCAST, OperationKind.CONNECT})
 _DEFAULT_KEY = "default"
-# What a process does that is in an operation, where "waits in" and the title would not say it.
+# Descriptions of operations for which "waits in TITLE" would be unclear.
 _WORDS = {
     OperationKind.IDLE: "is idle since {target}",
     OperationKind.METHOD: "runs `{target}`",
@@ -147,18 +144,18 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that a process is in.
+    """An operation of a process.
 
     Attributes:
-        kind: what it does.
-        target: with whom or on what: an address, a channel's name, for a method or a call its name, or for an idle
-            process how its last call ended; empty where it has had none.
+        kind: its kind.
+        target: its peer or object: an address, a channel's name, the name of a method or call, or for an idle process
+        how its last call ended (empty without one).
         key: the key of the channel's queue, else None.
-        since: when it began, on the monotonic clock of the process that is in it.
-        serial: its number among all operations of that process: a later operation has a higher one.
+        since: its start, by its process's monotonic clock.
+        serial: its number among all operations of that process, ascending.
         detached: whether it runs in the background while its process goes on (`async_op=True`).
-        peers: the addresses that it is with, where `target` names none or not all, as for a call on a group.
-        bounded: whether whoever waits in it gave it a time of its own, after which it goes on by itself.
+        peers: its peers' addresses, if `target` does not name all, as for a call on a group.
+        bounded: whether its caller set a timeout, after which the caller continues.
     """
 
     kind: OperationKind
@@ -172,7 +169,7 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """The operation as words, as in `recv from actor:0`."""
+        """The operation in words, as in `recv from actor:0`."""
         if self.kind is OperationKind.IDLE:
             return "idle"
         if self.kind in _ON_A_CHANNEL:
@@ -197,18 +194,18 @@ class Operation:
         return words.format(channel=self._channel, target=self.target) if words else f"waits in {self.title}"
 
     def waits(self, seconds: float, state: str = "") -> str:
-        """Return what its process does, and for how long, as in `waits in recv from actor:0 for 12 s`.
+        """Return the activity of its process, with duration, as in `waits in recv from actor:0 for 12 s`.
 
-        `state` is what it finds, as in `empty`; left out when empty.
+        `state` is the awaited object's state, as in `empty`; omitted if empty.
         """
         if self.kind is OperationKind.IDLE and self.target:
             return f"{self.doing}, {spell_seconds(seconds)} ago"
-        found = f", {state}," if state else ""
-        return f"{self.doing}{found} for {spell_seconds(seconds)}"
+        state_text = f", {state}," if state else ""
+        return f"{self.doing}{state_text} for {spell_seconds(seconds)}"
 
 
 def spell_seconds(seconds: float) -> str:
-    """Return a duration as people read it: `0.4 s`, `12 s`, `31 min`, `2.5 h`."""
+    """Return a readable duration: `0.4 s`, `12 s`, `31 min`, `2.5 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 600:
@@ -220,7 +217,7 @@ def spell_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublishedOperation:
-    """An operation as others see it: `age` is its seconds when published, since clocks differ between hosts."""
+    """An operation as published: with its `age` in seconds instead of its start, since clocks differ between hosts."""
 
     operation: Operation
     age: float
@@ -228,13 +225,13 @@ class PublishedOperation:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The operations of one process at one moment, as it publishes them.
+    """A published snapshot of one process's operations.
 
     Attributes:
-        operations: all that it is in, oldest first.
+        operations: its current operations, oldest first.
         progress: a number that changes with every operation that begins, ends or moves bytes.
-        running: whether some code of it is under way that is in no operation; when in doubt, it is.
-        quiet: seconds since it was last in any operation or method; 0 while it is in one.
+        running: whether some of its code runs outside of operations; True when in doubt.
+        quiet: seconds since its last operation or method; 0 during one.
         last_call: how the last call of a method ended, as in "its `run` raised ValueError: no camera"; empty before.
     """
 

@@ -75,7 +75,7 @@ HERMES: Final = CallForm("json", "<tool_call>", "</tool_call>")
 
 def hermes_instructions(functions: Sequence[Mapping[str, Any]]) -> str:
     """Return how functions are called in the form `HERMES`, for a system message."""
-    listed = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in functions)
+    listed = "\n".join(json.dumps(function["function"], ensure_ascii=False) for function in functions)
     return (
         f"You may call functions. Their signatures, one a line:\n{listed}\n"
         'To call one, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> and end your turn.'
@@ -140,14 +140,14 @@ def _pair_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
     pair = re.compile(rf"{key}\s*([^\s<>]+?)\s*{value}\n?(.*?)\n?{close}", re.DOTALL)
     call = rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{re.escape(form.middle)}(?=[^\w.-])(.*?){re.escape(form.end)}"
     for mark in re.finditer(call, text, re.DOTALL):
-        yield mark.start(), mark[1], {each[1]: each[2] for each in pair.finditer(mark[2])}
+        yield mark.start(), mark[1], {field[1]: field[2] for field in pair.finditer(mark[2])}
 
 
 _STYLES: Final = {"json": _json_calls, "split": _split_calls, "pairs": _pair_calls}
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at a place, and where it ends; None and the place where there is none."""
+    """Return the JSON value that starts at an index, and the index after it; None and the index if there is none."""
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
         return _DECODER.raw_decode(text, start)
@@ -183,7 +183,7 @@ def taught_form(template: ChatTemplate) -> CallForm | None:
     for count in (2, 1):
         calls = [_probe_call(number) for number in range(count)]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        results = [{"role": "tool", "name": _NAME, "tool_call_id": each["id"], "content": _RESULT} for each in calls]
+        results = [{"role": "tool", "name": _NAME, "tool_call_id": call["id"], "content": _RESULT} for call in calls]
         try:
             whole = template.render([*asked, turn, *results], [tool])
         except TemplateRefusalError:
@@ -202,7 +202,7 @@ def _probe_call(number: int) -> dict[str, Any]:
 def _form_of(text: str) -> CallForm | None:
     """Return the form of the calls in what a template wrote."""
     name = text.find(_NAME)
-    for start in (each.start() for each in re.finditer(r"[\[{]", text[:name] if name >= 0 else "")):
+    for start in (match.start() for match in re.finditer(r"[\[{]", text[:name] if name >= 0 else "")):
         value, end = _decoded(text, start)
         if isinstance(value, dict | list) and _NAME in text[start:end]:
             second = text.find("{", end) if _NAME in text[end:] else -1

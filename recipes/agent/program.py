@@ -31,7 +31,7 @@ INDEX = WorkerReference[Indexing]("recipes.agent.workers.index_worker:IndexWorke
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-    """Train a language model that acts as `job` says, to the end, and keep what happens in `folder`.
+    """Train a language-model agent as configured in `job`, and record the run in `folder`.
 
     Raises:
         RLinfError: see `run_job`; and ConfigError: the folder of the model cannot be used.

@@ -1,1 +1,1 @@
-"""Demonstrations on disk: LeRobotDataset folders, read and written; HDF5 files of LIBERO and robomimic, read."""
+"""Demonstrations on disk: reads and writes LeRobotDataset folders, and reads HDF5 files of LIBERO and robomimic."""

@@ -1,4 +1,4 @@
-"""Statistics of columns: mean, deviation, range and quantiles, as LeRobot keeps them."""
+"""Column statistics in LeRobot's format: mean, standard deviation, range and quantiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Statistics: TypeAlias = dict[str, NDArray[Any]]
 
 
 def of_numbers(rows: NDArray[Any]) -> Statistics:
-    """Return the statistics of rows [N, ...], each part for itself; the deviation is that of all rows, not a sample."""
+    """Return statistics of rows [N, ...], elementwise; with the population standard deviation."""
     values = rows.astype(np.float64).reshape(len(rows), *(rows.shape[1:] or (1,)))
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
     return {
@@ -28,7 +28,7 @@ def of_numbers(rows: NDArray[Any]) -> Statistics:
 
 
 class PictureStatistics:
-    """Statistics of pictures by colour, from counts of each of the 256 values: exact, whatever their number."""
+    """Image statistics by color, from exact counts of the 256 values."""
 
     def __init__(self) -> None:
         self._counts = np.zeros((3, 256), np.int64)
@@ -46,18 +46,18 @@ class PictureStatistics:
         self._pictures += other._pictures
 
     def statistics(self) -> Statistics:
-        """Return the statistics; values are from 0 to 1, each [3, 1, 1]."""
+        """Return the statistics of values scaled to 0 to 1, each [3, 1, 1]."""
         levels = np.arange(256) / 255
         total = self._counts.sum(axis=1)
         mean = (self._counts * levels).sum(axis=1) / total
         variance = (self._counts * levels**2).sum(axis=1) / total - mean**2
         reached = self._counts.cumsum(axis=1) / total[:, None]
         present = self._counts > 0
-        found = {
+        values = {
             "min": levels[present.argmax(axis=1)],
             "max": levels[255 - present[:, ::-1].argmax(axis=1)],
             "mean": mean,
             "std": np.sqrt(np.maximum(variance, 0)),
             **{name: levels[(reached >= share).argmax(axis=1)] for name, share in QUANTILES.items()},
         }
-        return {**{name: each.reshape(3, 1, 1) for name, each in found.items()}, "count": np.array([self._pictures])}
+        return {**{name: value.reshape(3, 1, 1) for name, value in values.items()}, "count": np.array([self._pictures])}

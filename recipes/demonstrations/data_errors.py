@@ -1,4 +1,4 @@
-"""Errors of data sets, and the packages that reading them needs."""
+"""Errors of data sets, and the optional packages for reading them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def needed(module: str, purpose: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise DatasetError(
-            f"{purpose} needs the package `{package}`, which this Python does not have",
+            f"{purpose} needs the package `{package}`, not installed in this Python",
             help=f"run `{install_command(package)}`",
         ) from error

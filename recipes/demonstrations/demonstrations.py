@@ -1,4 +1,4 @@
-"""Demonstrations in memory, wherever they come from: numbers whole, pictures when they are asked for."""
+"""Demonstrations in memory, independent of their format: numbers are loaded, images are read on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Number = TypeVar("Number", np.uint8, np.float32)
 
 
 class Camera(ABC):
-    """The pictures of one camera over all rows of a data set.
+    """The images of one camera over all rows of a data set.
 
     Args:
         shape: (H, W, 3).
@@ -31,7 +31,7 @@ class Camera(ABC):
 
     @abstractmethod
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """Return pictures [n, H, W, 3] of some rows, in their order.
+        """Return images [n, H, W, 3] of some rows, in the order of the rows.
 
         Raises:
             DatasetError: one is missing or damaged.
@@ -39,7 +39,7 @@ class Camera(ABC):
 
 
 class KeptCamera(Camera):
-    """Pictures in memory.
+    """Images in memory.
 
     Args:
         pictures: uint8 [N, H, W, 3].
@@ -70,7 +70,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """N rows of episodes, one behind the other.
+    """N rows of concatenated episodes.
 
     Attributes:
         where: the file or folder.
@@ -144,26 +144,28 @@ class Demonstrations:
         return np.arange(int(self.bounds[episode]), int(self.bounds[episode + 1]))
 
     def place_of(self, row: int) -> str:
-        """Return the file that holds a row, the row's number, and its episode."""
+        """Return the file that holds a row, the row's number in it, and its episode."""
         episode = int(np.searchsorted(self.bounds, row, side="right")) - 1
         number = episode if self.numbers is None else int(self.numbers[episode])
         file = f"{self.where}, row {row}" if self.place is None else self.place(row)
         return f"{file} (step {row - int(self.bounds[episode])} of episode {number})"
 
     def chosen(self, episodes: Sequence[int]) -> Demonstrations:
-        """Return some of the episodes, by what the data set calls them.
+        """Return a subset of the episodes, by their numbers in the data set.
 
         Raises:
             DatasetError: there is no episode of such a number.
         """
         known = list(range(self.episodes)) if self.numbers is None else self.numbers.tolist()
-        wrong = [each for each in episodes if each not in known]
+        wrong = [episode for episode in episodes if episode not in known]
         if wrong:
             raise DatasetError(
-                f"there is no episode {wrong[0]}", where=self.where, help=f"they are numbered {known[0]} to {known[-1]}"
+                f"episode {wrong[0]} does not exist",
+                where=self.where,
+                help=f"they are numbered {known[0]} to {known[-1]}",
             )
-        positions = [known.index(each) for each in episodes]
-        spans = [self.rows_of(each) for each in positions]
+        positions = [known.index(episode) for episode in episodes]
+        spans = [self.rows_of(position) for position in positions]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
         place = self.place
 
@@ -181,26 +183,26 @@ class Demonstrations:
             rewards=of(self.rewards),
             successes=of(self.successes),
             interventions=of(self.interventions),
-            numbers=np.array([known[each] for each in positions], np.int64),
+            numbers=np.array([known[position] for position in positions], np.int64),
             draws=of(self.draws),
             place=None if place is None else _placed(place, rows),
         )
 
     def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
-        """Return the statistics of the rows that are here: `action`, `observation.state` and, if asked, of cameras."""
-        found = {"action": of_numbers(self.actions)}
+        """Return the statistics of the loaded rows: `action`, `observation.state` and optionally the cameras."""
+        statistics = {"action": of_numbers(self.actions)}
         if self.states is not None:
-            found["observation.state"] = of_numbers(self.states)
+            statistics["observation.state"] = of_numbers(self.states)
         for name, camera in self.cameras.items() if pictures else ():
             counted = PictureStatistics()
             for episode in range(self.episodes):
                 counted.add(camera.read(self.rows_of(episode)))
-            found[f"observation.images.{name}"] = counted.statistics()
-        return found
+            statistics[f"observation.images.{name}"] = counted.statistics()
+        return statistics
 
 
 class FlippedCamera(Camera):
-    """The pictures of another camera, turned.
+    """The flipped images of another camera.
 
     Args:
         camera: whose pictures they are.
@@ -218,7 +220,7 @@ class FlippedCamera(Camera):
 
 
 def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], str]:
-    """Return the places of some rows, by their number among them."""
+    """Return the positions of some rows, by their number among them."""
 
     def of(row: int) -> str:
         return place(int(rows[row]))
@@ -227,7 +229,7 @@ def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], 
 
 
 def flipped(pictures: NDArray[Number], flip: Flip) -> NDArray[Number]:
-    """Return pictures [n, H, W, 3] turned; turned in the same way again they are as before."""
+    """Return flipped images [n, H, W, 3]; flipping twice restores them."""
     if flip in ("vertical", "rotate180"):
         pictures = pictures[:, ::-1]
     if flip in ("horizontal", "rotate180"):
@@ -258,51 +260,51 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         return first
     for other in parts[1:]:
         check_alike(first.shape, other.shape)
-    offsets = np.cumsum([0, *(len(each) for each in parts)])
+    offsets = np.cumsum([0, *(len(part) for part in parts)])
 
     def place(row: int) -> str:
         part = int(np.searchsorted(offsets, row, side="right")) - 1
         return parts[part].place_of(row - int(offsets[part]))
 
-    tasks = tuple(dict.fromkeys(task for each in parts for task in each.tasks))
-    task_of = [np.array([tasks.index(task) for task in each.tasks])[each.task_of] for each in parts]
-    states = [each.states for each in parts if each.states is not None]
-    bounds = [offset + each.bounds[:-1] for each, offset in zip(parts, offsets[:-1], strict=True)]
+    tasks = tuple(dict.fromkeys(task for part in parts for task in part.tasks))
+    task_of = [np.array([tasks.index(task) for task in part.tasks])[part.task_of] for part in parts]
+    states = [part.states for part in parts if part.states is not None]
+    bounds = [offset + part.bounds[:-1] for part, offset in zip(parts, offsets[:-1], strict=True)]
     return Demonstrations(
-        ", ".join(each.where for each in parts),
+        ", ".join(part.where for part in parts),
         first.fps,
         np.concatenate([*bounds, offsets[-1:]]),
-        np.concatenate([each.actions for each in parts]),
+        np.concatenate([part.actions for part in parts]),
         np.concatenate(states) if len(states) == len(parts) else None,
-        {name: _OneBehindTheOther([each.cameras[name] for each in parts], offsets) for name in first.cameras},
+        {name: _ConcatenatedCamera([part.cameras[name] for part in parts], offsets) for name in first.cameras},
         tasks,
         np.concatenate(task_of),
-        rewards=_all([each.rewards for each in parts]),
-        successes=_all([each.successes for each in parts]),
+        rewards=_all([part.rewards for part in parts]),
+        successes=_all([part.successes for part in parts]),
         interventions=_interventions(parts),
-        draws=_all([each.draws for each in parts]),
-        notes=tuple(f"{each.where}: {note}" for each in parts for note in each.notes),
+        draws=_all([part.draws for part in parts]),
+        notes=tuple(f"{part.where}: {note}" for part in parts for note in part.notes),
         place=place,
         joined_from=tuple(origin for part in parts for origin in part.origins),
     )
 
 
 def _all(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """Return columns one behind the other; None where a data set lacks it."""
-    found = [each for each in columns if each is not None]
-    return np.concatenate(found) if len(found) == len(columns) else None
+    """Concatenate columns; None if a data set lacks the column."""
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if len(present) == len(columns) else None
 
 
 def _interventions(parts: Sequence[Demonstrations]) -> NDArray[np.bool_] | None:
-    """Return in which rows somebody intervened; None where no data set tells. All rows of one that does not count."""
-    if all(each.interventions is None for each in parts):
+    """Return the rows with interventions; None if no data set marks them. Data sets without marks count in full."""
+    if all(part.interventions is None for part in parts):
         return None
-    found = [np.ones(len(each), np.bool_) if each.interventions is None else each.interventions for each in parts]
-    return np.concatenate(found)
+    columns = [np.ones(len(part), np.bool_) if part.interventions is None else part.interventions for part in parts]
+    return np.concatenate(columns)
 
 
-class _OneBehindTheOther(Camera):
-    """The cameras of several data sets."""
+class _ConcatenatedCamera(Camera):
+    """The concatenated cameras of several data sets."""
 
     def __init__(self, cameras: Sequence[Camera], offsets: Rows) -> None:
         super().__init__(cameras[0].shape)
@@ -310,9 +312,9 @@ class _OneBehindTheOther(Camera):
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
         """See `Camera`."""
-        found = np.empty((len(rows), *self.shape), np.uint8)
+        images = np.empty((len(rows), *self.shape), np.uint8)
         owners = np.searchsorted(self._offsets, rows, side="right") - 1
         for owner in np.unique(owners):
             mine = owners == owner
-            found[mine] = self._cameras[owner].read(rows[mine] - self._offsets[owner])
-        return found
+            images[mine] = self._cameras[owner].read(rows[mine] - self._offsets[owner])
+        return images

@@ -1,4 +1,4 @@
-"""Columns that are true or false, in the types in which data sets keep them."""
+"""Boolean columns, in the types that data sets use for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def truths(values: NDArray[Any], name: str, place: Callable[[int], str]) -> NDAr
     if len(wrong):
         row = int(wrong[0])
         raise DatasetError(
-            f"`{name}` is {values[row]:g}, and true is 1 and false 0",
+            f"`{name}` is {values[row]:g}; it must be 1 (true) or 0 (false)",
             where=place(row),
             help="correct the column, or name another one in `data.columns`",
         )

@@ -37,7 +37,7 @@ def read_hdf5(
     columns: Mapping[Role, str] | None = None,
     mask: str | None = None,
 ) -> Demonstrations:
-    """Return the demonstrations of a file; pictures are read when they are asked for.
+    """Return the demonstrations of a file; images are read on demand.
 
     Args:
         file: of LIBERO (`*_demo.hdf5`), robomimic or Isaac Lab.
@@ -50,7 +50,7 @@ def read_hdf5(
     """
     h5py = needed("h5py", "an HDF5 file")
     if not file.is_file():
-        raise DatasetError("the file is not there", where=str(file), help="name an HDF5 file of demonstrations")
+        raise DatasetError("the file does not exist", where=str(file), help="name an HDF5 file of demonstrations")
     try:
         opened = h5py.File(str(file), "r")
     except OSError as error:
@@ -97,9 +97,9 @@ class _File:
         lengths = {name: self._length(name, column) for name, column in actions.items()}
         if self._total is not None and int(self._total) != sum(lengths.values()):
             raise DatasetError(
-                f"the file says that it has {self._total} samples, and {sum(lengths.values())} are there",
+                f"the file claims {self._total} samples but has {sum(lengths.values())}",
                 where=self._where,
-                help="copy or convert the file again, whole",
+                help="copy or convert the complete file again",
             )
         names = self._chosen(mask)
         first = _flat(self._demos[names[0]]["obs"])
@@ -107,15 +107,15 @@ class _File:
         keys = list(state_keys) or list(usual)
         for key in keys:
             if key not in first:
-                known = ", ".join(f"`{each}`" for each in first)
-                raise DatasetError(f"the file observes no `{key}`", where=self._where, help=f"it observes {known}")
+                known = ", ".join(f"`{present}`" for present in first)
+                raise DatasetError(f"the file has no observation `{key}`", where=self._where, help=f"it has {known}")
         notes: list[str] = []
         cameras = self._cameras(first, notes)
         longer = self._check_lengths(names, lengths, [*keys, *cameras])
         if longer:
-            notes.append(f"the last observation of {longer} demonstrations is left out: no action follows it")
+            notes.append(f"dropped the last observation of {longer} demonstrations, which no action follows")
         if not keys:
-            notes.append("there are no states: `data.state_keys` names what of `obs` makes them up")
+            notes.append("there are no states: `data.state_keys` selects their parts from `obs`")
         bounds = np.cumsum([0, *(lengths[name] for name in names)])
         place = _place(self._where, names, bounds)
         rate = self._attributes["env_args"].get("env_kwargs", {}).get("control_freq")
@@ -139,24 +139,24 @@ class _File:
         )
 
     def _chosen(self, mask: str | None) -> list[str]:
-        """Return the names of the demonstrations that a mask lists."""
+        """Return the names of the demonstrations in a mask."""
         if mask is None:
             return list(self._demos)
         masks: Any = self._opened.get("mask", {})
         if mask not in masks:
-            known = ", ".join(f"`{each}`" for each in masks) or "none"
+            known = ", ".join(f"`{mask_name}`" for mask_name in masks) or "none"
             raise DatasetError(f"the file has no `mask/{mask}`", where=self._where, help=f"it has {known}")
-        listed = {each.decode() if isinstance(each, bytes) else str(each) for each in masks[mask][()]}
-        unknown = next((each for each in sorted(listed) if each not in self._demos), None)
+        listed = {entry.decode() if isinstance(entry, bytes) else str(entry) for entry in masks[mask][()]}
+        unknown = next((demo for demo in sorted(listed) if demo not in self._demos), None)
         if unknown is not None or not listed:
-            message = f"`mask/{mask}` lists {'nothing' if unknown is None else f'`{unknown}`, which is not there'}"
-            raise DatasetError(message, where=self._where, help="make the mask again")
+            message = f"`mask/{mask}` lists {'nothing' if unknown is None else f'`{unknown}`, which does not exist'}"
+            raise DatasetError(message, where=self._where, help="create the mask again")
         return [name for name in self._demos if name in listed]
 
     def _length(self, name: str, actions: Any) -> int:
         length, said = len(actions), self._demos[name].attrs.get(_SAMPLES)
         if said is not None and int(said) != length:
-            message = f"`data/{name}` says that it has {said} samples, and has {length} actions"
+            message = f"`data/{name}` claims {said} samples but has {length} actions"
             raise DatasetError(message, where=self._where, help=_AGREE)
         if not length or "obs" not in self._demos[name]:
             missing = "no actions" if not length else "no `obs`"
@@ -164,7 +164,7 @@ class _File:
         return length
 
     def _check_lengths(self, names: Sequence[str], lengths: Mapping[str, int], keys: Sequence[str]) -> int:
-        """Check that all demonstrations observe the same, once for each action; return how many observe once more."""
+        """Check that all demonstrations have the same observations, one per action; return how many have one more."""
         shapes: dict[str, tuple[int, ...]] = {}
         longer = 0
         for name in names:
@@ -174,7 +174,7 @@ class _File:
                     raise DatasetError(f"`data/{name}/obs` has no `{key}`", where=self._where, help=_AGREE)
                 rows, shape = observed[key].shape[0], observed[key].shape[1:]
                 if shapes.setdefault(key, shape) != shape:
-                    message = f"`data/{name}/obs/{key}` is {list(shape)}, and that of `{names[0]}` {list(shapes[key])}"
+                    message = f"`data/{name}/obs/{key}` is {list(shape)}; that of `{names[0]}` is {list(shapes[key])}"
                     raise DatasetError(message, where=self._where, help=_AGREE)
                 if rows not in (lengths[name], lengths[name] + 1):
                     message = f"`data/{name}` has {lengths[name]} actions and {rows} observations of `{key}`"
@@ -187,7 +187,7 @@ class _File:
         return longer
 
     def _cameras(self, observed: Mapping[str, Any], notes: list[str]) -> list[str]:
-        """Return the names in `obs` whose rows are pictures in colour or grey.
+        """Return the names in `obs` whose rows are color or grey images.
 
         Raises:
             DatasetError: there are pictures of another type.
@@ -196,29 +196,29 @@ class _File:
         for key, column in observed.items():
             sizes = column.shape[1:]
             if is_depth(key) and len(sizes) >= 2:
-                notes.append(f"`obs/{key}` is left out: no policy is shown distances")
+                notes.append(f"dropped `obs/{key}`: policies do not use depth")
             elif len(sizes) == 3 and column.dtype == np.uint8:
                 if not {sizes[0], sizes[2]} & {1, 3}:
-                    message = f"`obs/{key}` has pictures of {' x '.join(map(str, sizes))}, and RGB has 3 channels"
-                    raise DatasetError(message, where=self._where, help="convert the file again, with RGB pictures")
+                    message = f"`obs/{key}` has images of {' x '.join(map(str, sizes))}; RGB has 3 channels"
+                    raise DatasetError(message, where=self._where, help="convert the file again, with RGB images")
                 cameras.append(key)
             elif len(sizes) == 3 and {sizes[0], sizes[2]} & {1, 3, 4} and min(sizes[0] * sizes[2], sizes[1]) > 8:
-                message = f"`obs/{key}` has pictures of `{column.dtype}`, and those that are read are uint8, 0 to 255"
-                raise DatasetError(message, where=self._where, help="convert the file again, with pictures of uint8")
+                message = f"`obs/{key}` has images of `{column.dtype}`; only uint8, 0 to 255, is supported"
+                raise DatasetError(message, where=self._where, help="convert the file again, with uint8 images")
         return cameras
 
     def _states(self, name: str, keys: Sequence[str], length: int) -> NDArray[np.float32]:
         columns = [np.asarray(self._demos[name]["obs"][key][:length], np.float32) for key in keys]
-        return np.concatenate([each.reshape(length, -1) for each in columns], axis=1)
+        return np.concatenate([column.reshape(length, -1) for column in columns], axis=1)
 
     def _column(self, name: str, demo: Any, role: Role) -> Any:
-        """Return the dataset that has a role in a demonstration; None without one."""
+        """Return the HDF5 data set of a role in a demonstration; None if there is none."""
         known = [key for key in _flat(demo) if key.split("/")[0] not in _NO_COLUMNS]
         key = column_of(role, known, self._columns, f"{self._where}, data/{name}")
         return None if key is None else demo[key]
 
     def _rows(self, role: Role, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[Any] | None:
-        """Return a column of single numbers over all demonstrations; None where none has it."""
+        """Return a scalar column over all demonstrations; None if no demonstration has it."""
         columns = {name: self._column(name, self._demos[name], role) for name in names}
         if all(column is None for column in columns.values()):
             return None
@@ -246,18 +246,18 @@ class _File:
     def _successes(
         self, names: Sequence[str], lengths: Mapping[str, int], place: Callable[[int], str]
     ) -> NDArray[np.bool_] | None:
-        """Return after which actions the task is solved; Isaac Lab's attribute `success` is about the last one."""
+        """Return after which actions the task is solved; Isaac Lab's attribute `success` refers to the last one."""
         rows = self._truths("success", names, lengths, place)
         said = [self._demos[name].attrs.get("success") for name in names]
-        if rows is not None or any(each is None for each in said):
+        if rows is not None or any(flags is None for flags in said):
             return rows
         solved = np.zeros(sum(lengths[name] for name in names), np.bool_)
-        solved[np.cumsum([lengths[name] for name in names]) - 1] = [bool(each) for each in said]
+        solved[np.cumsum([lengths[name] for name in names]) - 1] = [bool(flags) for flags in said]
         return solved
 
 
 def _flat(group: Any, above: str = "") -> dict[str, Any]:
-    """Return the arrays within a group by their paths."""
+    """Yield the arrays of a group by path."""
     arrays: dict[str, Any] = {}
     for name in group:
         item = group[name]
@@ -279,13 +279,13 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _numbers(names: Sequence[str]) -> Rows | None:
-    """Return the numbers in the names of demonstrations; None where a name has none or two have the same."""
+    """Return the numbers in the names of demonstrations; None if a name has none or two are equal."""
     numbers = [_order(name)[0] for name in names]
     return np.array(numbers, np.int64) if len(set(numbers)) == len(numbers) and -1 not in numbers else None
 
 
 def _orientation(convention: Any) -> Flip | None:
-    """Return how pictures are turned, by robosuite's word for it in the file: `opengl` has the bottom row first."""
+    """Return the image orientation by robosuite's name in the file: `opengl` has the bottom row first."""
     word = convention.decode() if isinstance(convention, bytes) else str(convention or "")
     return {"opengl": "vertical", "opencv": "none"}.get(word.strip('"').lower())  # pyright: ignore[reportReturnType]
 
@@ -301,12 +301,12 @@ def _json(value: Any) -> dict[str, Any]:
 def _instruction(attributes: dict[str, dict[str, Any]], file: Path) -> str:
     said = attributes["problem_info"].get("language_instruction") or attributes["env_args"].get("env_name")
     if isinstance(said, list):
-        said = " ".join(str(each) for each in cast("list[Any]", said))
+        said = " ".join(str(part) for part in cast("list[Any]", said))
     return str(said or file.stem.removesuffix("_demo").replace("_", " ")).strip('"')
 
 
 class _Hdf5Camera(Camera):
-    """The pictures of one camera in a file; those with their channels first are turned, grey ones get three."""
+    """The images of one camera in a file, converted from channels-first to channels-last and from grey to RGB."""
 
     def __init__(self, opened: Any, names: list[str], key: str, bounds: Rows, where: str) -> None:
         sizes = opened["data"][names[0]]["obs"][key].shape[1:]
@@ -325,6 +325,6 @@ class _Hdf5Camera(Camera):
                 pictures[place] = picture.transpose(1, 2, 0) if self._channels_first else picture
             except (OSError, KeyError, ValueError) as error:
                 raise DatasetError(
-                    f"the picture in row {row}, `{self._key}`, cannot be read", where=self._where, why=str(error)
+                    f"the image in row {row}, `{self._key}`, cannot be read", where=self._where, why=str(error)
                 ) from error
         return pictures

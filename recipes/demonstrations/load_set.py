@@ -1,4 +1,4 @@
-"""Reads demonstrations of any format that is known."""
+"""Reads demonstrations of any supported format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_demonstrations(
 
 
 def load_demonstrations(paths: Sequence[str], state_keys: Sequence[str] = ()) -> Demonstrations:
-    """Return data sets as one; see `read_demonstrations`.
+    """Return several data sets as one; see `read_demonstrations`.
 
     Raises:
         DatasetError: one of them cannot be read, or they differ.

@@ -1,4 +1,4 @@
-"""Names that LeRobot, HIL-SERL, robomimic, Isaac Lab and openpi give to the same columns."""
+"""The names of columns in LeRobot, HIL-SERL, robomimic, Isaac Lab and openpi."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _STATES: Final = (STATE, "observation.states", "state", "states")
 
 
 def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], where: str) -> str | None:
-    """Return the column that has a role, by the names that are known for it; None without one.
+    """Return the column of a role, by its known names; None if there is none.
 
     Args:
         role: the meaning that is looked for.
@@ -70,11 +70,11 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
     wanted = chosen.get(role)
     if wanted is not None:
         if wanted not in known:
-            listed = ", ".join(f"`{each}`" for each in known)
+            listed = ", ".join(f"`{candidate}`" for candidate in known)
             message = f"the data set has no column `{wanted}`, which `data.columns` names for `{role}`"
             raise DatasetError(message, where=where, help=f"it has {listed}")
         return wanted
-    # Groups hold what is observed besides: `observation.action` is an action of the past.
+    # Groups hold other observations: `observation.action` is a past action.
     base = str if role == "action" else _base
     candidates = [name for name in known if base(name) in _ALIASES[role]]
     if len(candidates) > 1:
@@ -94,24 +94,24 @@ def _base(name: str) -> str:
 
 
 def state_of(names: Iterable[str]) -> str | None:
-    """Return the column of states by one of its usual names; None without one."""
+    """Return the state column, by its usual names; None if there is none."""
     known = set(names)
     return next((name for name in _STATES if name in known), None)
 
 
 def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
-    """Return the camera's name for each column of pictures: `observation.images.top` is `top`.
+    """Return the camera name of each image column: `observation.images.top` is `top`.
 
     Raises:
         DatasetError: two columns would have one name.
     """
     cameras: dict[str, str] = {}
     for column in columns:
-        prefix = next((each for each in _CAMERA_PREFIXES if column.startswith(each)), "")
+        prefix = next((start for start in _CAMERA_PREFIXES if column.startswith(start)), "")
         camera = column.removeprefix(prefix)
-        other = next((each for each, name in cameras.items() if name == camera), None)
+        other = next((earlier for earlier, name in cameras.items() if name == camera), None)
         if other is not None:
-            message = f"the pictures `{other}` and `{column}` would both be the camera `{camera}`"
+            message = f"the images `{other}` and `{column}` would both be the camera `{camera}`"
             raise DatasetError(message, where=where, help="rename one of the columns")
         cameras[column] = camera
     return cameras
@@ -129,5 +129,5 @@ def camera_like(camera: str, names: Iterable[str]) -> str | None:
 
 
 def is_depth(column: str) -> bool:
-    """Return whether a column's name says that it holds distances."""
+    """Return whether a column's name denotes depth."""
     return "depth" in re.split(r"[^a-z]+", column.lower())

@@ -1,4 +1,4 @@
-"""Pictures within Parquet files (PNG), and mp4 videos."""
+"""Images in Parquet files (PNG), and mp4 videos."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _QUALITY: Final = 18
 
 
 def encoded(picture: Picture) -> bytes:
-    """Return a picture uint8 [H, W, 3] as PNG, without loss."""
-    image = needed("PIL.Image", "a data set with pictures")
+    """Encode an image, uint8 [H, W, 3], as PNG."""
+    image = needed("PIL.Image", "a data set with images")
     out = BytesIO()
     image.fromarray(picture).save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 
 def decoded(data: bytes) -> Picture:
-    """Return the picture uint8 [H, W, 3] of a file's bytes, PNG or another format; grey ones get three equal channels.
+    """Decode an image file to uint8 [H, W, 3]; grey images are converted to RGB.
 
     Raises:
         DatasetError: they hold no picture, or one that RGB of 8 bits cannot express: distances, transparency.
     """
-    image = needed("PIL.Image", "a data set with pictures")
+    image = needed("PIL.Image", "a data set with images")
     try:
         opened = image.open(BytesIO(data))
         if opened.mode in ("RGBA", "LA") and opened.getchannel("A").getextrema() != (255, 255):
@@ -46,18 +46,18 @@ def decoded(data: bytes) -> Picture:
             )
         if opened.mode not in _LOSSLESS:
             raise DatasetError(
-                f"a picture of mode `{opened.mode}` is none of 8 bits in RGB or grey",
-                help="distances cannot be learned from; take the feature out of the data set",
+                f"the image mode `{opened.mode}` is not supported: use 8-bit RGB or grey",
+                help="depth cannot be learned from; remove the feature from the data set",
             )
         return np.asarray(opened.convert("RGB"))
     except DatasetError:
         raise
     except Exception as error:
-        raise DatasetError("a picture cannot be decoded", why=f"{type(error).__name__}: {error}") from error
+        raise DatasetError("an image cannot be decoded", why=f"{type(error).__name__}: {error}") from error
 
 
 def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: int = _QUALITY) -> dict[str, Any]:
-    """Write an mp4 (H.264) with one frame for each picture uint8 [H, W, 3], all of one size.
+    """Write an mp4 (H.264) with one frame per image, uint8 [H, W, 3], all of one size.
 
     Returns:
         What LeRobot keeps of a video, by its names.
@@ -83,7 +83,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: in
     except (OSError, ValueError) as error:
         raise DatasetError("the video cannot be written", where=str(file), why=str(error)) from error
     if first is None:
-        raise DatasetError("a video needs at least one picture", where=str(file))
+        raise DatasetError("a video needs at least one image", where=str(file))
     return {
         "video.height": first.shape[0],
         "video.width": first.shape[1],
@@ -109,12 +109,12 @@ def _stream(container: Any, picture: Picture, rate: Fraction, quality: int) -> A
 
 
 def _pixels(picture: Picture) -> str:
-    """Return the format of pixels: colours at half the resolution need an even size."""
+    """Return the pixel format: chroma subsampling needs even sizes."""
     return "yuv420p" if picture.shape[0] % 2 == 0 and picture.shape[1] % 2 == 0 else "yuv444p"
 
 
 def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iterator[tuple[float, Picture]]:
-    """Return frames of a video in order, with their times in seconds.
+    """Yield frames of a video in order, with their times in seconds.
 
     Args:
         file: the video.
@@ -126,7 +126,7 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
     """
     av = needed("av", "a data set with videos")
     if not file.is_file():
-        raise DatasetError("a video is missing", where=str(file), help="copy the data set again, whole")
+        raise DatasetError("a video is missing", where=str(file), help="copy the complete data set again")
     try:
         with av.open(str(file)) as container:
             stream = container.streams.video[0]
@@ -134,7 +134,7 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
             if begin > 0:
                 container.seek(max(0, round(begin / stream.time_base) - 1), stream=stream)
             half = 0.5 / float(stream.average_rate or 30)
-            given = 0
+            yielded = 0
             for frame in container.decode(stream):
                 time = float(frame.pts * stream.time_base)
                 if time < begin - half:
@@ -142,8 +142,8 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
                 if frame.is_corrupt:  # the decoder makes up what it cannot read
                     raise ValueError(f"the frame at {time:.3f} s is damaged")
                 yield time, frame.to_ndarray(format="rgb24")
-                given += 1
-                if given == count:
+                yielded += 1
+                if yielded == count:
                     return
     except (OSError, ValueError, IndexError) as error:
         # What av raises of damaged files are subclasses of these.

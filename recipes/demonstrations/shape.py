@@ -1,4 +1,4 @@
-"""Sizes of a data set: what those that are learned from together agree in, and what an environment has to fit."""
+"""Sizes of a data set: the values that jointly used sets must share, and that an environment must match."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class DatasetShape(NamedTuple):
 
 
 def check_alike(first: DatasetShape, other: DatasetShape) -> None:
-    """Check that two data sets can be learned from together.
+    """Check that two data sets can be used together.
 
     Raises:
         DatasetError: they differ in their rate, their cameras, or the size of actions or states.
     """
     for what, one, two in (
-        ("rows in a second (fps)", first.fps, other.fps),
+        ("rows per second (fps)", first.fps, other.fps),
         ("numbers in an action", first.action_size, other.action_size),
         ("numbers in a state", first.state_size, other.state_size),
         ("cameras", dict(first.cameras), dict(other.cameras)),
     ):
         if one != two:
             raise DatasetError(
-                f"the data sets have other {what}: {two}, and `{first.where}` has {one}",
+                f"the data sets have different {what}: {two}, but `{first.where}` has {one}",
                 where=other.where,
                 help="learn from data sets of one kind at a time",
             )

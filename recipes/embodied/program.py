@@ -39,7 +39,7 @@ ENV = WorkerReference[FilmedEnv]("recipes.embodied.workers.env_worker:EnvWorker"
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-    """Train a policy as `job` says, to the end, and keep what happens in `folder`; raises what `run_job` does."""
+    """Train a policy as configured in `job`, and record the run in `folder`; raises like `run_job`."""
     require_model_folder(cast("EmbodiedConfig", job.config))
     run_job(job, folder, listener, launch)
 

@@ -19,24 +19,22 @@ COMPONENTS = ("actor", "rollout", "reward")
 
 
 class MathRunnerConfig(LanguageRunnerConfig):
-    """The run as a whole."""
+    """Settings of the run."""
 
-    task_type: Literal["math", "reasoning"] = Field(
-        default="math", description="Kind of job; `reasoning` is another word for it."
-    )
+    task_type: Literal["math", "reasoning"] = Field(default="math", description="Kind of job; `reasoning` is an alias.")
     max_steps: StepsOrNever = 250
 
 
 class MathConfig(LanguageConfig):
-    """The whole file."""
+    """Configuration of the math recipe."""
 
     runner: MathRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=MathRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+        default_factory=MathRunnerConfig, description="Run length, what is saved, and where results go."
     )
 
 
 def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what does not fit together in a file of this recipe."""
+    """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report)
     _check_lengths(config, report)
 
@@ -53,7 +51,7 @@ def _check_lengths(config: MathConfig, report: Report) -> None:
             ("data", "max_prompt_length"),
         ),
         "conflicting-settings",
-        f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens, more than"
-        f" `runner.seq_length` {config.runner.seq_length}",
-        f"`runner.seq_length` could be {prompt + answer}",
+        f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens exceed `runner.seq_length`"
+        f" {config.runner.seq_length}",
+        f"raise `runner.seq_length` to {prompt + answer}",
     )

@@ -29,7 +29,7 @@ ROLLOUT = WorkerReference[ReasoningRollout](
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-    """Train a language model as `job` says, to the end, and keep what happens in `folder`.
+    """Train a language model as configured in `job`, and record the run in `folder`.
 
     Raises:
         RLinfError: see `run_job`; and ConfigError: the folder of the model cannot be used.

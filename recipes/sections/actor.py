@@ -27,9 +27,9 @@ class LoraSettings(ConfigModel):
     """Low-rank adapters: the weights of the model stay as they are."""
 
     rank: Count = Field(default=16, description="Rank of the adapters.")
-    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters, divided by the rank.")
+    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters (alpha), divided by the rank.")
     target_modules: tuple[Text, ...] = Field(
-        default=(), description="Names of the layers that get adapters. Default: all linear layers but the last."
+        default=(), description="Names of the layers that get adapters. Default: all linear layers except the last."
     )
 
 
@@ -40,7 +40,7 @@ class ModelConfig(ConfigModel):
         NoEffect(
             ("is_lora", "lora_rank"),
             lambda model, sizes: model.lora is not None and not _is_of_user(model),
-            "`lora` has the settings of the adapters",
+            "`lora` holds the adapter settings",
             because=("lora",),
         ),
         NoEffect(
@@ -53,15 +53,15 @@ class ModelConfig(ConfigModel):
     )
 
     model_path: OptionalPath = Field(
-        default=None, description="Folder or file of weights to start from. Default: the recipe builds its own model."
+        default=None, description="Folder or file of the initial weights. Default: the recipe builds its own model."
     )
     precision: Precision = Field(
         default="fp32",
-        description="Type that layers compute in, and that rollout workers hold weights in: fp32 or bf16; fp16 is"
-        " accepted only with `runner.only_eval`. Actors keep the weights that they train in fp32.",
+        description="Compute type, and the type in which rollout workers hold weights: fp32 or bf16; fp16 only with"
+        " `runner.only_eval`. Actors keep trained weights in fp32.",
     )
-    is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
-    lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")
+    is_lora: Bool = Field(default=False, description="Train low-rank adapters and freeze all other weights.")
+    lora_rank: Count = Field(default=32, description="Rank of the adapters, with `is_lora`.")
     lora: LoraSettings | None = Field(
         default=None, description="Train low-rank adapters: rank, alpha, target_modules. Default: all weights."
     )
@@ -85,34 +85,34 @@ class OptimConfig(ConfigModel):
         NoEffect(
             ("min_lr_ratio", "total_training_steps"),
             lambda optim, sizes: optim.lr_scheduler == "constant",
-            "with `lr_scheduler: constant` learning rates do not fall",
+            "`lr_scheduler: constant` does not decay learning rates",
             "remove it, or write `lr_scheduler: cosine`",
             because=("lr_scheduler",),
         ),
     )
 
     lr: PositiveFloat = Field(default=1e-4, description="Learning rate of the policy.")
-    value_lr: PositiveFloat | None = Field(
-        default=None, description="Learning rate of the value head. Default: the same as `lr`."
-    )
+    value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
     lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
-        description="What learning rates do after the warmup: constant, linear or cosine, which fall to"
+        description="Learning-rate schedule after warmup: constant, linear or cosine; the last two decay to"
         " `min_lr_ratio` of `lr`.",
     )
     lr_warmup_steps: NonNegativeInt = Field(
-        default=0, description="Training steps in which learning rates rise to their full value."
+        default=0, description="Training steps over which learning rates rise to their full value."
     )
     total_training_steps: Count | None = Field(
         default=None,
-        description="Training step at which `lr_scheduler` has fallen to its lowest. Default: the run's last.",
+        description="Training step at which `lr_scheduler` reaches its minimum. Default: the run's last.",
     )
-    min_lr_ratio: Fraction = Field(default=0.0, description="Lowest learning rate of `lr_scheduler`, by `lr`.")
-    adam_beta1: Decay = Field(default=0.9, description="Decay of the mean of gradients.")
-    adam_beta2: Decay = Field(default=0.999, description="Decay of the mean of squared gradients.")
-    adam_eps: PositiveFloat = Field(default=1e-8, description="Added to the denominator.")
+    min_lr_ratio: Fraction = Field(
+        default=0.0, description="Minimum learning rate of `lr_scheduler`, as a fraction of `lr`."
+    )
+    adam_beta1: Decay = Field(default=0.9, description="Adam's beta 1: decay of the mean of gradients.")
+    adam_beta2: Decay = Field(default=0.999, description="Adam's beta 2: decay of the mean of squared gradients.")
+    adam_eps: PositiveFloat = Field(default=1e-8, description="Adam's epsilon, added to the denominator.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
-    clip_grad: NonNegativeFloat = Field(default=1.0, description="Largest norm of a gradient; 0: not clipped.")
+    clip_grad: NonNegativeFloat = Field(default=1.0, description="Maximum gradient norm; 0: no clipping.")
 
 
 class MixedPrecisionConfig(ConfigModel):
@@ -120,13 +120,13 @@ class MixedPrecisionConfig(ConfigModel):
 
     param_dtype: Precision | None = Field(
         default=None,
-        description="Type of gathered weights and of activations: fp32 or bf16; fp16 is accepted only with"
-        " `runner.only_eval`. Default: `model.precision`.",
+        description="Type of gathered weights and of activations: fp32 or bf16; fp16 only with `runner.only_eval`."
+        " Default: `model.precision`.",
     )
     reduce_dtype: Precision | None = Field(
         default=None,
-        description="Type in which gradients are summed over ranks: fp32 or bf16; fp16 is accepted only with"
-        " `runner.only_eval`. Default: `param_dtype`; for language models fp32.",
+        description="Type in which gradients are reduced over ranks: fp32 or bf16; fp16 only with `runner.only_eval`."
+        " Default: `param_dtype`; fp32 for language models.",
     )
 
 
@@ -135,18 +135,20 @@ class FsdpConfig(ConfigModel):
 
     sharding_strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = Field(
         default="full_shard",
-        description="full_shard: weights are gathered when needed; shard_grad_op: they stay gathered between forward"
-        " and backward; no_shard: every rank holds everything.",
+        description="full_shard: gather weights when needed; shard_grad_op: keep them gathered between forward and"
+        " backward; no_shard: every rank holds everything.",
     )
-    cpu_offload: Bool = Field(default=False, description="Keep shards in the host's memory while they are not used.")
+    cpu_offload: Bool = Field(default=False, description="Keep unused shards in host memory.")
     reshard_after_forward: Bool | None = Field(
-        default=None, description="Drop gathered weights after the forward pass. Default: as `sharding_strategy` says."
+        default=None,
+        description="Free gathered weights after the forward pass. Default: decided by `sharding_strategy`.",
     )
     mixed_precision: MixedPrecisionConfig = Field(
-        default_factory=MixedPrecisionConfig, description="Types used while computing: param_dtype, reduce_dtype."
+        default_factory=MixedPrecisionConfig, description="Mixed precision: param_dtype, reduce_dtype."
     )
     gradient_checkpointing: Bool = Field(
-        default=False, description="Compute activations again in the backward pass instead of keeping them."
+        default=False,
+        description="Activation checkpointing: recompute activations in the backward pass instead of storing them.",
     )
 
 
@@ -161,25 +163,27 @@ class TokenizerConfig(ConfigModel):
 class ActorConfig(ConfigModel):
     """The workers that train. Recipes add `model` and `optim`."""
 
-    group_name: Text = Field(default="ActorGroup", description="Name of the worker group; others address it by this.")
-    training_backend: Literal["fsdp"] = Field(
-        default="fsdp", description="How training is spread over ranks; a single rank trains plainly."
+    group_name: Text = Field(
+        default="ActorGroup", description="Name of the worker group, by which other components address it."
     )
-    seed: Seed = Field(default=1234, description="Seed of the initial weights and of the order of samples.")
-    global_batch_size: Count = Field(description="Samples of one optimizer step, over all ranks.")
+    training_backend: Literal["fsdp"] = Field(
+        default="fsdp", description="How training is spread over ranks; a single rank trains without sharding."
+    )
+    seed: Seed = Field(default=1234, description="Seed of the initial weights and of the sample order.")
+    global_batch_size: Count = Field(description="Samples per optimizer step, over all ranks.")
     micro_batch_size: Count | None = Field(
         default=None,
-        description="Samples of one forward and backward pass on one rank. Default: a rank's whole share,"
+        description="Samples per forward and backward pass on one rank. Default: a rank's whole share,"
         " global_batch_size / world size.",
     )
     enable_offload: Bool = Field(
-        default=False, description="Move the actor off its accelerators while other components use them."
+        default=False, description="Offload the actor from its accelerators while other components use them."
     )
     checkpoint_load_path: OptionalPath = Field(
         default=None, description="Checkpoint whose weights training starts from; the step count starts at 0."
     )
     checkpoint_save_path: OptionalPath = Field(
-        default=None, description="Folder for checkpoints. Default: `checkpoints` in the run's folder."
+        default=None, description="Folder for checkpoints. Default: `checkpoints` in the run folder."
     )
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, description="Tokenizer of a language model: tokenizer_model."

@@ -49,72 +49,75 @@ class AlgorithmConfig(ConfigModel):
 
     adv_type: AdvantageType = Field(
         default="grpo",
-        description="How advantages are computed: gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or"
+        description="Advantage estimator: gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or"
         " `package.module:name`.",
     )
     loss_type: LossType = Field(
         default="actor",
-        description="actor_critic: policy and value loss; actor: policy loss alone; or `package.module:name`.",
+        description="Loss. actor_critic: policy and value loss; actor: policy loss only; or `package.module:name`.",
     )
     loss_agg_func: LossAggregation = Field(
         default="token-mean",
-        description="How losses of tokens become one: token-mean, seq-mean-token-sum, seq-mean-token-mean or"
+        description="How token losses are aggregated: token-mean, seq-mean-token-sum, seq-mean-token-mean or"
         " seq-mean-token-sum-norm.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Parameters of an advantage or loss of your own, by name; its pydantic model, if any, checks them.",
+        description="Parameters of a custom advantage or loss, by name; its pydantic model, if any, validates them.",
     )
     group_size: Count = Field(
-        default=1, description="Samples that share a start (a prompt, an initial state) and are compared by GRPO."
+        default=1,
+        description="Samples per group: they share a start (a prompt or an initial state), and GRPO compares them.",
     )
     update_epoch: Count = Field(default=1, description="Passes over the samples of a training step.")
     normalize_advantages: Bool = Field(
-        default=True, description="Scale the advantages of a step to mean 0 and standard deviation 1."
+        default=True, description="Normalize the advantages of a step to mean 0 and standard deviation 1."
     )
-    clip_ratio_low: Fraction = Field(default=0.2, description="Smallest probability ratio is 1 minus this.")
-    clip_ratio_high: NonNegativeFloat = Field(default=0.2, description="Largest probability ratio is 1 plus this.")
+    clip_ratio_low: Fraction = Field(default=0.2, description="Lower clip of the probability ratio: 1 minus this.")
+    clip_ratio_high: NonNegativeFloat = Field(
+        default=0.2, description="Upper clip of the probability ratio: 1 plus this."
+    )
     clip_ratio_c: Annotated[Float, Field(gt=1)] | None = Field(
-        default=3.0, description="Dual clip: bound of the ratio where the advantage is negative; null: none."
+        default=3.0, description="Dual clip: bound of the ratio for negative advantages; null: none."
     )
-    entropy_bonus: NonNegativeFloat = Field(default=0.0, description="Weight of the policy's entropy.")
+    entropy_bonus: NonNegativeFloat = Field(default=0.0, description="Weight of the policy's entropy bonus.")
     kl_beta: NonNegativeFloat = Field(
-        default=0.0, description="Weight of the divergence from the reference model; 0: none is loaded."
+        default=0.0, description="Weight of the KL divergence from the reference model; 0: no reference is loaded."
     )
     kl_penalty: KlEstimator = Field(
-        default="k3", description="Estimator of that divergence: k1 (or kl), k2 (or mse), k3 (or low_var_kl)."
+        default="k3", description="Estimator of the KL divergence: k1 (or kl), k2 (or mse), k3 (or low_var_kl)."
     )
     filter_rewards: Bool = Field(
-        default=False, description="Drop groups whose rewards are all equal; they teach nothing under GRPO."
+        default=False, description="Drop groups whose rewards are all equal; under GRPO they carry no learning signal."
     )
 
 
 class ActorCriticConfig(AlgorithmConfig):
     """Further settings with a value head and a sequence of rewards."""
 
-    gamma: Fraction = Field(default=0.99, description="Discount of rewards, by step.")
-    gae_lambda: Fraction = Field(default=0.95, description="Decay of temporal differences in GAE.")
+    gamma: Fraction = Field(default=0.99, description="Discount factor of rewards, per step.")
+    gae_lambda: Fraction = Field(default=0.95, description="Lambda of GAE.")
     value_clip: PositiveFloat | None = Field(
-        default=None, description="Largest change of a value in one training step, in units of return; null: none."
+        default=None,
+        description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
     )
     huber_delta: PositiveFloat | None = Field(
         default=None,
-        description="Error of a value from which its loss grows linearly, in units of return; null: none, the loss is"
-        " the squared error.",
+        description="Value error beyond which the loss is linear (Huber), in units of return; null: always squared.",
     )
     bootstrap_type: Literal["standard", "always"] = Field(
         default="standard",
-        description="Where the value of the last observation is added: standard, at episodes cut off; always, at every"
-        " end.",
+        description="Where the value of the last observation is bootstrapped: standard, at truncated episodes; always,"
+        " at every end.",
     )
     reward_type: Literal["action_level", "chunk_level"] = Field(
         default="action_level",
-        description="Whether rewards count for each action or are summed over a chunk, which is then one step; always"
-        " summed with `logprob_type: chunk_level`, and for models with one value for a chunk.",
+        description="Rewards per action, or summed over a chunk, which then counts as one step. They are always summed"
+        " with `logprob_type: chunk_level`, and for models with one value per chunk.",
     )
     logprob_type: Level = Field(
-        default="action_level", description="What a probability ratio is taken of: a token, an action or a chunk."
+        default="action_level", description="Unit of a probability ratio: a token, an action or a chunk."
     )
     entropy_type: Level = Field(
-        default="action_level", description="What an entropy is taken of: a token, an action or a chunk."
+        default="action_level", description="Unit of an entropy: a token, an action or a chunk."
     )

@@ -22,16 +22,15 @@ from rlinf_core.job.report import FindingPlace
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 
-# Enough for every divisor of ten thousand million, and quick for any number that somebody may write.
+# Enough for every divisor of ten thousand million, and fast for any number that a user may write.
 _TRIED_DIVISORS: Final = 100_000
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
 
 
 def blame(config: BaseModel, *paths: Path) -> FindingPlace:
-    """Return the first of `paths` that somebody wrote down, the last one when all values are defaults; a finding there
-    is about all of them.
-    """
+    """Return the first of `paths` that the user wrote, or the last one if all are defaults; a finding there covers all
+    of them."""
     return FindingPlace(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
 
 
@@ -76,13 +75,13 @@ def check_components(
         report(
             (*at, name),
             "unused-component",
-            f"recipe `{recipe}` has no component `{name}`: nothing will run there",
+            f"recipe `{recipe}` has no component `{name}`: nothing would run there",
             did_you_mean(name, missing) or f"its components are {listed}",
             severity=Severity.WARNING,
         )
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
-        message = f"recipe `{recipe}` needs a place for {names}"
+        message = f"recipe `{recipe}` needs a placement for {names}"
         report(at, "missing-component", message, f"add `{','.join(missing)}: 0`")
 
 
@@ -101,8 +100,8 @@ def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None,
     report(
         blame(config, ("actor", "micro_batch_size"), ("actor", "global_batch_size"), ("actor",)),
         "batch-not-divisible",
-        f"`actor.global_batch_size` does not divide: {arithmetic}",
-        f"`actor.global_batch_size` could be {near_multiples(total, step)}",
+        f"`actor.global_batch_size` does not divide evenly: {arithmetic}",
+        f"nearest valid `actor.global_batch_size`: {near_multiples(total, step)}",
     )
 
 
@@ -115,9 +114,9 @@ def check_samples(
     report(
         blame(config, ("actor", "global_batch_size"), *sources, ("actor",)),
         "batch-not-divisible",
-        f"a step has {arithmetic} = {samples} samples, which `actor.global_batch_size` {actor.global_batch_size}"
-        " does not divide",
-        f"`actor.global_batch_size` could be {near_divisors(samples, actor.global_batch_size)}",
+        f"a step has {arithmetic} = {samples} samples, not a multiple of `actor.global_batch_size`"
+        f" {actor.global_batch_size}",
+        f"nearest valid `actor.global_batch_size`: {near_divisors(samples, actor.global_batch_size)}",
     )
 
 
@@ -157,15 +156,15 @@ def check_half_precision(config: BaseModel, components: tuple[str, ...], report:
                 report(
                     path,
                     "conflicting-settings",
-                    f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 become 0, and the loss is"
-                    " not scaled",
+                    f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 underflow to 0, and the"
+                    " loss is not scaled",
                     "write `bf16`, which has the range of fp32",
                 )
                 break
 
 
 def _value(config: BaseModel, path: Path) -> object:
-    """Return the value at `path`; None where a section above it is not given."""
+    """Return the value at `path`; None if a section above it is missing."""
     value: object = config
     for segment in path:
         value = getattr(value, str(segment), None)
@@ -182,20 +181,20 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
                 blame(config, (section, "group_name"), (other, "group_name")),
                 "conflicting-settings",
                 f"`{other}.group_name` and `{section}.group_name` are both `{name}`",
-                "give each worker group a name of its own",
+                "give every worker group its own name",
             )
 
 
 def check_loggers(runner: RunnerConfig, report: Report) -> None:
-    """Report logger backends whose packages this Python, which drives the run, does not have."""
+    """Report logger backends whose packages are missing in this Python, which drives the run."""
     for index, name in enumerate(runner.logger.logger_backends):
         missing = missing_modules(LOGGER_MODULES[name])
         if missing:
             report(
                 ("runner", "logger", "logger_backends", index),
                 "missing-extra",
-                f"`logger_backends` names `{name}`, which needs {quoted(missing)}; this Python does not have it",
-                f"run `{install_command(*missing)}`, or take it out of the list: `metrics.jsonl` is always written",
+                f"`logger_backends` names `{name}`, which needs {quoted(missing)}, not installed in this Python",
+                f"run `{install_command(*missing)}`, or remove it from the list: `metrics.jsonl` is always written",
             )
 
 
@@ -209,7 +208,7 @@ def check_folders(runner: RunnerConfig, report: Report) -> None:
         report(
             ("runner", "resume_dir"),
             "unusable-path",
-            f"`resume_dir` names `{resume}`, which is {'a file' if exists(resume) else 'not there'}",
+            f"`resume_dir` names `{resume}`, which {'is a file' if exists(resume) else 'does not exist'}",
             f"name a `global_step_N` folder, or write `{RESUME_NEWEST}` for the newest checkpoint of this experiment",
         )
     taken = abspath(runner.logger.log_path)
@@ -219,8 +218,8 @@ def check_folders(runner: RunnerConfig, report: Report) -> None:
         report(
             ("runner", "logger", "log_path"),
             "unusable-path",
-            f"`log_path` is to be a folder, and `{taken}` is a file",
-            "name another folder; it is made when it is not there",
+            f"`log_path` must be a folder, but `{taken}` is a file",
+            "name another folder; it is created if it does not exist",
         )
 
 

@@ -17,19 +17,21 @@ class DataConfig(ConfigModel):
 
     train_data_paths: FilePaths = Field(
         default=(),
-        description="jsonl files with one problem a line; one path or a list. Default: sums generated on the spot.",
+        description="JSONL files with one problem per line: one path or a list. Default: generated sums.",
     )
     val_data_paths: FilePaths = Field(
-        default=(), description="The same for evaluation. Default: a part of the training problems, held back."
+        default=(), description="The same for evaluation. Default: a held-out part of the training problems."
     )
-    prompt_key: Text = Field(default="prompt", description="Key of the problem's text in a line.")
-    answer_key: Text = Field(default="answer", description="Key of the right answer in a line.")
+    prompt_key: Text = Field(default="prompt", description="Key of the problem text in a line.")
+    answer_key: Text = Field(default="answer", description="Key of the correct answer in a line.")
     generated_digits: Annotated[Int, Field(ge=1, le=9)] = Field(
-        default=1, description="Most digits of the numbers in generated sums; used without `train_data_paths`."
+        default=1, description="Maximum digits of the numbers in generated sums, without `train_data_paths`."
     )
-    max_prompt_length: Count = Field(default=1024, description="Longest prompt, in tokens; longer ones are left out.")
+    max_prompt_length: Count = Field(
+        default=1024, description="Maximum prompt length, in tokens; longer prompts are skipped."
+    )
     rollout_batch_size: Count = Field(
-        default=32, description="Prompts of one training step; each is answered `algorithm.group_size` times."
+        default=32, description="Prompts per training step; each is answered `algorithm.group_size` times."
     )
-    shuffle: Bool = Field(default=True, description="Shuffle the problems anew in every epoch.")
+    shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     seed: Seed = Field(default=0, description="Seed of that order and of generated problems.")

@@ -32,7 +32,7 @@ def check_import(
     missing = missing_module(target)
     if not runs_in_this_interpreter(config, component):
         if missing:
-            message = f"`{target}` cannot be checked here, since `{component}` runs in another interpreter: {missing}"
+            message = f"`{target}` cannot be checked here, because `{component}` runs in another interpreter: {missing}"
             report(at, "missing-extra", message, severity=Severity.NOTE)
         return
     if missing:
@@ -42,8 +42,8 @@ def check_import(
         return
     module = target.partition(":")[0]
     if is_own and module.partition(".")[0] in sys.stdlib_module_names:
-        message = f"`{target}` belongs to Python's standard library, which has none of these"
-        report(at, "unknown-choice", message, "name what you wrote, as in `my_package.module:name`")
+        message = f"`{target}` is in Python's standard library, which defines no such component"
+        report(at, "unknown-choice", message, "name your own module, as in `my_package.module:name`")
         return
     wrong = missing_name(target)
     if wrong:
@@ -83,7 +83,7 @@ def missing_name(target: str) -> str | None:
     try:
         tree = ast.parse(FilePath(spec.origin).read_bytes(), spec.origin)
     except SyntaxError as error:
-        return f"line {error.lineno} of {spec.origin} is no Python: {error.msg}"
+        return f"line {error.lineno} of {spec.origin} is a syntax error: {error.msg}"
     except (OSError, ValueError):
         return None
     names = set(_bound(tree.body))

@@ -1,4 +1,4 @@
-"""The whole file of a recipe whose job has an actor and a rollout."""
+"""Base configuration of recipes with an actor and a rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of models as HuggingFace writes them: what can be told of them without loading anything."""
+"""Checks of HuggingFace model folders that load nothing."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class FolderFault(NamedTuple):
 
 
 def fault_of_model(folder: Path) -> FolderFault | None:
-    """Return what the folder of a model lacks: its settings, or weights, some or all of them."""
+    """Return the reason why a model folder is incomplete: missing settings or weights."""
     if not read_object(folder / SETTINGS):
-        return FolderFault(f"`{folder}` has no {SETTINGS} that can be read", "copy the whole folder of the model")
+        return FolderFault(f"`{folder}` has no {SETTINGS} that can be read", "copy the complete model folder")
     named = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
     shards = set(cast("Mapping[str, str]", named).values())
-    missing = sorted(each for each in shards if not os.path.isfile(folder / each))
+    missing = sorted(shard for shard in shards if not os.path.isfile(folder / shard))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return FolderFault(f"`{folder}` lacks `{missing[0]}`{others}", "copy all files of the weights there")
-    files = sorted(folder / each for each in shards) or sorted(folder.glob("*.safetensors"))
+    files = sorted(folder / shard for shard in shards) or sorted(folder.glob("*.safetensors"))
     if not files:
         return FolderFault(
             f"the model folder `{folder}` has no weights: there is no *.safetensors file in it",
-            "copy the weights there; files that have to be unpickled (*.bin) are not read",
+            "copy the weights there; pickled files (*.bin) are not read",
         )
     return next((fault for fault in map(fault_of_weights, files) if fault is not None), None)
 
 
 def fault_of_weights(file: Path) -> FolderFault | None:
-    """Return why a file cannot be whole weights, by the header of safetensors; no tensor is read."""
+    """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
     copy = "copy the file again"
     try:
         with file.open("rb") as opened:
@@ -57,25 +57,25 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     except OSError as error:
         return FolderFault(f"the weights `{file}` cannot be read: {error.strerror}", copy)
     if not size:
-        return FolderFault(f"the weights `{file}` are an empty file", copy)
+        return FolderFault(f"the weights `{file}` are empty", copy)
     try:
         header: Any = load_json(begin)
-        ends = [int(each["data_offsets"][1]) for name, each in header.items() if name != "__metadata__"]
+        ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return FolderFault(f"`{file}` is no safetensors file, or only the beginning of one", copy)
+        return FolderFault(f"`{file}` is not a safetensors file, or is truncated", copy)
     whole = 8 + length + max(ends, default=0)
     if whole != size:
-        return FolderFault(f"the weights `{file}` have {size} bytes, and {whole} by their header", copy)
+        return FolderFault(f"the weights `{file}` are {size} bytes long; their header says {whole}", copy)
     return None
 
 
 def read_object(file: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none."""
+    """Return the object in a JSON file; empty if there is none."""
     try:
-        found = load_json(file.read_bytes(), non_finite=True)
+        content = load_json(file.read_bytes(), non_finite=True)
     except (OSError, ValueError):
         return {}
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("Mapping[str, Any]", content) if isinstance(content, dict) else {}
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         why = error.strerror or str(error)
     except BadJsonError as error:
         why = f"it {error}"
-    raise ConfigError(f"`{file}` cannot be read", why=why, help="copy the file again from where the model is from")
+    raise ConfigError(f"`{file}` cannot be read", why=why, help="copy the file again from its source")
 
 
 def require_folder(folder: Path | str, kind: str) -> None:
@@ -105,6 +105,6 @@ def require_folder(folder: Path | str, kind: str) -> None:
     """
     if not os.path.isdir(folder):
         raise ConfigError(
-            f"the model folder `{folder}` is not there",
+            f"the model folder `{folder}` does not exist",
             help=f"`actor.model.model_path` names {kind}; nothing is downloaded",
         )

@@ -13,7 +13,7 @@ NOT_TRAINED: Final = NoEffect(
     ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),
     lambda config, sizes: config.runner.only_eval,
     "`only_eval` trains nothing",
-    "it is read again without `runner.only_eval`",
+    "it takes effect again without `runner.only_eval`",
     because=("runner.only_eval",),
     severity=Severity.NOTE,
 )
@@ -32,24 +32,24 @@ def adv_type(config: Any) -> str:
 WITHIN_GROUPS: Final = NoEffect(
     ("algorithm.normalize_advantages",),
     compares_within_groups,
-    lambda config: f"{adv_type(config)} compares within groups",
-    "remove it; `adv_type: dr_grpo` compares without dividing by the deviation",
+    lambda config: f"{adv_type(config)} compares samples within groups",
+    "remove it; `adv_type: dr_grpo` does not divide by the standard deviation",
     because=("algorithm.adv_type",),
 )
 
 
 def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> NoEffect:
-    """Return the rule about `gamma` beside an advantage of total rewards."""
+    """Return the rule about `gamma` with an advantage of total rewards."""
     return NoEffect(
         ("algorithm.gamma",),
         when,
-        lambda config: f"{adv_type(config)} compares total rewards, which are not discounted",
+        lambda config: f"{adv_type(config)} compares undiscounted total rewards",
         because=("algorithm.adv_type",),
     )
 
 
 def lambda_without_values(instead: str) -> NoEffect:
-    """Return the rule about `gae_lambda` beside an advantage that uses no values.
+    """Return the rule about `gae_lambda` with an advantage that uses no values.
 
     Args:
         instead: settings of the recipe under which it is read.
@@ -57,7 +57,7 @@ def lambda_without_values(instead: str) -> NoEffect:
     return NoEffect(
         ("algorithm.gae_lambda",),
         lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
-        lambda config: f"{adv_type(config)} uses no values",
+        lambda config: f"{adv_type(config)} uses no value estimates",
         f"remove it, or write {instead}",
         because=("algorithm.adv_type",),
     )
@@ -76,10 +76,10 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
     return NoEffect(
         tuple(f"{component}.fsdp_config.{name}" for name in names),
         lambda config, sizes: (
-            component in sizes and all(sizes.get(each, 1) == 1 for each in alone) and not reads(config)
+            component in sizes and all(sizes.get(other, 1) == 1 for other in alone) and not reads(config)
         ),
-        f"`{component}` is one process, which shares weights with no other",
-        f"it is read where `{component}` has several processes",
+        f"`{component}` is a single process and shares weights with no other",
+        f"it takes effect when `{component}` has several processes",
         because=("cluster.component_placement",),
         severity=Severity.NOTE,
     )

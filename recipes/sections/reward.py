@@ -18,14 +18,16 @@ RewardType = Annotated[Text, KnownOrOwn("reward_type", REWARDS)]
 class RewardConfig(ConfigModel):
     """Scoring by rule."""
 
-    group_name: Text = Field(default="RewardGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="RewardGroup", description="Name of the worker group, by which other components address it."
+    )
     reward_type: RewardType = Field(
         default="numeric",
-        description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), numeric (the same"
+        description="How an answer is judged correct: exact (same text), boxed (contents of \\boxed{}), numeric (same"
         " number), symbolic (equal expressions), or `package.module:name`.",
     )
-    correct_reward: Float = Field(default=1.0, description="Reward of a right answer.")
-    incorrect_reward: Float = Field(default=0.0, description="Reward of any other.")
+    correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
+    incorrect_reward: Float = Field(default=0.0, description="Reward of any other answer.")
     timeout: PositiveFloat = Field(
-        default=1.0, description="Seconds for scoring one answer; one that takes longer is left out."
+        default=1.0, description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped."
     )

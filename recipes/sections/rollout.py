@@ -12,21 +12,25 @@ from rlinf_core.scalars import Bool, Text
 class RolloutConfig(ConfigModel):
     """Settings of every rollout. Recipes add `backend` and the settings of their engines."""
 
-    group_name: Text = Field(default="RolloutGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="RolloutGroup", description="Name of the worker group, by which other components address it."
+    )
     model_dir: OptionalPath = Field(
         default=None,
-        description="Folder of the model the rollout starts with, before the first weights from the actor. Default:"
+        description="Folder of the model that rollouts start from, until the actor sends its first weights. Default:"
         " `actor.model.model_path`.",
     )
     enable_offload: Bool = Field(
-        default=False, description="Move the policy off its accelerators while other components use them."
+        default=False, description="Offload the policy from its accelerators while other components use them."
     )
 
 
 class SamplingConfig(ConfigModel):
     """The settings by which tokens are drawn."""
 
-    temperature: NonNegativeFloat = Field(default=1.0, description="Divides the logits; 0: the likeliest token.")
-    top_k: StepsOrNever = Field(default=-1, description="Draw among this many likeliest tokens; -1: among all.")
-    top_p: Fraction = Field(default=1.0, description="Draw among the likeliest tokens of this total probability.")
-    max_new_tokens: Count = Field(default=1024, description="Longest answer, in tokens.")
+    temperature: NonNegativeFloat = Field(
+        default=1.0, description="Sampling temperature: divides the logits; 0: greedy."
+    )
+    top_k: StepsOrNever = Field(default=-1, description="Sample from this many most likely tokens; -1: from all.")
+    top_p: Fraction = Field(default=1.0, description="Sample from the most likely tokens up to this total probability.")
+    max_new_tokens: Count = Field(default=1024, description="Maximum answer length, in tokens.")

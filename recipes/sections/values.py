@@ -15,7 +15,7 @@ from rlinf_core.scalars import problem
 
 
 def one_or_many(value: Any) -> Any:
-    """Return a list as it is, and anything else as a list of one."""
+    """Return a list unchanged, and any other value as a list of one."""
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
@@ -53,7 +53,7 @@ class KnownOrOwn:
         from rlinf_core.suggest import did_you_mean
 
         hint = did_you_mean(text, self.known) or "known: " + ", ".join(f"`{name}`" for name in self.known) + ";"
-        help = self.instead.get(text, f"{hint} your own is written `package.module:name`")
+        help = self.instead.get(text, f"{hint} your own: `package.module:name`")
         raise problem("unknown-choice", f"unknown {self.what} `{text}`", help=help)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

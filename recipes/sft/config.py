@@ -35,7 +35,7 @@ EVALUATING: Final = ("rollout", "env")
 
 
 class SftRunnerConfig(EmbodiedRunnerConfig):
-    """The run as a whole."""
+    """Settings of the run."""
 
     max_steps: StepsOrNever = 100
 
@@ -43,17 +43,17 @@ class SftRunnerConfig(EmbodiedRunnerConfig):
 class SftActorConfig(EmbodiedActorConfig):
     """The workers that train."""
 
-    global_batch_size: Count | None = Field(default=256, description="Rows of one optimizer step, over all ranks.")
+    global_batch_size: Count | None = Field(default=256, description="Rows per optimizer step, over all ranks.")
 
 
 class SftDataConfig(DemonstrationsConfig):
-    """Demonstrations, and what of them is learned."""
+    """Demonstrations, and the learning target."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("state_keys", "only_interventions", "normalization"),
             lambda data, sizes: data.target == "success",
-            "a classifier of success looks at the pictures of all steps",
+            "a success classifier reads the images of all steps",
             "remove it, or write `target: actions`",
             because=("target",),
         ),
@@ -61,13 +61,13 @@ class SftDataConfig(DemonstrationsConfig):
 
     target: Literal["actions", "success"] = Field(
         default="actions",
-        description="actions: of a policy; success: whether a picture shows the task solved, for"
+        description="actions: imitate a policy; success: classify whether an image shows the task solved, for"
         " `env.train.judge: {source: classifier}`.",
     )
 
 
 class SftConfig(EmbodiedConfig):
-    """The whole file."""
+    """Configuration of the sft recipe."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = SFT
 
@@ -76,10 +76,10 @@ class SftConfig(EmbodiedConfig):
     )
 
     runner: SftRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=SftRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+        default_factory=SftRunnerConfig, description="Run length, what is saved, and where results go."
     )
     actor: SftActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=SftActorConfig, description="The model that learns, its optimizer and how it is spread."
+        default_factory=SftActorConfig, description="The model that learns, its optimizer and its sharding."
     )
 
 
@@ -89,15 +89,15 @@ def evaluates(config: SftConfig) -> bool:
 
 
 def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what does not fit together in a file of this recipe."""
+    """Report inconsistent settings of this recipe."""
     check_components(config.cluster, config.recipe, ("actor",), report, EVALUATING)
     placed = [name for name in EVALUATING if name in config.cluster.component_placement]
     if len(placed) == 1:
         report(
             ("cluster", "component_placement"),
             "missing-component",
-            f"`{placed[0]}` has a place and the other of rollout and env has none: evaluations need both",
-            f"add `{next(name for name in EVALUATING if name not in placed)}: 0`, or take `{placed[0]}` out",
+            f"evaluations need both rollout and env, but only `{placed[0]}` has a placement",
+            f"add `{next(name for name in EVALUATING if name not in placed)}: 0`, or remove `{placed[0]}`",
         )
     names = {name: getattr(config, name).group_name for name in ("actor", *EVALUATING)}
     check_group_names(config, names, report)
@@ -114,8 +114,8 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
         report(
             ("data", "train_data_paths"),
             "missing-key",
-            "recipe `sft` learns from demonstrations, and none are named",
-            "name LeRobotDataset folders or HDF5 files; `rlinf record` makes some",
+            "recipe `sft` learns from demonstrations, but none are named",
+            "name LeRobotDataset folders or HDF5 files; `rlinf record` creates them",
         )
     check_data(config, environments, report)
     _check_batches(config, world_sizes.get("actor") or 1, report)
@@ -128,7 +128,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
 
 
 def _check_target(config: SftConfig, report: Report) -> None:
-    """Check what a classifier of success needs: a model that sees, one choice, and no environment to act in."""
+    """Check the requirements of a success classifier: an image model with one output, and no environment to act in."""
     if config.data.target != "success":
         return
     model = config.actor.model
@@ -136,18 +136,19 @@ def _check_target(config: SftConfig, report: Report) -> None:
         report(
             blame(config, ("actor", "model", "model_type"), ("data", "target")),
             "conflicting-settings",
-            f"`data.target: success` needs a model that chooses by pictures, and `model_type` is `{model.model_type}`",
+            "`data.target: success` needs an image policy with discrete outputs, but `model_type` is"
+            f" `{model.model_type}`",
             "write `actor.model.model_type: cnn_policy`",
         )
     if model.num_action_chunks != 1:
-        message = "a picture shows success or not: `num_action_chunks` is 1"
+        message = "a success classifier has one output per image: set `num_action_chunks` to 1"
         report(("actor", "model", "num_action_chunks"), "conflicting-settings", message, "write 1")
     if evaluates(config):
         report(
             blame(config, ("data", "target"), ("cluster", "component_placement")),
             "conflicting-settings",
-            "a classifier of success does not act, and `rollout` and `env` have places to evaluate it",
-            "take `rollout` and `env` out of `component_placement`",
+            "a success classifier does not act, but `rollout` and `env` have placements to evaluate it",
+            "remove `rollout` and `env` from `component_placement`",
         )
 
 
@@ -158,7 +159,7 @@ def _check_batches(config: SftConfig, actors: int, report: Report) -> None:
         report(
             ("actor", "global_batch_size"),
             "batch-not-divisible",
-            f"`actor.global_batch_size` does not divide: {total} / (micro_batch_size {micro or 1} x {actors} ranks ="
-            f" {unit}) = {total / unit:g}",
-            f"`actor.global_batch_size` could be {near_multiples(total, unit)}",
+            f"`actor.global_batch_size` does not divide evenly: {total} / (micro_batch_size {micro or 1} x {actors}"
+            f" ranks = {unit}) = {total / unit:g}",
+            f"nearest valid `actor.global_batch_size`: {near_multiples(total, unit)}",
         )

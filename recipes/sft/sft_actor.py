@@ -13,7 +13,7 @@ from recipes.embodied.learning.policy_precision import computing
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import memory
 from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures, Updater
 from rlinf_core import Loss
 
@@ -53,7 +53,7 @@ class SftActor(EmbodiedFSDPActor):
         return self._shown
 
     def learn(self, step: int) -> dict[str, float]:
-        """Take `data.batches_per_step` optimizer steps; what is drawn depends on step and rank alone.
+        """Take `data.batches_per_step` optimizer steps; the samples depend only on step and rank.
 
         Returns:
             Metrics, means over all micro batches, by their full names.
@@ -62,9 +62,9 @@ class SftActor(EmbodiedFSDPActor):
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
         config, data = self._config.actor, self._shown
-        self._state.wake()
+        self._state.onload()
         rate = self._state.apply_settings(step, self._config.runner.last_step)
-        torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
+        torch.manual_seed(derive_seed(config.seed, Purpose.BATCHES, step, self._rank))
         share = max(1, (config.global_batch_size or len(data)) // self._world_size)
         micro = min(config.micro_batch_size or share, share)
         figures, began = Figures(), time.perf_counter()
@@ -73,7 +73,7 @@ class SftActor(EmbodiedFSDPActor):
         self._learner.check_weights(f"step {step}")
         self._state.version += 1
         if config.enable_offload:
-            self._state.rest()
+            self._state.offload()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         learned = share * self._world_size * self._config.data.batches_per_step

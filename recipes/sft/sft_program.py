@@ -24,7 +24,7 @@ from rlinf_core.runners.events import Listener
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-    """Learn from demonstrations as `job` says, and keep what happens in `folder`; raises what `run_job` does."""
+    """Learn from demonstrations as configured in `job`, and record the run in `folder`; raises like `run_job`."""
     require_model_folder(cast("SftConfig", job.config))
     run_job(job, folder, listener, launch)
 

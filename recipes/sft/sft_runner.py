@@ -20,7 +20,7 @@ _numbers: Final = itertools.count()
 
 
 class SftRunner(RolloutRunner):
-    """Lets the actor learn from demonstrations, and evaluates in environments where there are any.
+    """Trains the actor on demonstrations, and evaluates it in environments, if there are any.
 
     Args:
         cfg: the configuration of the job.
@@ -66,7 +66,7 @@ class SftRunner(RolloutRunner):
         return False
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
-        """Have the policy act greedily, where there are environments."""
+        """Run greedy evaluation episodes, if there are environments."""
         if self._env is None:
             return None
         self.update_rollout_weights(step)

@@ -18,7 +18,7 @@ _NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class ChatRoles(NamedTuple):
-    """The roles of a conversation in their order, and the key that asks for it.
+    """The roles of a conversation in order, and the configuration key that requires it.
 
     Attributes:
         path: of the key.
@@ -34,11 +34,11 @@ class ChatRoles(NamedTuple):
 
 
 class TemplateRefusalError(ConfigError):
-    """A chat template does not write some messages. The error belongs to the prompt or the run that has them."""
+    """A chat template rejects messages. The error belongs to the prompt or run that has them."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the chat template refuses the messages: {why}",
+            f"the chat template rejects the messages: {why}",
             help="change the roles or their order, or write `data.apply_chat_template: false`",
         )
         self.reason = why
@@ -64,7 +64,7 @@ class ChatTemplate:
         if not source:
             raise ConfigError(
                 "`data.apply_chat_template` is on, and the tokenizer has no chat template",
-                help="write `data.apply_chat_template: false`, and examples in `data.few_shot`",
+                help="write `data.apply_chat_template: false`, and put examples into `data.few_shot`",
             )
         for name in arguments:
             if not re.search(rf"\b{re.escape(name)}\b", str(source)):
@@ -82,7 +82,7 @@ class ChatTemplate:
                 return
             reasons.append(reason)
         raise ConfigError(
-            "the chat template cannot be used: it does not write what a user says",
+            "the chat template is unusable: it omits the user's message",
             why=reasons[0],
             help="write `data.apply_chat_template: false`, or use a tokenizer with another template",
         )
@@ -97,7 +97,7 @@ class ChatTemplate:
         Raises:
             TemplateRefusalError: the template does not write them.
         """
-        listed = [self._with_parts(each) for each in messages] if self._parts else list(messages)
+        listed = [self._with_parts(message) for message in messages] if self._parts else list(messages)
         options = {"tools": list(tools), **self._arguments} if tools else self._arguments
         try:
             return self._tokenizer.apply_chat_template(listed, add_generation_prompt=True, tokenize=False, **options)
@@ -110,16 +110,16 @@ class ChatTemplate:
             lost = self.lost_role(messages, tools)
         except TemplateRefusalError as refusal:
             return refusal.reason
-        return None if lost is None else f"the text of the `{lost}` message is not in the prompt"
+        return None if lost is None else f"the prompt does not contain the text of the `{lost}` message"
 
     def lost_role(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
-        """Return the role of a message whose text the template leaves out; None where it writes all of them.
+        """Return the role of a message whose text the template drops; None if it keeps all of them.
 
         Raises:
             TemplateRefusalError: the template does not write the messages.
         """
         text = self.render(messages, tools)
-        return next((each["role"] for each in messages if each["content"].strip() not in text), None)
+        return next((message["role"] for message in messages if message["content"].strip() not in text), None)
 
     @staticmethod
     def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,12 +71,12 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         RunError: matplotlib is not installed, the metrics cannot be read, or the pictures cannot be written.
     """
     try:
-        found = read_metrics(metrics_file)
+        metrics = read_metrics(metrics_file)
     except OSError as error:
         raise RunError(
             "the learning curve cannot be drawn", where=str(metrics_file), why=error.strerror or str(error)
         ) from error
-    panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
+    panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, metrics))]
     if not panels:
         return None
     require_matplotlib("no learning curve was drawn")
@@ -88,17 +88,17 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
             "the learning curve cannot be written", where=str(folder), why=error.strerror or str(error)
         ) from error
     except Exception as error:
-        # Of another version of matplotlib, say. The run is fine without its picture, so whoever asks can go on.
+        # From an unexpected version of matplotlib, for example. The run does not depend on the figure.
         raise RunError("the learning curve cannot be drawn", why=f"{type(error).__name__}: {error}") from error
     return paths
 
 
 def require_matplotlib(what: str) -> None:
-    """Raise a RunError that says `what` did not happen where matplotlib is not installed."""
+    """Raise a RunError stating that `what` failed if matplotlib is not installed."""
     if missing_modules(["matplotlib"]):
         raise RunError(
             what,
-            why="this Python does not have the package `matplotlib`",
+            why="this Python lacks the package `matplotlib`",
             help=f"run `{install_command('matplotlib')}`",
         )
 
@@ -110,14 +110,14 @@ def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:
         line = next((line for name in names if (line := _line(label, name, metrics)).steps), None)
         if line is None:
             continue
-        twin = next((each for each in drawn if (each.steps, each.values) == (line.steps, line.values)), None)
+        twin = next((other for other in drawn if (other.steps, other.values) == (line.steps, line.values)), None)
         if twin is None:
             drawn.append(line)
     return drawn
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean around each value over `window` neighbours, fewer at the ends; as many as there are values."""
+    """Return centered moving averages over `window` values, fewer at the ends; same length as the input."""
     reach = window // 2
     sums = [0.0]
     for value in values:
@@ -127,7 +127,7 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
 
 
 def _line(label: str, name: str, metrics: Sequence[Metrics]) -> Line:
-    points = [(each.step, value) for each in metrics if math.isfinite(value := each.metrics.get(name, math.nan))]
+    points = [(metric.step, value) for metric in metrics if math.isfinite(value := metric.metrics.get(name, math.nan))]
     return Line(label, name, tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
@@ -181,7 +181,7 @@ def _draw(axes: Any, line: Line) -> None:
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """Return about `_MOST_POINTS` points: of each stretch the least and the greatest value, so that no peak is lost."""
+    """Return about `_MOST_POINTS` points: the minimum and maximum of each stretch, so that no peak is lost."""
     stretch = max(1, math.ceil(2 * len(steps) / _MOST_POINTS))
     if stretch <= 2:
         yield from zip(steps, values, strict=True)
@@ -193,7 +193,7 @@ def thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int
 
 
 def save_figure(figure: Any, paths: Sequence[Path]) -> None:
-    """Write the picture in the formats that the paths end in; the same run gives the same files."""
+    """Write the figure in the formats of the paths' suffixes; the same run gives the same files."""
     from importlib import import_module
 
     matplotlib: Any = import_module("matplotlib")

@@ -18,6 +18,6 @@ def compute_dtype(precision: str) -> torch.dtype | None:
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give all weights of a module a type. Buffers keep theirs: the angles of positions need all their digits."""
+    """Convert all weights of a module to a type. Buffers keep theirs: rotary angles need full precision."""
     for weight in module.parameters():
         weight.data = weight.data.to(dtype)

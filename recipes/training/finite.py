@@ -16,11 +16,11 @@ from rlinf_core import RLinfError
 
 # Advice for every tensor of the training that is not finite.
 REMEDY = (
-    "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`; a checkpoint saved before this step is"
-    " good: `runner.resume_dir=auto` goes on from the newest; `runner.on_nonfinite=skip` leaves such updates out"
+    "lower `actor.optim.lr` or `actor.optim.clip_grad`; a checkpoint saved before this step is unaffected:"
+    " `runner.resume_dir=auto` resumes from the newest; `runner.on_nonfinite=skip` skips such updates"
 )
 
-# Values of `runner.on_nonfinite`: end the run with an error, or leave the affected data out and go on.
+# Values of `runner.on_nonfinite`: end the run with an error, or skip the affected data and continue.
 OnNonFinite: TypeAlias = Literal["stop", "skip"]
 
 

@@ -1,4 +1,4 @@
-"""`first_contact.json` of a run folder: what was held against what before the first step."""
+"""`first_contact.json` of a run folder: the comparisons made before the first step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
 
     One process of a job writes at a time: workers return theirs to the runner.
     """
-    kept = {(each["what"], each["with"]): each for each in read_comparisons(folder)}
+    kept = {(comparison["what"], comparison["with"]): comparison for comparison in read_comparisons(folder)}
     for comparison in comparisons:
         written = asdict(comparison)
         written["with"] = written.pop("with_")
@@ -47,12 +47,12 @@ def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
 
 
 def read_comparisons(folder: Path) -> list[dict[str, Any]]:
-    """Return what was noted in a run folder; empty where nothing was, or where the file cannot be understood."""
+    """Return the comparisons recorded in a run folder; empty if there are none or the file is invalid."""
     try:
         parsed: object = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     if not isinstance(parsed, list):
         return []
-    rows = [cast("dict[str, Any]", each) for each in cast("list[object]", parsed) if isinstance(each, dict)]
+    rows = [cast("dict[str, Any]", row) for row in cast("list[object]", parsed) if isinstance(row, dict)]
     return [row for row in rows if isinstance(row.get("what"), str) and isinstance(row.get("with"), str)]

@@ -50,12 +50,12 @@ def require_transformers() -> None:
     from transformers import dynamic_module_utils
 
     logging.disable_progress_bar()
-    # Where nobody said whether code of a folder may run, transformers would ask at the terminal: it may not.
+    # Without an explicit setting, transformers would prompt whether to run code of the folder: it must not run.
     cast("Any", dynamic_module_utils).TIME_OUT_REMOTE_CODE = 0
 
 
 def refuse_kernels(folder: str) -> None:
-    """Refuse a model whose configuration names code on the hub by which it would be computed.
+    """Reject a model whose configuration refers to remote code.
 
     Raises:
         ConfigError: it does.
@@ -74,7 +74,7 @@ def refuse_kernels(folder: str) -> None:
             names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
             if key in _IMPLEMENTATIONS and any("/" in str(name) for name in names):
                 raise ConfigError(
-                    f"the model in `{folder}` would be computed by code from elsewhere",
+                    f"the model in `{folder}` needs remote code, which is never run",
                     where=str(Path(folder) / "config.json"),
                     why=f"`{key}` is `{value}`",
                     help=f"remove `{key}` from the file",
@@ -95,7 +95,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - of the folder's files, by several libraries
         raise ConfigError(
-            f"there is no tokenizer in `{folder}`",
+            f"`{folder}` has no tokenizer",
             why=first_line(error),
             help="a folder written by `save_pretrained` has tokenizer.json; or set `actor.tokenizer.tokenizer_model`",
         ) from None
@@ -111,7 +111,7 @@ def config_of(kind: Any, folder: str) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
+        raise ConfigError(f"`{folder}` has no model", why=first_line(error)) from None
 
 
 def load_pretrained(
@@ -136,11 +136,11 @@ def load_pretrained(
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(
             f"the model folder `{folder}` has no weights",
-            why="there is no *.safetensors file in it",
-            help="copy the weights there; files that have to be unpickled (*.bin) are not read",
+            why="it has no *.safetensors file",
+            help="copy the weights there; pickled files (*.bin) are not read",
         )
     try:
-        model, found = loader.from_pretrained(
+        model, report = loader.from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -150,19 +150,19 @@ def load_pretrained(
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"the model in `{folder}` cannot be loaded", why=first_line(error)) from None
-    # transformers draws what is missing, and only warns: such a model acts at random.
-    missing = sorted(found["missing_keys"])
+    # transformers initializes missing weights randomly and only warns: such a model acts at random.
+    missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
-            f"the weights in `{folder}` are not those of a `{type(model).__name__}`",
+            f"the weights in `{folder}` do not belong to a `{type(model).__name__}`",
             why=f"they lack `{missing[0]}`" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
-            help="copy the folder again, whole, or name the folder of such a model",
+            help="copy the complete folder again, or name a folder of such a model",
         )
     return cast("PreTrainedModel", model)
 
 
 def are_shapes_only() -> bool:
-    """Return whether what is made now has no memory: within `torch.device("meta")`, where no weights are loaded."""
+    """Return whether tensors are created without memory: within `torch.device("meta")`, where no weights are loaded."""
     return torch.get_default_device().type == "meta"
 
 
@@ -174,13 +174,13 @@ def check_folder(folder: str) -> None:
     """
     if not os.path.isdir(folder):
         raise ConfigError(
-            f"the model folder `{folder}` is not there",
-            help="give a folder on the worker's node; nothing is downloaded",
+            f"the model folder `{folder}` does not exist",
+            help="name a folder on the worker's node; nothing is downloaded",
         )
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an exception says, or its type."""
+    """Return the first line of an exception's text, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -202,7 +202,7 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
     )
     try:
         with warnings.catch_warnings():
-            # peft asks for an attribute that transformers has renamed; nobody who reads of it can change that.
+            # peft reads an attribute that transformers has renamed; users cannot act on the warning.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             return cast("PeftModel", get_peft_model(model, settings))
     except ValueError as error:
@@ -222,14 +222,14 @@ def without_adapters(model: nn.Module) -> Generator[None, None, None]:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [each for each in model.modules() if isinstance(each, BaseTunerLayer)]
-    for each in layers:
-        each._disable_adapters = True  # pyright: ignore[reportPrivateUsage]
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True  # pyright: ignore[reportPrivateUsage]
     try:
         yield
     finally:
-        for each in layers:
-            each._disable_adapters = False  # pyright: ignore[reportPrivateUsage]
+        for layer in layers:
+            layer._disable_adapters = False  # pyright: ignore[reportPrivateUsage]
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
@@ -245,7 +245,7 @@ def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
     for layer in layers:
         if not hasattr(layer, "gradient_checkpointing"):
             raise ConfigError(
-                f"the layers of `{model}` cannot compute their activations again",
+                f"the layers of `{model}` do not support activation checkpointing",
                 help="write `gradient_checkpointing: false`",
             )
         settable = cast("Any", layer)

@@ -38,13 +38,13 @@ _unwrapped_step: Callable[..., float | None] = unwrap(torch.optim.AdamW.step)  #
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW on all trainable weights; those of values at `value_lr` where that is given.
+    """Return AdamW on all trainable weights; value heads learn at `value_lr` if it is set.
 
     The fused kernel is one pass over each weight instead of a dozen: on small policies the difference is felt.
     """
-    named = [(name, each) for name, each in policy.named_parameters() if each.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": [each for name, each in named if not of_values(name)]}]
-    values = [each for name, each in named if of_values(name)]
+    named = [(name, weight) for name, weight in policy.named_parameters() if weight.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": [weight for name, weight in named if not of_values(name)]}]
+    values = [weight for name, weight in named if of_values(name)]
     if values:
         groups.append({"params": values, "lr": config.value_lr or config.lr})
     return EagerAdamW(
@@ -81,7 +81,7 @@ def learning_rate_factor(config: OptimConfig, step: int, last_step: int | None) 
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> None:
-    """Give an optimizer of `make_optimizer` the settings of the file, whatever a loaded checkpoint said.
+    """Apply the configured settings to an optimizer of `make_optimizer`, overriding those of a loaded checkpoint.
 
     Args:
         optimizer: is changed in place.

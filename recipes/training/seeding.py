@@ -1,4 +1,4 @@
-"""Seeds of random numbers by step, rank and purpose, independent of what was drawn before.
+"""Random seeds by step, rank and purpose, independent of earlier draws.
 
 A worker seeds torch anew in every step. A run that goes on from a checkpoint so draws what it would have drawn, and no
 state of a generator has to be kept.
@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     EVALUATION = 3
 
 
-def seed_of(seed: int, purpose: Purpose, step: int = 0, rank: int = 0) -> int:
+def derive_seed(seed: int, purpose: Purpose, step: int = 0, rank: int = 0) -> int:
     """Return a seed for `torch.manual_seed`, from 0 to below 2^63, mixed well from all of these."""
     text = f"{seed} {int(purpose)} {step} {rank}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

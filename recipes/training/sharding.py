@@ -57,21 +57,23 @@ class ParallelStrategy(ABC):
         """Average the gradients over all ranks, after the last backward pass of a batch."""
 
     def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
-        """Announce a backward pass: `last` is the last one before `finish_gradients`."""
+        """Announce a backward pass: `last` marks the final one before `finish_gradients`."""
 
     def gradient_norm(self) -> Tensor:
         """Return the 2-norm of the gradients of all ranks together, a scalar."""
-        norm = nn.utils.get_total_norm([each.grad for each in self.module.parameters() if each.grad is not None])
+        norm = nn.utils.get_total_norm(
+            [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        )
         return norm.full_tensor() if is_shard(norm) else norm
 
     def clip_gradients(self, largest: float, norm: Tensor) -> None:
-        """Scale gradients of the given norm to at most `largest`; 0: leave them."""
+        """Scale gradients of the given norm to at most `largest`; 0: no clipping."""
         if largest:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
     @abstractmethod
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Return a whole weight. Collective: all ranks ask for the same weights in the same order."""
+        """Return the full tensor of a sharded weight. Collective: all ranks pass the same weights in the same order."""
 
 
 class SingleProcess(ParallelStrategy):
@@ -108,12 +110,14 @@ class Replicated(SingleProcess):
 
     def finish_gradients(self) -> None:
         """See `ParallelStrategy`; one message for all of them."""
-        gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
-        flat = torch.cat([each.flatten() for each in gradients])
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = flat if self._reduce_type is None else flat.to(self._reduce_type)
         dist.all_reduce(flat)
         flat /= self.world_size
-        for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+        for gradient, part in zip(
+            gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
+        ):
             gradient.copy_(part.view_as(gradient))
 
 
@@ -205,7 +209,7 @@ def _shard(
     mesh = _mesh(device, world_size, replicas=fsdp.sharding_strategy == "no_shard")
     offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
     for part in (*blocks, module):
-        policy = plain if any(part is each for each in exact) else mixed
+        policy = plain if any(part is kept for kept in exact) else mixed
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
 
 
@@ -217,7 +221,7 @@ def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMes
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """Join the process group, at the address that the worker group gives every rank."""
+    """Join the process group, at the address that the worker group provides."""
     if dist.is_initialized():
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"

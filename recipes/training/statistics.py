@@ -34,7 +34,7 @@ def wilson_interval(right: float, count: int) -> tuple[float, float]:
 
 
 def t_quantile(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t for so many degrees of freedom, rounded down to whole ones.
+    """Return the 97.5 % quantile of Student's t, with the degrees of freedom rounded down to an integer.
 
     By the table up to 30, above by the first terms of its expansion around the normal quantile (Abramowitz and Stegun,
     26.7.5), which is exact to 1e-4 there.

@@ -1,4 +1,4 @@
-"""Operations on tensors whose results torch leaves untyped."""
+"""Typed wrappers of tensor operations that torch leaves untyped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def integers(tensor: Tensor) -> list[int]:
-    """Return the values of a tensor of whole numbers, [n], as a list."""
+    """Return an integer tensor, [n], as a list."""
     return cast("list[int]", tensor.tolist())
 
 

@@ -17,7 +17,7 @@ from rlinf_core import Loss
 Part = TypeVar("Part")
 
 # A warning; its arguments are the training step and the number of optimizer steps.
-SKIPPED: Final = "step %d: %d optimizer steps left out, for a loss or gradient that is NaN or infinite"
+SKIPPED: Final = "step %d: skipped %d optimizer steps because a loss or gradient was NaN or infinite"
 
 
 @dataclass
@@ -48,13 +48,13 @@ class Figures:
         if not names:
             return {}
         columns = {name: torch.tensor([part[name] for part in self.parts if name in part]) for name in names}
-        found = [each.amax() if name.endswith("_max") else each.mean() for name, each in columns.items()]
-        return dict(zip(names, floats(torch.stack(found)), strict=True))
+        reduced = [column.amax() if name.endswith("_max") else column.mean() for name, column in columns.items()]
+        return dict(zip(names, floats(torch.stack(reduced)), strict=True))
 
     def metrics(self, *, counts_skipped: bool) -> dict[str, float]:
-        """Return the means by their full names, with the number of skipped updates where it is asked for."""
-        found = {f"train/{name}": value for name, value in self.means().items()}
-        return {**found, "train/actor/skipped_updates": float(self.skipped)} if counts_skipped else found
+        """Return the means by full metric names, optionally with the number of skipped updates."""
+        metrics = {f"train/{name}": value for name, value in self.means().items()}
+        return {**metrics, "train/actor/skipped_updates": float(self.skipped)} if counts_skipped else metrics
 
 
 class Updater:
@@ -104,51 +104,51 @@ class Updater:
         """
         strategy = self._strategy
         self._optimizer.zero_grad()
-        found: list[Loss] = []
+        losses: list[Loss] = []
         for number, part in enumerate(parts):
             strategy.accumulate(last=number == len(parts) - 1)
-            found.append(evaluate(part))
-            (found[-1].loss / len(parts)).backward()
+            losses.append(evaluate(part))
+            (losses[-1].loss / len(parts)).backward()
         strategy.finish_gradients()
         if trains is not None:
             for name, weight in strategy.module.named_parameters():
                 if not trains(name):
                     weight.grad = None
         norm = strategy.gradient_norm()
-        if self._is_finite(found, norm, step):
+        if self._is_finite(losses, norm, step):
             # Before an accelerator has more to do, which they would wait for.
-            figures.add([{**each.metrics, "actor/grad_norm": norm.detach()} for each in found])
+            figures.add([{**loss.metrics, "actor/grad_norm": norm.detach()} for loss in losses])
             strategy.clip_gradients(self._clip_grad, norm)
             self._optimizer.step()
         else:
             figures.skipped += 1
 
-    def _is_finite(self, found: list[Loss], norm: Tensor, step: int) -> bool:
+    def _is_finite(self, losses: list[Loss], norm: Tensor, step: int) -> bool:
         """Return whether the losses and gradients of all ranks are finite.
 
         The norm is the same on every rank, and not finite where any gradient is not; losses differ.
         """
         strategy = self._strategy
         bad = torch.zeros(strategy.world_size)
-        bad[strategy.rank] = float(not all(bool(each.loss.isfinite()) for each in found))
+        bad[strategy.rank] = float(not all(bool(loss.loss.isfinite()) for loss in losses))
         bad = strategy.reduce_sum(bad) if strategy.world_size > 1 else bad
         if not bad.any() and bool(norm.isfinite()):
             return True
         if self._skips:
             return False
-        self._raise(found, norm, bad, step)
+        self._raise(losses, norm, bad, step)
         return False
 
-    def _raise(self, found: list[Loss], norm: Tensor, bad: Tensor, step: int) -> None:
-        """Raise the error that names what is not finite: a loss or a term of it where there is one, else a gradient."""
+    def _raise(self, losses: list[Loss], norm: Tensor, bad: Tensor, step: int) -> None:
+        """Raise an error that names the non-finite value: a loss or loss term if there is one, else a gradient."""
         where = f"step {step}"
         if bad.any():
             where += f", rank {int(bad.nonzero()[0])} of the actor" if self._strategy.world_size > 1 else ""
-            for each in found:
-                for name, value in each.metrics.items():
+            for loss in losses:
+                for name, value in loss.metrics.items():
                     if not bool(value.isfinite()):
                         raise NonFiniteError(f"train/{name}", float(value), where, REMEDY)
-            values = [float(each.loss) for each in found if not bool(each.loss.isfinite())]
+            values = [float(loss.loss) for loss in losses if not bool(loss.loss.isfinite())]
             raise NonFiniteError("loss", next(iter(values), float("nan")), where, REMEDY)
         for name, weight in self._strategy.module.named_parameters():
             gradient = weight.grad
@@ -157,7 +157,7 @@ class Updater:
         raise NonFiniteError("train/actor/grad_norm", float(norm), where, REMEDY)
 
     def check_weights(self, where: str) -> None:
-        """Refuse trained weights that are not finite, so that no checkpoint and no rollout gets them.
+        """Raise if a trained weight is not finite, so that none reaches a checkpoint or a rollout.
 
         Raises:
             NonFiniteError: naming the weight.
@@ -171,7 +171,7 @@ class Updater:
 
 
 def first_nonfinite(tensor: Tensor) -> float:
-    """Return the first value of a tensor that is NaN or infinite; there is one."""
+    """Return the first NaN or infinite value of a tensor, which must have one."""
     return float(tensor[~tensor.isfinite()].flatten()[0])
 
 

@@ -1,4 +1,4 @@
-"""The options of the commands that bring machines up, look at them and take them down."""
+"""Options shared by the cluster commands (`up`, `down`, `status`, `doctor`)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ RecordedName = Annotated[
         show_default=False,
     ),
 ]
-Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes that are talked to at a time.", min=1)]
-# Typer puts the brackets around an argument that may be left out.
+Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes contacted at the same time.", min=1)]
+# Typer puts brackets around an optional argument.
 FileIfAny = Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)]

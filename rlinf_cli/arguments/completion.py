@@ -1,7 +1,7 @@
 """Shell completion of shipped configs, files, recipes, codes, components, groups, and keys of overrides.
 
-A shell puts a space behind the only candidate, so a folder or a section is never offered alone but with what is in it,
-and the one key left is offered together with an example of its value.
+A shell appends a space to a sole candidate. So a folder or section is offered together with its contents, and a sole
+key with an example value.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ _YAML = (".yaml", ".yml")
 
 
 def _careful(complete: Complete) -> Complete:
-    """Return a completion that offers nothing where it cannot: a traceback would land in the line that is being
-    typed.
-    """
+    """Return a completion that offers nothing on errors: a traceback would land in the line being typed."""
 
     @wraps(complete)
     def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
             return complete(ctx, incomplete)
-        except Exception:  # noqa: BLE001 - see above; the command itself will say what is wrong
+        except Exception:  # noqa: BLE001 - see above; the command itself will report the error
             return []
 
     return wrapper
@@ -92,13 +90,13 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def training(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return what can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
+    """Return recipes as `recipe=NAME`, files and, after one of these, overrides."""
     from rlinf_core.job.recipe import recipe_names
 
     if _named(_words(ctx)) is not None:
         return files_and_overrides(ctx, incomplete)
     if ctx.params.get("arguments") or _words(ctx):
-        # Bash parts `recipe=NAME` into words, of which the last is the name so far.
+        # Bash splits `recipe=NAME` into words; the last one is the name so far.
         return _starting(recipe_names(), incomplete) if "recipe" in _words(ctx) else overrides(ctx, incomplete)
     names = [f"recipe={name}" for name in recipe_names()]
     return [*_starting(names, incomplete), *files(ctx, incomplete)]
@@ -116,7 +114,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the components that the run has logs of."""
+    """Return the components whose logs the run has."""
     from rlinf_cli.runs.log_files import log_files
     from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH, find_run
 
@@ -125,7 +123,7 @@ def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
-    """Return values of the key before, where the shell has parted `key=value` into words.
+    """Return values of the preceding key, where the shell has split `key=value` into words.
 
     Bash does, and Typer drops a `=` that is the last word.
     """
@@ -143,10 +141,10 @@ def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the node groups of the file, as `--assume` takes them."""
     job = _job(ctx)
     groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
-    found = [
+    candidates = [
         f"{group.label}={count}" for group in groups if group.hardware is None for count in ("8", "4") if group.label
     ]
-    return _starting(found, incomplete)
+    return _starting(candidates, incomplete)
 
 
 @_careful
@@ -161,14 +159,14 @@ def _words(ctx: typer.Context) -> list[str]:
     """Return the positional arguments typed so far."""
     words: list[str] = []
     for name in ("file", "arguments", "overrides"):
-        given = ctx.params.get(name)
-        words.extend([given] if isinstance(given, str) else given or [])
-    # Behind an option that still wants its value, Typer has not told the arguments apart yet.
+        argument = ctx.params.get(name)
+        words.extend([argument] if isinstance(argument, str) else argument or [])
+    # After an option that still needs its value, Typer has not parsed the arguments yet.
     return words or [word for word in ctx.args if not word.startswith("-")]
 
 
 def _job(ctx: typer.Context) -> Job | None:
-    """Return what is known of the file on the command line; None without one."""
+    """Return the job of the file on the command line; None without one."""
     named = _named(_words(ctx))
     if named is None:
         return None
@@ -183,7 +181,7 @@ def _named(words: list[str]) -> str | None:
 
     named = next((word for word in words if word != "-" and not is_override(word)), None)
     recipe = next((word.partition("=")[2] for word in words if word.startswith("recipe=")), None)
-    # Bash parts `recipe=NAME` into three words.
+    # Bash splits `recipe=NAME` into three words.
     if recipe is None and words[:2] == ["recipe", "="] and len(words) > 2:
         recipe = words[2]
     if recipe:
@@ -194,16 +192,16 @@ def _named(words: list[str]) -> str | None:
 
 
 def _paths(incomplete: str) -> list[str]:
-    """YAML files and folders; the only folder is opened at once."""
+    """YAML files and folders; a sole folder is expanded."""
     import os
 
     folder, stem = os.path.split(incomplete)
-    found: list[str] = []
+    completions: list[str] = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:
         for entry in entries:
             hidden = entry.name.startswith(".") and not stem.startswith(".")
             if entry.name.startswith(stem) and not hidden and (entry.is_dir() or entry.name.endswith(_YAML)):
-                found.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
-    if len(found) == 1 and found[0].endswith("/"):
-        return [found[0], *_paths(found[0])]
-    return sorted(found)
+                completions.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
+    if len(completions) == 1 and completions[0].endswith("/"):
+        return [completions[0], *_paths(completions[0])]
+    return sorted(completions)

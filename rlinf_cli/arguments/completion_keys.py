@@ -19,7 +19,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
     """Completions of an override, `key=value` or `~key`.
 
     Args:
-        values_only: offer what stands behind the `=`, for shells that part words there.
+        values_only: complete only the part after `=`, for shells that split words there.
     """
     model = _model(job)
     key, equals, value = incomplete.partition("=")
@@ -31,12 +31,12 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
         values = [text for text in _values(model, path) if text.startswith(value)]
         return values if values_only else [f"{key}={text}" for text in values]
     sign = "~" if incomplete.startswith("~") else ""
-    found = _below(model, job.tree, incomplete.removeprefix("~"))
-    return [f"{sign}{name}" if sign else name for name in _spelled(found, model, job.tree, deletes=bool(sign))]
+    paths = _below(model, job.tree, incomplete.removeprefix("~"))
+    return [f"{sign}{name}" if sign else name for name in _spelled(paths, model, job.tree, deletes=bool(sign))]
 
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
-    """Return the fields that `rlinf explain` knows, section by section; further in while there is one only."""
+    """Return the fields that `rlinf explain` knows, one level at a time; descend while there is only one."""
     from rlinf_cli.file.field_docs import fields_below
     from rlinf_core.job.load import ClusterFile
     from rlinf_core.job.recipe import find_recipe, recipe_names
@@ -47,10 +47,10 @@ def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
     def below(path: str) -> set[str]:
         return {field.path.replace("[]", "") for model in models for field in fields_below(model, path)}
 
-    found = {path for path in below(incomplete.rpartition(".")[0]) if path.startswith(incomplete)}
-    if len(found) == 1:
-        found |= below(next(iter(found)))
-    return sorted(found)
+    fields = {path for path in below(incomplete.rpartition(".")[0]) if path.startswith(incomplete)}
+    if len(fields) == 1:
+        fields |= below(next(iter(fields)))
+    return sorted(fields)
 
 
 def _model(job: Job) -> type[BaseModel]:
@@ -60,16 +60,16 @@ def _model(job: Job) -> type[BaseModel]:
 
 
 def _below(model: type[BaseModel], tree: MappingNode | None, incomplete: str) -> list[Path]:
-    """Return the paths one step below what is complete of a path; further down while there is one branch only."""
+    """Return the paths one level below the completed part of a path; descend while there is only one."""
     cut = max(incomplete.rfind("."), incomplete.rfind("["))
     try:
         parent: Path = to_path(parse_path(incomplete[:cut])[0]) if cut > 0 else ()
     except PathSyntaxError:
         return []
-    found = [path for path in _children(model, tree, parent) if format_path(path).startswith(incomplete)]
-    while len(found) == 1 and (deeper := list(_children(model, tree, found[0]))):
-        found = deeper
-    return found
+    children = [path for path in _children(model, tree, parent) if format_path(path).startswith(incomplete)]
+    while len(children) == 1 and (deeper := list(_children(model, tree, children[0]))):
+        children = deeper
+    return children
 
 
 def _children(model: type[BaseModel], tree: MappingNode | None, parent: Path) -> Iterator[Path]:
@@ -83,9 +83,9 @@ def _children(model: type[BaseModel], tree: MappingNode | None, parent: Path) ->
     yield from ((*parent, name) for name in names)
 
 
-def _spelled(found: list[Path], model: type[BaseModel], tree: MappingNode | None, *, deletes: bool) -> list[str]:
+def _spelled(paths: list[Path], model: type[BaseModel], tree: MappingNode | None, *, deletes: bool) -> list[str]:
     texts: list[str] = []
-    for path in found:
+    for path in paths:
         text = format_path(path)
         node = find(tree, path) if tree is not None else None
         branch = isinstance(node, MappingNode | SequenceNode) or _is_branch(model, path)
@@ -99,24 +99,26 @@ def _spelled(found: list[Path], model: type[BaseModel], tree: MappingNode | None
             else f"{text}="
         )
     if len(texts) == 1 and texts[0].endswith("="):
-        examples = _values(model, found[0]) or [_current(tree, found[0])]
+        examples = _values(model, paths[0]) or [_current(tree, paths[0])]
         texts += [f"{texts[0]}{example}" for example in examples]
     return texts
 
 
 def _is_branch(model: type[BaseModel], path: Path) -> bool:
-    return any(model_of(each) or value_type(each) or item_type(each) for each in types_at(model, path))
+    return any(
+        model_of(annotation) or value_type(annotation) or item_type(annotation) for annotation in types_at(model, path)
+    )
 
 
 def _values(model: type[BaseModel], path: Path) -> list[str]:
-    """Return what a field takes where that is a short list."""
-    found: dict[str, None] = {}
+    """Return the values of a field that has a short list of them."""
+    values: dict[str, None] = {}
     for annotation in types_at(model, path):
         if annotation is bool:
-            found |= {"true": None, "false": None}
+            values |= {"true": None, "false": None}
         elif get_origin(annotation) is Literal:
-            found |= {str(value): None for value in get_args(annotation)}
-    return list(found)
+            values |= {str(value): None for value in get_args(annotation)}
+    return list(values)
 
 
 def _current(tree: MappingNode | None, path: Path) -> str:

@@ -33,10 +33,10 @@ Quiet = Annotated[
 ]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", callback=_be_verbose, help="Print tracebacks and more detail.", show_default=False),
+    typer.Option("--verbose", callback=_be_verbose, help="Print more detail, and tracebacks.", show_default=False),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the result.", metavar="text|json")]
-# Arguments are told in the commands' own words: Typer's table of them would show their Python types.
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the result.", metavar="text|json")]
+# The docstrings describe arguments: Typer's table would show their Python types.
 File = Annotated[str, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", hidden=True, autocompletion=completion.overrides)
@@ -46,7 +46,7 @@ Assume = Annotated[
     typer.Option(
         "--assume",
         metavar="[GROUP=]N[xMODEL]",
-        help="Take each node of a group to have so many accelerators: `a800=8`, or `8` for all nodes. May be repeated.",
+        help="Assume this many accelerators on each node of a group: `a800=8`, or `8` for all nodes. May be repeated.",
         autocompletion=completion.assumptions,
         show_default=False,
     ),
@@ -54,7 +54,7 @@ Assume = Annotated[
 Live = Annotated[
     bool,
     typer.Option(
-        "--live", help="Ask the nodes what they have, over ssh, and go by that. Starts nothing.", show_default=False
+        "--live", help="Probe the nodes over ssh and use what they report. Starts nothing.", show_default=False
     ),
 ]
 Run = Annotated[str | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
@@ -63,27 +63,27 @@ LogPath = Annotated[
     typer.Option(
         "--log-path",
         metavar="FOLDER",
-        help="Where the run folders are, `runner.logger.log_path` of the runs.",
+        help="Folder of the runs: their `runner.logger.log_path`.",
         show_default=False,
     ),
 ]
 
 
 def assumed(assume: Iterable[str] | None) -> list[str]:
-    """Return the `--assume` options as they stood on the command line."""
-    return [word for each in assume or () for word in ("--assume", each)]
+    """Return the `--assume` options of the command line."""
+    return [word for assumption in assume or () for word in ("--assume", assumption)]
 
 
 def key_values(words: Iterable[str] | None) -> dict[str, str]:
-    """Return `KEY=VALUE` options by their keys.
+    """Return `KEY=VALUE` options as a mapping.
 
     Raises:
         typer.BadParameter: a word has no `=`.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals:
             raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs

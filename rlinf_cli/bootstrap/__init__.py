@@ -1,1 +1,1 @@
-"""Bringing unlike machines up as one cluster, looking at them, and giving them back clean. Neither ray nor torch."""
+"""Bringing heterogeneous machines up as one cluster, inspecting and cleaning them up. Imports neither ray nor torch."""

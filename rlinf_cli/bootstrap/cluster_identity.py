@@ -1,4 +1,4 @@
-"""The name, the id, the token and the lock of a cluster that this user brings up; its record is kept in `node`."""
+"""Name, id, token and lock of a cluster that this user brings up; its record is in `node`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ DEFAULT_NAME: Final = "default"
 
 
 def cluster_name(file: str, name: str | None = None) -> str:
-    """Return the name of the cluster of a file: `name` where it is given, else the file's own without its ending.
+    """Return the name of a file's cluster: `name` if given, else the file name without extension.
 
     Raises:
-        ConfigError: `name` cannot be one.
+        ConfigError: `name` is not valid.
     """
     if name is not None:
         if not _NAME.match(name):
             raise ConfigError(
-                f"`{name}` cannot name a cluster", help="use up to 64 letters, digits, `_`, `-` and `.`, a letter first"
+                f"`{name}` is not a valid cluster name",
+                help="use up to 64 letters, digits, `_`, `-` and `.`, starting with a letter",
             )
         return name
     stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", Path(file).stem).strip("-.")[:64]
@@ -38,19 +39,19 @@ def cluster_name(file: str, name: str | None = None) -> str:
 
 
 def cluster_id(name: str) -> str:
-    """Return what marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
+    """Return the id that marks a cluster on its nodes; derived from the name, so that it is found without a record."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def token_of(name: str, *, fresh: bool = False) -> str:
-    """Return the token of a cluster, made when there is none.
+    """Return the token of a cluster; create it if there is none.
 
     Args:
         name: the cluster.
-        fresh: whether to make another one.
+        fresh: whether to replace an existing one.
 
     Raises:
-        RLinfError: the file of the token is readable by others.
+        RLinfError: the token file is readable by others.
     """
     path = token_file(name)
     if not fresh:
@@ -59,7 +60,8 @@ def token_of(name: str, *, fresh: bool = False) -> str:
                 raise RLinfError(
                     "the token of the cluster is readable by others",
                     where=str(path),
-                    help=f"`chmod 600` it when nobody has read it, else `rlinf down` and `rlinf up` cluster `{name}`",
+                    help="run `chmod 600` on it if it is certainly unread, else `rlinf down` and `rlinf up` cluster"
+                    f" `{name}`",
                 )
             return path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
@@ -70,17 +72,17 @@ def token_of(name: str, *, fresh: bool = False) -> str:
 
 
 def keep_token(name: str, token: str) -> None:
-    """Write the token of a cluster, for this user only."""
+    """Write the token of a cluster, readable by this user only."""
     make_folder()
     node_facts.write_private(str(token_file(name)), token)
 
 
 @contextmanager
 def locked(name: str) -> Generator[None, None, None]:
-    """Only one `up` or `down` of a cluster works at a time.
+    """Hold the lock of a cluster: only one `up` or `down` works at a time.
 
     Raises:
-        RLinfError: another one does.
+        RLinfError: another command holds it.
     """
     make_folder()
     path = folder() / f"{name}.lock"
@@ -91,7 +93,7 @@ def locked(name: str) -> Generator[None, None, None]:
         except OSError:
             holder = os.pread(lock, 200, 0).decode(errors="replace")
             raise RLinfError(
-                f"another `rlinf up` or `rlinf down` is at work on cluster `{name}`",
+                f"another `rlinf up` or `rlinf down` is working on cluster `{name}`",
                 why=holder or None,
                 help="wait until it has ended, and run the command again",
             ) from None
@@ -99,5 +101,5 @@ def locked(name: str) -> Generator[None, None, None]:
         os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
         yield
     finally:
-        # The file stays: who removed it could lock one that another process no longer finds.
+        # The file stays: removing it could let two processes lock different files.
         os.close(lock)

@@ -1,4 +1,4 @@
-"""The state of the recorded cluster: each node answers for itself, the head for who has joined and which jobs run."""
+"""The state of the recorded cluster: facts from each node, membership and jobs from the head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROBE_SECONDS: Final = 30.0
 _MEMBERS_SECONDS: Final = 3.0
 _MEMBERS_MARGIN_SECONDS: Final = 25.0
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class State(StrEnum):
@@ -29,23 +29,23 @@ class State(StrEnum):
     NOT_JOINED = "not joined"
     """Its Ray runs, and the head does not list it as alive."""
     UNCERTAIN = "runs"
-    """Its Ray runs; the head could not be asked."""
+    """Its Ray runs; the head did not answer."""
     DIED = "died"
-    """It was started, and its Ray has ended."""
+    """It was started, but its Ray has ended."""
     ABSENT = "not started"
     UNREACHABLE = "unreachable"
     BROKEN = "cannot answer"
-    """It is reached, and its interpreter does not run."""
+    """It is reachable, but its interpreter does not run."""
 
 
 class NodeStatus(NamedTuple):
     """One node.
 
     Attributes:
-        address: by which the others reach it, or None.
-        python, ray, rlinf: versions, or None where nobody could tell.
-        detail: why it is not up; empty when it is.
-        help: what to do; may be empty.
+        address: the address at which the others reach it, or None.
+        python, ray, rlinf: versions, or None if unknown.
+        detail: why it is not up; empty if it is.
+        help: the remedy; may be empty.
     """
 
     rank: int
@@ -64,11 +64,11 @@ class StatusReport(NamedTuple):
     """The cluster.
 
     Attributes:
-        jobs: drivers that are connected, or None when the head could not be asked.
-        seconds: that asking took.
+        jobs: the connected drivers, or None if the head did not answer.
+        seconds: the duration of the query.
         address: of the head's GCS; empty while it is not up.
-        name, file: as `rlinf up` recorded them; None where Ray was started by other means.
-        authenticated: whether a token is asked for, or None where nobody has recorded it.
+        name, file: as recorded by `rlinf up`; None if Ray was started by other means.
+        authenticated: whether a token is required, or None if unknown.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -84,41 +84,42 @@ class StatusReport(NamedTuple):
         return all(node.state is State.UP for node in self.nodes)
 
 
-async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> StatusReport:
-    """Return how every node is; none keeps the others waiting beyond its deadline.
+async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) -> StatusReport:
+    """Return the status of every node; each has its own deadline.
 
     Args:
-        cluster: as `up` recorded it.
-        transport: the way to its nodes.
-        tell: is told what is waited for.
+        cluster: the record of `up`.
+        transport: the transport to its nodes.
+        notify: called with a message before a wait.
     """
     begun = time.monotonic()
     nodes = recorded_targets(cluster)
     connect = max(node.connect_seconds for node in nodes)
-    tell(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
+    notify(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
     head = next((node for node in nodes if node.is_head), None)
     joined = asyncio.ensure_future(_members(cluster, head, transport))
     answers = await asyncio.gather(*(_probe(cluster, node, transport) for node in nodes))
     members = await joined
     known = None if members is None else _by_rank(members["nodes"])
     statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
-    jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
+    jobs = None if members is None else tuple(_job(job) for job in members["jobs"])
     seconds = time.monotonic() - begun
     return StatusReport(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
 
 def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return what the head lists, by rank: a node that was repaired has entries of those that died before it, too."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for each in members:
-        rank = str(each["rank"])
-        if each["alive"] or rank not in found:
-            found[rank] = each
-    return found
+    """Return the head's entries by rank; a restarted node also has entries of its dead predecessors."""
+    by_rank: dict[str, Mapping[str, Any]] = {}
+    for member in members:
+        rank = str(member["rank"])
+        if member["alive"] or rank not in by_rank:
+            by_rank[rank] = member
+    return by_rank
 
 
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> AgentReply | None:
-    """Return what a node says; None of one that was started on its own machine, to which there is no way from here."""
+    """Return the facts of a node; None for one started by hand on another machine, which cannot be reached from
+    here."""
     if node.host is None and not node.is_head:
         return None
     request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
@@ -126,11 +127,11 @@ async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport)
 
 
 async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: Transport) -> Mapping[str, Any] | None:
-    """Return what the head says about the nodes and jobs, or None when it cannot be asked."""
+    """Return the head's list of nodes and jobs, or None if it does not answer."""
     if head is None:
         return None
     ranks = [node.rank for node in cluster.nodes]
-    # A node that died a moment ago is listed until its beats are missed; none is waited for that is not there.
+    # A dead node is listed until its heartbeats time out; missing nodes are not waited for.
     request = {"verb": "members", "cluster": cluster.id, "wanted": ranks, "deadline": _MEMBERS_SECONDS}
     deadline = head.connect_seconds + _MEMBERS_SECONDS + _MEMBERS_MARGIN_SECONDS
     answer = await ask(transport, head, request, deadline=deadline)
@@ -167,13 +168,13 @@ def _status(node: NodeTarget, answer: AgentReply | None, known: Mapping[str, Any
 def _state(
     node: NodeTarget, record: Mapping[str, Any] | None, known: Mapping[str, Any] | None
 ) -> tuple[State, str, str]:
-    again = "`rlinf up` again repairs it"
+    again = "run `rlinf up` again to restart it"
     if record is None:
-        return State.ABSENT, "nothing of the cluster runs there", again
+        return State.ABSENT, "the cluster does not run there", again
     if not record["alive"]:
         return State.DIED, f"its Ray has ended; see {record['folder']}/up.log there", again
     if known is None:
-        return State.UNCERTAIN, "the head could not be asked whether it has joined", ""
+        return State.UNCERTAIN, "unknown whether it has joined: the head did not answer", ""
     member = known.get(str(node.rank))
     if member is None or not member["alive"]:
         reason = f": {member['reason']}" if member and member.get("reason") else ""

@@ -1,4 +1,4 @@
-"""Running jobs and clusters as seen from outside: by the records that drivers left, else by asking a cluster's Ray."""
+"""Inspection of running jobs and clusters from outside: by the drivers' records, else by querying a cluster's Ray."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _HEAD_SECONDS: Final = 5
 
 
 def find_job(name: str | None = None) -> JobRecord:
-    """Return the running job of this name, or the youngest one: of this machine's drivers, else of its cluster's.
+    """Return the running job of this name, or the newest one: of this machine's drivers, else of its cluster.
 
     Raises:
-        ClusterError: none runs here under this user, nor on the cluster that is known here, or none of this name.
+        ClusterError: no such job of this user runs here or on the known cluster.
     """
     jobs = running_jobs()
     if name is None or name not in [job.job for job in jobs]:
@@ -43,8 +43,8 @@ def find_job(name: str | None = None) -> JobRecord:
         raise ClusterError(
             "no job is running",
             where="this machine",
-            why="no driver of yours has launched a group here, or on a cluster that is known here",
-            help=f"run this on the machine of the job's driver, or name its cluster by `{env_vars.ADDRESS.name}`",
+            why="none of your drivers has launched a group here or on a known cluster",
+            help=f"run this on the machine of the job's driver, or set `{env_vars.ADDRESS.name}` to its cluster",
         )
     if name is None:
         return jobs[0]
@@ -57,30 +57,28 @@ def find_job(name: str | None = None) -> JobRecord:
 
 
 def _jobs_of_cluster() -> list[JobRecord]:
-    """Return the jobs that run on the known cluster, the youngest first: each has a manager of this name in its
-    namespace.
-    """
+    """Return the jobs on the known cluster, newest first, found by their manager actors."""
     joined = engine.connect(None, "rlinf-inspection", may_start=False)
     ray = ray_api()
     named = ray.util.list_named_actors(all_namespaces=True)
-    spaces = [each["namespace"] for each in named if each["name"] == MANAGER]
-    found: list[JobRecord] = []
+    spaces = [actor["namespace"] for actor in named if actor["name"] == MANAGER]
+    records: list[JobRecord] = []
     for space in spaces:
         try:
             manager = ray.get_actor(MANAGER, namespace=space)
             job, secret, info, started = ray.get(manager.record.remote(), timeout=_SECONDS)
         except (ValueError, TimeoutError, ray.exceptions.RayError):
-            continue  # it has just ended, or is no manager of ours
-        found.append(JobRecord(job, secret, info, joined.address, info.pid, started))
-    return sorted(found, key=lambda record: -record.started)
+            continue  # it has just ended, or is not our manager
+        records.append(JobRecord(job, secret, info, joined.address, info.pid, started))
+    return sorted(records, key=lambda record: -record.started)
 
 
 def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:
-    """Return what each process of a job is in now.
+    """Return the current activity of each process of a job.
 
     Args:
         record: the job.
-        stacks: whether to ask for the stacks of their threads, too.
+        stacks: whether to include the stacks of their threads.
 
     Raises:
         ClusterError: the job does not answer.
@@ -98,13 +96,13 @@ def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:
 
 
 def cluster_status(address: str, name: str | None = None) -> StatusReport:
-    """Return the nodes by the ranks that a job would find there, and the jobs that run.
+    """Return the nodes by rank, and the running jobs.
 
-    It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
+    It is joined in the same way as by a job, so that errors are the same.
 
     Args:
         address: of its head, `HOST:PORT`.
-        name: that `rlinf up` gave it, where it did.
+        name: its name, if `rlinf up` started it.
 
     Raises:
         ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
@@ -131,7 +129,7 @@ def _status(node: NodeInfo) -> NodeStatus:
 
 
 def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
-    """Return the drivers that are connected besides this one; None when the head does not tell."""
+    """Return the other connected drivers; None if the head does not answer."""
     ray: Any = ray_api()
     try:
         listed = gcs_client(address).get_all_job_info(timeout=_HEAD_SECONDS)

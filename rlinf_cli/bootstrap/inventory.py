@@ -1,4 +1,4 @@
-"""The machines that the `cluster` section means: how each is reached, and what is started there.
+"""The machines of the `cluster` section: how to reach each, and what to start there.
 
 Pure: nothing here touches a machine.
 """
@@ -23,18 +23,18 @@ from rlinf_core.node.ports import NodePorts
 from rlinf_core.placement.environment import PATH_LISTS, given_by, process_environment
 
 GROUP_LABEL: Final = "rlinf.io/group"
-# What Ray takes as the value of a label.
+# A valid value of a Ray label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
 _CONNECT_SECONDS: Final = 10.0
 
 
 class GroupEnvironment(NamedTuple):
-    """The environment of the processes that one group places on a node.
+    """The environment of a group's processes on a node.
 
     Attributes:
-        label: the label of the group; `cluster` stands for processes that no group's `env_configs` hold for.
+        label: the label of the group; `cluster` for processes without a group's `env_configs`.
         interpreter: the absolute path of their Python.
-        variables: those that the group gives; forwarded ones are not among them.
+        variables: the group's variables, without forwarded ones.
         has_robots: whether the group declares robots.
     """
 
@@ -44,28 +44,28 @@ class GroupEnvironment(NamedTuple):
     has_robots: bool = False
 
     def request(self) -> dict[str, Any]:
-        """Return it as `node_env` reads it."""
+        """Return it in the form that `node_env` reads."""
         names = [name for name in self.variables if name in PATH_LISTS]
         return {"interpreter": self.interpreter, "env": dict(self.variables), "prepended": names}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTarget:
-    """One machine that is to be a node.
+    """A machine that is to be a node.
 
     Attributes:
         rank: its rank in the cluster; 0 is the head.
-        host: where ssh reaches it, or None for this machine itself.
-        groups: the labels of the node groups that it is in, in the order of the file.
-        ssh: how it is reached; empty for this machine.
+        host: its ssh destination, or None for this machine.
+        groups: the labels of its node groups, in the order of the file.
+        ssh: its ssh settings; empty for this machine.
         interpreter: absolute path of the Python that runs Ray there.
-        declared_interpreter: whether the file names it; else it is the one that runs here.
-        ports: what Ray listens on.
-        accelerators: what its group declares, or None.
+        declared_interpreter: whether the file names it; else it is the path of this process's interpreter.
+        ports: the ports that Ray listens on.
+        accelerators: as its group declares, or None.
         memory_gib: the least that its groups declare, or None.
-        robots: what its groups declare, as (hardware type, unit).
-        forwarded: the names of the variables that travel from the driver.
-        environments: the other environments with an interpreter of their own that processes may run in there.
+        robots: as its groups declare, as (hardware type, unit).
+        forwarded: the names of the variables forwarded from the driver.
+        environments: further environments, with their own interpreters, for processes there.
     """
 
     rank: int
@@ -92,17 +92,17 @@ class NodeTarget:
 
     @property
     def connect_seconds(self) -> float:
-        """Seconds that connecting to it may take; 0 for this machine."""
+        """Time limit for connecting to it in seconds; 0 for this machine."""
         return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that Ray is started with. Those of groups are for their processes alone."""
+        """The environment variables for Ray. Those of groups are only for their processes."""
         return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
 
     @property
     def labels(self) -> dict[str, str]:
-        """Ray's labels of the node; a name that Ray does not take as a label's value is stood for by its digest."""
+        """Ray's labels for the node; a name that is not a valid label value is replaced by its digest."""
         labels = {RANK_LABEL: str(self.rank)}
         if self.groups:
             group = self.groups[0]
@@ -110,7 +110,7 @@ class NodeTarget:
         return labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be the same for a running node to be this one, as plain data."""
+        """Return what must be equal for a running node to be this one, as plain data."""
         return {
             "rank": self.rank,
             "groups": list(self.groups),
@@ -124,11 +124,11 @@ def targets(
     *,
     default_interpreter: str | None = None,
 ) -> tuple[NodeTarget, ...]:
-    """Return the machines that a checked `cluster` section means, by rank.
+    """Return the machines of a validated `cluster` section, by rank.
 
     Args:
         cluster: the section.
-        default_interpreter: the Python of nodes that declare none; default the path of the one that runs this.
+        default_interpreter: the Python of nodes that declare none; by default the path of this process's interpreter.
 
     Raises:
         ConfigError: some nodes have a host and others none, or the ports are too few.
@@ -140,7 +140,7 @@ def targets(
 
 
 def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
-    """Return the nodes of a cluster that is up, for asking and ending them; without the variables of their start."""
+    """Return the nodes of a running cluster, for probing and ending them; without their start variables."""
     ports = NodePorts.of(range(record.ports[0], record.ports[1] + 1))
     return tuple(
         NodeTarget(
@@ -157,7 +157,7 @@ def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
 
 
 def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
-    """Return the ssh destination of each node; empty when the file gives none.
+    """Return the ssh destination of each node; empty if the file names none.
 
     Raises:
         ConfigError: some nodes have one and others don't.
@@ -171,9 +171,10 @@ def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
                 hosts.setdefault(rank, host)
     missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
     if hosts and missing:
-        many = len(missing) > 1
+        plural = len(missing) > 1
         raise ConfigError(
-            f"node{'s' if many else ''} {format_ranks(missing)} {'have' if many else 'has'} no host, others have one",
+            f"node{'s' if plural else ''} {format_ranks(missing)} {'have' if plural else 'has'} no host, others have"
+            " one",
             help="put the others into a group with `hosts`, in rank order",
         )
     return hosts
@@ -216,16 +217,18 @@ def _target(
 def _environments(
     cluster: ClusterConfig, rank: int, members: Sequence[NodeGroup], ray: str
 ) -> tuple[GroupEnvironment, ...]:
-    """Return the environments of the processes that may run on a node, but for that of its Ray."""
+    """Return the environments of processes that may run on a node, except that of its Ray."""
     with_robots = {group.label: group.hardware is not None for group in members}
-    found: dict[str, GroupEnvironment] = {}
+    environments: dict[str, GroupEnvironment] = {}
     for label in (*with_robots, CLUSTER_LABEL):
-        given = process_environment(cluster, rank, label)
-        if given.interpreter is not None and (given.variables or given.interpreter != ray):
-            variables = {variable.name: variable.value for variable in given.variables}
-            each = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
-            found.setdefault(repr((each.interpreter, sorted(variables.items()), each.has_robots)), each)
-    return tuple(found.values())
+        declared = process_environment(cluster, rank, label)
+        if declared.interpreter is not None and (declared.variables or declared.interpreter != ray):
+            variables = {variable.name: variable.value for variable in declared.variables}
+            environment = GroupEnvironment(label, declared.interpreter, variables, with_robots.get(label, False))
+            environments.setdefault(
+                repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment
+            )
+    return tuple(environments.values())
 
 
 def _digest(text: str) -> str:
@@ -233,9 +236,9 @@ def _digest(text: str) -> str:
 
 
 def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
-    """Return the interpreter that `rlinf up` starts Ray with on a node; None for the path of its own.
+    """Return the interpreter with which `rlinf up` starts Ray on a node; None for the path of its own.
 
-    It is the one that the node's groups name, where they name one and the same, else that of the cluster.
+    It is the one that the node's groups name, if they agree, else that of the cluster.
     """
     named: dict[str, None] = {}
     for index, group in enumerate(cluster.node_groups):

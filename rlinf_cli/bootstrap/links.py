@@ -1,4 +1,4 @@
-"""The ways between nodes that a job will use: which they are, and how good they are."""
+"""The links between nodes that a job will use, and their quality."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_cli.bootstrap.transports.agent import ask, command, script
 from rlinf_cli.bootstrap.transports.transport import Transport
 from rlinf_core.foreign.strict_json import load_json_object
 
-# Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
+# Seconds of sending on each link, and the limit after which a link counts as broken.
 _PART_SECONDS: Final = 0.1
 _LINK_SECONDS: Final = 20.0
 # A gigabit Ethernet carries 117 MB/s.
@@ -23,12 +23,12 @@ _LOOPBACK: Final = ("127.", "::1")
 
 
 class NodeLink(NamedTuple):
-    """A way between two nodes.
+    """A link between two nodes.
 
     Attributes:
-        one: the rank that connects.
-        other: the rank that is connected to; the lower one.
-        uses: whose messages take it: `Ray`, `actor`, `actor-env`.
+        one: the rank of the connecting node.
+        other: the rank of the listening node, the lower one.
+        uses: its users: `Ray`, `actor`, `actor-env`.
     """
 
     one: int
@@ -37,11 +37,11 @@ class NodeLink(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A way as it was found.
+    """A measured link.
 
     Attributes:
-        fault: why there is none, else None.
-        latency: median seconds of a question and its answer.
+        fault: why it is broken, else None.
+        latency: median round trip in seconds.
         bandwidth: bytes per second.
     """
 
@@ -52,8 +52,8 @@ class Measured(NamedTuple):
 
 
 def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[NodeLink]:
-    """Return the ways that are worth measuring: Ray's between the head and every node, a ring within each component,
-    and between two components as many as the larger has nodes, so that every node of both is part of one.
+    """Return the links to measure: Ray's between the head and every node, a ring within each component, and between two
+    components as many as the larger has nodes, so that every node of both is covered.
 
     Args:
         nodes_of: the ranks of the nodes of each component.
@@ -79,11 +79,11 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Node
 
 
 def rounds_of(links: Sequence[NodeLink], most: int) -> list[list[NodeLink]]:
-    """Return the same ways in rounds: none of a round shares a node with another, so that none disturbs another.
+    """Return the links in rounds, in which no two links share a node.
 
     Args:
-        links: the ways.
-        most: how many a round may have.
+        links: the links.
+        most: the maximum size of a round.
     """
     rounds: list[list[NodeLink]] = []
     busy: list[set[int]] = []
@@ -100,9 +100,7 @@ def rounds_of(links: Sequence[NodeLink], most: int) -> list[list[NodeLink]]:
 
 
 def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
-    """Return where the others reach a node: what the file says, where its Ray is, where ssh reached it, or its own
-    idea.
-    """
+    """Return the address at which others reach a node: from the file, its Ray, ssh, or its default route."""
     record: Mapping[str, Any] = facts.get("record") or {}
     login = facts.get("address")
     if declared is not None:
@@ -115,12 +113,12 @@ def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
 
 
 class _Server:
-    """A node that another one connects to, as long as the block lasts."""
+    """A node that accepts measurements within the block."""
 
-    def __init__(self, transport: Transport, seen: Seen, address: str, secret: str) -> None:
-        self._node = seen.node
+    def __init__(self, transport: Transport, probed: ProbedNode, address: str, secret: str) -> None:
+        self._node = probed.node
         self._port: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        ports = seen.node.ports
+        ports = probed.node.ports
         request = {
             "verb": "serve",
             "secret": secret,
@@ -145,7 +143,7 @@ class _Server:
             self._port.set_result(port)
 
     async def __aenter__(self) -> int | None:
-        """Return the port that it listens on; None when it does not."""
+        """Return the port that it listens on; None if it does not."""
         try:
             return await asyncio.wait_for(asyncio.shield(self._port), _LINK_SECONDS)
         except TimeoutError:
@@ -158,44 +156,44 @@ class _Server:
 
 async def measure(
     links: Sequence[NodeLink],
-    seen: Mapping[int, Seen],
+    probed: Mapping[int, ProbedNode],
     transport: Transport,
     *,
     seconds: float,
     head_address: str | None = None,
     most: int = 64,
 ) -> tuple[list[Measured], list[NodeLink]]:
-    """Return how good each way is, and those that there was no time for.
+    """Return the measured links, and those left for lack of time.
 
     Args:
-        links: the ways, between nodes of `seen` only.
-        seen: the nodes by rank.
-        transport: the way from here to each of them.
-        seconds: after which no other round is begun.
-        head_address: what the file says about the head.
-        most: how many are measured at a time; each needs two runs of the transport.
+        links: the links, between nodes of `probed` only.
+        probed: the nodes by rank.
+        transport: the transport to each of them.
+        seconds: after which no further round starts.
+        head_address: the head's address in the file.
+        most: how many are measured concurrently; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds
-    found: list[Measured] = []
-    left: list[NodeLink] = []
+    results: list[Measured] = []
+    unmeasured: list[NodeLink] = []
     for group in rounds_of(links, most):
         if time.monotonic() > end:
-            left += group
+            unmeasured += group
             continue
-        addresses = [address_of(seen[link.other].facts, head_address if link.other == 0 else None) for link in group]
-        found += await asyncio.gather(
-            *(_measure(link, seen, address, transport) for link, address in zip(group, addresses, strict=True))
+        addresses = [address_of(probed[link.other].facts, head_address if link.other == 0 else None) for link in group]
+        results += await asyncio.gather(
+            *(_measure(link, probed, address, transport) for link, address in zip(group, addresses, strict=True))
         )
-    return found, left
+    return results, unmeasured
 
 
-async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
+async def _measure(link: NodeLink, probed: Mapping[int, ProbedNode], address: str, transport: Transport) -> Measured:
     secret = secrets.token_hex(32)
-    async with _Server(transport, seen[link.other], address, secret) as port:
+    async with _Server(transport, probed[link.other], address, secret) as port:
         if port is None:
             return Measured(link, f"node {link.other} does not listen")
         request = {"verb": "measure", "secret": secret, "peer": [address, port], "seconds": _PART_SECONDS}
-        answer = await ask(transport, seen[link.one].node, request, deadline=_LINK_SECONDS)
+        answer = await ask(transport, probed[link.one].node, request, deadline=_LINK_SECONDS)
     if answer.data is None:
         return Measured(link, answer.message)
     fault = answer.data["fault"]
@@ -204,28 +202,30 @@ async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, trans
     return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
 
 
-def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
-    """Return what there is to say about each way."""
-    found = [_finding(each, seen) for each in measured]
-    if left:
-        what = f"there was no time for {len(left)} of {len(left) + len(measured)} links"
-        found.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more by `--link-seconds`"))
-    return found
+def findings_of(
+    measured: Sequence[Measured], unmeasured: Sequence[NodeLink], probed: Mapping[int, ProbedNode]
+) -> list[Finding]:
+    """Return a finding for each link."""
+    findings = [_finding(link, probed) for link in measured]
+    if unmeasured:
+        what = f"{len(unmeasured)} of {len(unmeasured) + len(measured)} links were not measured for lack of time"
+        findings.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more with `--link-seconds`"))
+    return findings
 
 
-def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
-    link = each.link
-    where = f"{seen[link.one].node.name} - {seen[link.other].node.name}"
+def _finding(measured: Measured, probed: Mapping[int, ProbedNode]) -> Finding:
+    link = measured.link
+    where = f"{probed[link.one].node.name} - {probed[link.other].node.name}"
     uses = ", ".join(link.uses)
     data: dict[str, Any] = {"from": link.one, "to": link.other, "uses": list(link.uses)}
-    if each.fault is not None:
+    if measured.fault is not None:
         help = "open `cluster.ports` between the machines, and check the address and the route between them"
-        what = f"{each.fault} ({uses})"
-        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": each.fault})
-    data |= {"latency_seconds": each.latency, "bytes_per_second": each.bandwidth}
-    what = f"{figures([each.latency], [each.bandwidth])} ({uses})"
-    if each.bandwidth < _SLOW_BYTES:
-        help = "check the cable, the card's speed and whether another network was meant (`RLINF_NET_IF`)"
+        what = f"{measured.fault} ({uses})"
+        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": measured.fault})
+    data |= {"latency_seconds": measured.latency, "bytes_per_second": measured.bandwidth}
+    what = f"{figures([measured.latency], [measured.bandwidth])} ({uses})"
+    if measured.bandwidth < _SLOW_BYTES:
+        help = "check the cable, the network card's speed and the choice of network (`RLINF_NET_IF`)"
         return Finding("link", CheckVerdict.WARNING, f"slow: {what}", None, where, help, data)
     return Finding("link", CheckVerdict.OK, what, None, where, "", data)
 
@@ -239,6 +239,6 @@ def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
 
     fast = max(bandwidths) >= 1e9
     return (
-        f"{span([each * 1e3 for each in latencies], 'ms')}, "
-        f"{span([each / (1e9 if fast else 1e6) for each in bandwidths], 'GB/s' if fast else 'MB/s')}"
+        f"{span([seconds * 1e3 for seconds in latencies], 'ms')}, "
+        f"{span([rate / (1e9 if fast else 1e6) for rate in bandwidths], 'GB/s' if fast else 'MB/s')}"
     )

@@ -1,4 +1,4 @@
-"""Nodes that are started one by one, each on its own machine: by hand, by Slurm, by Kubernetes."""
+"""Nodes that are started one by one, each on its own machine: by hand, Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PAUSE: Final = 0.2
 
 
 class ThisNode(NamedTuple):
-    """The node that this machine is.
+    """The node of this machine.
 
     Attributes:
-        head_address: where node 0 is; None on node 0 itself.
+        head_address: the address of node 0; None on node 0 itself.
     """
 
     rank: int
@@ -31,20 +31,18 @@ class ThisNode(NamedTuple):
 def place(
     nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
 ) -> ThisNode | None:
-    """Return which node this machine is to be, or None when all are to be started from here.
+    """Return the node of this machine, or None if all nodes are to be started from here.
 
     Args:
         nodes: of the file.
-        node_rank, head_address: what was asked for; by default what Slurm says, where the file has no hosts.
-        environ: where Slurm's variables are.
+        node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
+        environ: the environment with Slurm's variables.
 
     Raises:
-        ConfigError: there is no such node, nobody says where the head is, or nothing says how to reach the nodes.
+        ConfigError: there is no such node, the head's address is missing, or there are no hosts.
     """
     if node_rank is None and head_address is not None:
-        raise ConfigError(
-            "`--head-address` says where node 0 is, and not which node this is", help="add `--node-rank K`"
-        )
+        raise ConfigError("`--head-address` requires `--node-rank`", help="add `--node-rank K`")
     if node_rank is None:
         if len(nodes) == 1 or nodes[0].host is not None:
             return None
@@ -52,15 +50,15 @@ def place(
     if node_rank is None:
         raise ConfigError(
             f"the file has {len(nodes)} nodes and no hosts",
-            why="nothing says how to reach them",
-            help="give `hosts` in the file, or run `rlinf up FILE --node-rank K --head-address A` on each machine",
+            why="there is no way to reach them",
+            help="add `hosts` to the file, or run `rlinf up FILE --node-rank K --head-address A` on each machine",
         )
     if node_rank >= len(nodes):
         raise ConfigError(f"the file has no node {node_rank}", help=f"its nodes are 0 to {len(nodes) - 1}")
     if node_rank > 0 and head_address is None:
         head_address = _from_slurm(environ)[1]
         if head_address is None:
-            raise ConfigError("nothing says where node 0 is", help="add `--head-address A`")
+            raise ConfigError("the address of node 0 is missing", help="add `--head-address A`")
     return ThisNode(node_rank, head_address)
 
 
@@ -75,17 +73,17 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
 
 
 def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
-    """Return the same nodes, reached without ssh: each is started on its own machine."""
+    """Return the nodes as local ones, without ssh."""
     return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
 
 
 def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: float) -> str | None:
-    """Return the token for a node that is started by itself; None where the cluster's own is used or made.
+    """Return the token for a node started by hand; None if the cluster's own is used or made.
 
-    Node 0 makes it. The others read the same file, which they see where the home is shared, and wait for it.
+    Node 0 makes it. The others wait for the same file on a shared home.
 
     Raises:
-        RLinfError: it is not there in time, or is readable by others.
+        RLinfError: it does not appear in time, or is readable by others.
     """
     if file is None and (alone is None or alone.rank == 0):
         return None
@@ -95,14 +93,14 @@ def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: f
         time.sleep(_PAUSE)
     try:
         if path.stat().st_mode & 0o077:
-            raise RLinfError("the token is readable by others", where=str(path), help="`chmod 600` it")
+            raise RLinfError("the token is readable by others", where=str(path), help="run `chmod 600` on it")
         token = path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise RLinfError(
             "this node has no token of the cluster",
             where=str(path),
             why=str(error.strerror),
-            help="node 0 makes it: start that one first, and give the others its file by `--token-file`",
+            help="node 0 makes it: start node 0 first, and give the others its file with `--token-file`",
         ) from None
     if not token:
         raise RLinfError("the token is empty", where=str(path), help="copy it again from node 0")

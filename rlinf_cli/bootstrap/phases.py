@@ -1,4 +1,4 @@
-"""Events of `up` and `down` while they work: which node is in which phase."""
+"""Events of `up` and `down`: the phase of each node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Phase(StrEnum):
-    """The steps of a node, in their order."""
+    """The phases of a node, in order."""
 
     CONNECT = "connect"
     PROBE = "probe"
@@ -24,18 +24,18 @@ class Progress(StrEnum):
     DONE = "done"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """Not tried, because what it needs is not there."""
+    """Not tried, because a precondition failed."""
 
 
 class Event(NamedTuple):
-    """One step of one node.
+    """A phase event of one node.
 
     Attributes:
         rank: the node.
-        phase: what it is in.
-        progress: how far.
-        detail: what there is to say, as the reason of a failure; may be empty.
-        deadline: seconds that the phase may take, where it begins.
+        phase: its phase.
+        progress: begun, done, failed or skipped.
+        detail: details, such as the reason of a failure; may be empty.
+        deadline: time limit of a phase that begins, in seconds.
     """
 
     rank: int
@@ -45,18 +45,18 @@ class Event(NamedTuple):
     deadline: float | None = None
 
 
-Tell: TypeAlias = Callable[[Event], None]
+Emit: TypeAlias = Callable[[Event], None]
 
 
 class NodeFailure(NamedTuple):
-    """The failure of one node.
+    """The failure of a node.
 
     Attributes:
-        node: who, as in `node 3 (trainer03)`.
-        phase: in which step.
-        message, why, help: what, its cause, and what to do; the last two may be empty.
-        rc: the exit code that goes with it, or None.
-        lines: the last lines of what failed; may be empty.
+        node: its name, as in `node 3 (trainer03)`.
+        phase: the failed phase.
+        message, why, help: the error, its cause and the remedy; the last two may be empty.
+        rc: the exit code of the failed command, or None.
+        lines: the last lines of the failed command; may be empty.
     """
 
     rank: int

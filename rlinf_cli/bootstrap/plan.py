@@ -1,4 +1,4 @@
-"""The plan of what is done on each node, from the file and from the nodes' answers. Pure."""
+"""The plan of actions on each node, from the file and the nodes' facts. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_cli.bootstrap.phases import NodeFailure, Phase
 from rlinf_core.errors import RLinfError
 from rlinf_core.node.cluster_records import ClusterRecord
 
-# Ray's logs and what it spills need room from the start; below this it ends in ways that name no disk.
+# Ray's logs and spilled objects need space; below this it fails with obscure errors.
 _LEAST_DISK_BYTES: Final = 256 * 2**20
 _LEAST_SHM_BYTES: Final = 100 * 2**20
 
@@ -22,17 +22,16 @@ class Action(StrEnum):
     START = "start"
     KEEP = "keep"
     RESTART = "restart"
-    """It runs, but belongs to a head that is gone."""
+    """It runs, but its head is gone."""
 
 
 class Own(NamedTuple):
-    """The software of this machine, which every node is compared with.
+    """The software of this machine, the reference for every node.
 
     Attributes:
-        fingerprints: that rlinf's and the recipes' code on this machine has had during this run; None when it is
-            shipped and so need not be there.
+        fingerprints: of the rlinf and recipes code on this machine during this run; None if the code is synced.
         token_digest: of the cluster's token; None without authentication.
-        spec: what holds for the whole cluster, as part of each node's record.
+        spec: cluster-wide settings, part of each node's record.
     """
 
     fingerprints: frozenset[str] | None
@@ -41,22 +40,22 @@ class Own(NamedTuple):
 
 
 class NodeActions(NamedTuple):
-    """The actions on the nodes that can be used, and the failures of the others."""
+    """The actions on usable nodes, and the failures of the others."""
 
     actions: dict[int, Action]
     failures: list[NodeFailure]
 
 
 def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> NodeActions:
-    """Return what is to be done.
+    """Return the action for each node.
 
     Args:
         nodes: by rank.
-        facts: what each node that answered says; see `node_probe.probe`.
-        own: what they are compared with.
+        facts: the facts of each node that answered; see `node_probe.probe`.
+        own: the reference for comparisons.
 
     Raises:
-        RLinfError: a node runs something else than the file says.
+        RLinfError: a running node contradicts the file.
     """
     _refuse_contradictions(nodes, facts, own)
     actions: dict[int, Action] = {}
@@ -65,14 +64,14 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
     seen: dict[str, NodeTarget] = {}
     head_keeps = head is not None and _runs(head)
     for node in nodes:
-        said = facts.get(node.rank)
-        if said is None:
+        node_facts = facts.get(node.rank)
+        if node_facts is None:
             continue
-        twin = seen.setdefault(str(said["machine"]), node)
-        failure = _same_machine(node, twin) or _software(node, said, head, own)
+        twin = seen.setdefault(str(node_facts["machine"]), node)
+        failure = _same_machine(node, twin) or _software(node, node_facts, head, own)
         if failure is None:
-            action = _action(said, head, head_keeps=head_keeps, is_head=node.is_head)
-            failure = None if action is Action.KEEP else _room(node, said)
+            action = _action(node_facts, head, head_keeps=head_keeps, is_head=node.is_head)
+            failure = None if action is Action.KEEP else _room(node, node_facts)
             if failure is None:
                 actions[node.rank] = action
         if failure is not None:
@@ -81,13 +80,13 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
-    """Refuse to forget a node that is up and no longer in the file.
+    """Check that no running node would be forgotten because it is no longer in the file.
 
     Args:
-        before: what is recorded.
+        before: the recorded nodes.
         name: of the cluster.
         nodes: of the file.
-        alone: whether each node is started by itself, so that none has a host.
+        alone: whether each node is started by hand, so that none has a host.
 
     Raises:
         RLinfError: a node that is up is not in the file, or elsewhere.
@@ -105,66 +104,74 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
         else:
             continue
         raise RLinfError(
-            f"cluster `{name}` is up, and is not what the file says",
+            f"the running cluster `{name}` does not match the file",
             why=difference,
-            help=f"end it by `rlinf down --name {name}`, or give this one another `--name`",
+            help=f"end it with `rlinf down --name {name}`, or use another `--name` for this one",
         )
 
 
 def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
-    """Return what a node's record says it is."""
+    """Return the specification in a node's record."""
     return {**node.fingerprint(), **own.spec}
 
 
-def _runs(said: Mapping[str, Any]) -> bool:
-    record = said.get("record")
+def _runs(node_facts: Mapping[str, Any]) -> bool:
+    record = node_facts.get("record")
     return bool(record and record.get("alive"))
 
 
-def _action(said: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool) -> Action:
-    if not _runs(said):
+def _action(
+    node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool
+) -> Action:
+    if not _runs(node_facts):
         return Action.START
     if is_head:
         return Action.KEEP
-    same_head = head is not None and head_keeps and said["record"].get("head_process") == head["record"]["process"]
+    same_head = (
+        head is not None and head_keeps and node_facts["record"].get("head_process") == head["record"]["process"]
+    )
     return Action.KEEP if same_head else Action.RESTART
 
 
 def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> None:
-    found: list[str] = []
+    conflicts: list[str] = []
     for node in nodes:
-        said = facts.get(node.rank)
-        if said is None or not _runs(said):
+        node_facts = facts.get(node.rank)
+        if node_facts is None or not _runs(node_facts):
             continue
-        record = said["record"]
+        record = node_facts["record"]
         if record.get("token_digest") != own.token_digest and own.spec["authentication"] == record.get("spec", {}).get(
             "authentication"
         ):
-            found.append(f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token")
+            conflicts.append(
+                f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token"
+            )
             continue
-        found += [f"{node.name}: {each}" for each in _differences(record.get("spec") or {}, spec_of(node, own))]
-    if found:
-        more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+        conflicts += [
+            f"{node.name}: {difference}" for difference in _differences(record.get("spec") or {}, spec_of(node, own))
+        ]
+    if conflicts:
+        omitted = [f"and {len(conflicts) - 8} more"] if len(conflicts) > 8 else []
         raise RLinfError(
-            "what runs is not what the file says",
-            why="\n".join([*found[:8], *more]),
-            help="end it by `rlinf down` and run `rlinf up` again, or correct the file",
+            "the running nodes do not match the file",
+            why="\n".join([*conflicts[:8], *omitted]),
+            help="run `rlinf down` and `rlinf up` again, or correct the file",
         )
 
 
 def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
+    differences: list[str] = []
     for name in wanted:
         before, now = running.get(name), wanted[name]
         if before == now:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
             old, new = cast("dict[str, str]", before), cast("dict[str, str]", now)
-            changed = [f"`{each}`" for each in sorted({*old, *new}) if old.get(each) != new.get(each)]
-            found.append(f"`{name}` differ in {', '.join(changed)}")
+            changed = [f"`{key}`" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+            differences.append(f"`{name}` differ in {', '.join(changed)}")
         else:
-            found.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
-    return found
+            differences.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
+    return differences
 
 
 def _shown(value: Any) -> str:
@@ -186,14 +193,14 @@ def _same_machine(node: NodeTarget, twin: NodeTarget) -> NodeFailure | None:
 
 
 def _software(
-    node: NodeTarget, said: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
+    node: NodeTarget, node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
 ) -> NodeFailure | None:
     def failure(message: str, why: str, help: str) -> NodeFailure:
         return NodeFailure(node.rank, node.name, Phase.PROBE, message, why, help)
 
     path = node.interpreter
-    python, ray = _version(said["python"]), said["ray"]
-    if tuple(said["python"][:2]) < (3, 11):
+    python, ray = _version(node_facts["python"]), node_facts["ray"]
+    if tuple(node_facts["python"][:2]) < (3, 11):
         return failure(
             f"`{path}` is Python {python}",
             "rlinf needs 3.11 or newer",
@@ -203,30 +210,30 @@ def _software(
         of_head = head["ray"] if head and head["ray"] else None
         return failure(
             f"`{path}` has no ray",
-            said.get("fault") or "the package is not installed there",
+            node_facts.get("fault") or "the package is not installed there",
             f"`{path} -m pip install {f'ray=={of_head}' if of_head else 'ray'}`",
         )
-    if head is not None and head is not said and head["ray"]:
-        if said["python"][:2] != head["python"][:2]:
+    if head is not None and head is not node_facts and head["ray"]:
+        if node_facts["python"][:2] != head["python"][:2]:
             return failure(
                 f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
-                "Ray's processes talk to each other in objects of one minor version",
+                "Ray's processes exchange pickled objects, which requires one minor version of Python",
                 "give its group an interpreter of the same minor version",
             )
         if ray != head["ray"]:
             return failure(
                 f"`{path}` has ray {ray}, the head runs {head['ray']}",
-                "processes of two versions of Ray cannot form a cluster",
+                "different versions of Ray cannot form a cluster",
                 f"`{path} -m pip install ray=={head['ray']}`",
             )
-    if own.fingerprints is not None and said["fingerprint"] not in own.fingerprints:
-        if said["fingerprint"] is None:
-            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or ship it by `--sync`")
-        place = said.get("places", {}).get("rlinf_core", "")
+    if own.fingerprints is not None and node_facts["fingerprint"] not in own.fingerprints:
+        if node_facts["fingerprint"] is None:
+            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or copy it with `--sync`")
+        place = node_facts.get("places", {}).get("rlinf_core", "")
         return failure(
-            "its rlinf is not the one here",
-            f"the code in {place} has fingerprint {said['fingerprint']}, here {min(own.fingerprints)}",
-            "install the same rlinf there, or ship it by `--sync`",
+            "its rlinf differs from the one here",
+            f"the code in {place} has fingerprint {node_facts['fingerprint']}, here {min(own.fingerprints)}",
+            "install the same rlinf there, or copy it with `--sync`",
         )
     return None
 
@@ -235,20 +242,20 @@ def _version(parts: Sequence[int]) -> str:
     return ".".join(map(str, parts))
 
 
-def _room(node: NodeTarget, said: Mapping[str, Any]) -> NodeFailure | None:
-    if said["taken"]:
-        name, port, who = said["taken"][0]
+def _room(node: NodeTarget, node_facts: Mapping[str, Any]) -> NodeFailure | None:
+    if node_facts["taken"]:
+        name, port, process = node_facts["taken"][0]
         return NodeFailure(
             node.rank,
             node.name,
             Phase.PROBE,
             f"port {port} is taken",
-            f"{who} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
+            f"{process} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
             "give other ports by `cluster.ports` in the file, or end that process",
         )
     for free, least, what in (
-        (said["disk_free"], _LEAST_DISK_BYTES, said["folder"]),
-        (said["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
+        (node_facts["disk_free"], _LEAST_DISK_BYTES, node_facts["folder"]),
+        (node_facts["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
     ):
         if free < least:
             return NodeFailure(
@@ -256,7 +263,9 @@ def _room(node: NodeTarget, said: Mapping[str, Any]) -> NodeFailure | None:
                 node.name,
                 Phase.PROBE,
                 "the disk is full" if what != "/dev/shm" else "/dev/shm is full or too small",
-                f"{free >> 20} MiB are free for {what}, Ray needs {least >> 20}",
-                "make room on it" if what != "/dev/shm" else "make room in it, or give the container a larger one",
+                f"{free >> 20} MiB free for {what}, Ray needs {least >> 20}",
+                "free some space on it"
+                if what != "/dev/shm"
+                else "free some space in it, or start the container with a larger one",
             )
     return None

@@ -1,6 +1,6 @@
-"""The preflight: every node is asked at once what it has, the links between them are measured, and all is judged.
+"""The preflight: probe every node in parallel, measure the links between them, and evaluate the checks.
 
-Nothing is started but for the moment of a measurement, and nothing is written.
+Nothing is started except for measurements, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.bootstrap import links
 from rlinf_cli.bootstrap.checks import access, devices, room, software
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, distinct
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, distinct
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
@@ -28,28 +28,28 @@ from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
-# Seconds that a node may take to look at itself: a tool of a vendor's may need twenty.
+# Seconds for a node to collect its facts: vendor tools may need twenty.
 LOOK_SECONDS: Final = 45.0
 LINK_SECONDS: Final = 60.0
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """The file and the nodes to be examined.
+    """The file and the nodes to examine.
 
     Attributes:
         cluster: the section of the file.
         nodes: of it, by rank.
-        cluster_id: what the processes of this cluster are marked with, so that they count as no stranger's.
+        cluster_id: the mark of this cluster's processes, which may hold its ports.
         fingerprint: of the code here.
         recipe: of the file, or None.
-        own_recipe: what `node_inspect.recipe_of` says of it here.
-        recorded: the cluster of this name that is up, or None.
-        link_seconds: that measuring may take; 0 to leave it.
-        links_at_once: how many are measured at a time.
-        trials: programs of the recipe that are run where components are placed.
+        own_recipe: the result of `node_inspect.recipe_of` on this machine.
+        recorded: the running cluster of this name, or None.
+        link_seconds: time limit for measuring links; 0 to skip it.
+        links_at_once: how many are measured concurrently.
+        trials: the recipe's programs to run where components are placed.
     """
 
     cluster: ClusterConfig
@@ -70,8 +70,8 @@ class DoctorReport(NamedTuple):
     Attributes:
         findings: in the order of the checks.
         num_nodes: of the file.
-        num_reached: that could be asked.
-        seconds: that it took.
+        num_reached: that answered.
+        seconds: the duration.
     """
 
     findings: tuple[Finding, ...]
@@ -80,7 +80,7 @@ class DoctorReport(NamedTuple):
     seconds: float
 
     def count(self, verdict: CheckVerdict) -> int:
-        return sum(each.verdict is verdict for each in self.findings)
+        return sum(finding.verdict is verdict for finding in self.findings)
 
     @property
     def reached(self) -> bool:
@@ -94,61 +94,63 @@ class DoctorReport(NamedTuple):
 class Look(NamedTuple):
     """The nodes that answered, and a finding for each that did not."""
 
-    seen: list[Seen]
+    probed: list[ProbedNode]
     findings: list[Finding]
 
 
-async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> DoctorReport:
-    """Return everything that can be known before a job starts.
+async def examine(request: DoctorRequest, transport: Transport, notify: Notify) -> DoctorReport:
+    """Run all preflight checks.
 
     Args:
-        request: what is to be looked at.
-        transport: the way to the nodes.
-        tell: is told what is waited for.
+        request: the file and the nodes.
+        transport: the transport to the nodes.
+        notify: called with a message before a wait.
     """
     begun = time.monotonic()
-    look = await look_at(request.nodes, request.cluster_id, transport, tell, recipe=request.recipe)
-    findings = look.findings + judge(look.seen, request)
-    findings += await _trials(request, look.seen, transport, tell)
-    if request.link_seconds and len(look.seen) > 1:
-        findings += await _links(request, look.seen, transport, tell)
-    reached = len(request.nodes) - sum(each.verdict is CheckVerdict.UNREACHABLE for each in findings)
+    look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe)
+    findings = look.findings + judge(look.probed, request)
+    findings += await _trials(request, look.probed, transport, notify)
+    if request.link_seconds and len(look.probed) > 1:
+        findings += await _links(request, look.probed, transport, notify)
+    reached = len(request.nodes) - sum(finding.verdict is CheckVerdict.UNREACHABLE for finding in findings)
     return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
 
 async def look_at(
-    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
+    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, notify: Notify, *, recipe: str | None = None
 ) -> Look:
-    """Return what each node says about itself, all at once."""
+    """Return the facts of each node, collected in parallel."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-    tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
+    notify(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
-    seen = [each for each in answers if isinstance(each, Seen)]
-    return Look(seen, [each for each in answers if isinstance(each, Finding)])
+    probed = [answer for answer in answers if isinstance(answer, ProbedNode)]
+    return Look(probed, [answer for answer in answers if isinstance(answer, Finding)])
 
 
-async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> Seen | Finding:
-    asked = time.time()
+async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> ProbedNode | Finding:
+    request_data = time.time()
     request: dict[str, Any] = {
         "verb": "inspect",
         "cluster": cluster_id,
         "env": node.env,
-        "environments": [each.request() for each in node.environments],
+        "environments": [environment.request() for environment in node.environments],
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
         "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
-        "camera_environment": next((each.request() for each in node.environments if each.has_robots), None),
+        "camera_environment": next(
+            (environment.request() for environment in node.environments if environment.has_robots), None
+        ),
     }
     answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
     if answer.data is None:
         return _unanswered(node, answer)
-    return Seen(node, answer.data, asked, time.time())
+    return ProbedNode(node, answer.data, request_data, time.time())
 
 
 def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
-    """Return why a node said nothing: it was not reached, or its interpreter does not do."""
+    """Return the finding for a node without facts: unreachable, or with an unusable interpreter."""
     what = f"{answer.message}: {answer.why}" if answer.why and answer.why not in answer.message else answer.message
     if answer.result.kind is CommandOutcome.DONE:
         return Finding("interpreter", CheckVerdict.FAULT, what, node.rank, node.name, answer.help)
@@ -156,92 +158,99 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
     return Finding("reach", CheckVerdict.UNREACHABLE, what, node.rank, node.name, answer.help, data)
 
 
-def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
-    """Return the checks over what the nodes say. Pure, but for the mode of the token's file."""
+def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
+    """Return the findings of all checks on the nodes' facts. Pure, except for the mode of the token file."""
     recorded = request.recorded
     here = [
         *access.token(recorded.token_path if recorded else None),
         *access.authentication(up=recorded is not None, authenticated=recorded is not None and recorded.authenticated),
         *software.forwarded(request.cluster.forward_env, os.environ),
     ]
-    if not seen:
+    if not probed:
         return here
     declared = request.cluster.head_address
-    head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
-    of_groups = software.of_groups(seen)
-    # An interpreter that does not answer is told once, and not for each thing that it lacks.
-    answering = [*seen, *(each for each in of_groups if not each.facts.get("fault"))]
+    head = next((links.address_of(machine.facts, declared) for machine in probed if machine.node.is_head), declared)
+    of_groups = software.of_groups(probed)
+    # An interpreter that does not run is reported once, not for each missing package.
+    answering = [*probed, *(machine for machine in of_groups if not machine.facts.get("fault"))]
     return distinct(
         [
-            *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
-            *access.machines(seen),
-            *software.interpreters([*seen, *of_groups]),
+            *(
+                machine.ok("reach", "answers over ssh" if machine.node.host else "is this machine")
+                for machine in probed
+            ),
+            *access.machines(probed),
+            *software.interpreters([*probed, *of_groups]),
             *software.rays(answering),
             *software.codes(answering, request.fingerprint),
             *software.recipes(answering, request.recipe, request.own_recipe),
-            *room.clocks(seen),
-            *room.ports(seen),
-            *room.disks(seen),
-            *room.shared_memory(seen),
-            *room.memory(seen),
-            *room.limits(seen),
-            *devices.judged(seen),
-            *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),
-            *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
+            *room.clocks(probed),
+            *room.ports(probed),
+            *room.disks(probed),
+            *room.shared_memory(probed),
+            *room.memory(probed),
+            *room.limits(probed),
+            *devices.judged(probed),
+            *(_placements(request.cluster, probed) if len(probed) == len(request.nodes) else ()),
+            *(access.head_address(probed, head) if len(request.nodes) > 1 else ()),
             *here,
         ]
     )
 
 
-async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
-    """Run the programs of the recipe, on all nodes at once."""
+async def _trials(
+    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+) -> list[Finding]:
+    """Run the recipe's trial programs, on all nodes in parallel."""
     if not request.trials:
         return []
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in probed}
     placed = _placed(request.cluster, by_rank)
-    wanted: list[tuple[Trial, Seen]] = []
+    wanted: list[tuple[Trial, ProbedNode]] = []
     for trial in request.trials:
         variables: dict[int, list[dict[str, str]]] = {}
-        for each in placed.get(trial.component, ()):
-            variables.setdefault(each.cluster_node_rank, []).append(each.environment())
+        for placement in placed.get(trial.component, ()):
+            variables.setdefault(placement.cluster_node_rank, []).append(placement.environment())
         for rank in sorted(variables.keys() & by_rank.keys()):
             last = (json.dumps(variables[rank]),) if trial.each_process else ()
             wanted.append((trial._replace(arguments=(*trial.arguments, *last)), by_rank[rank]))
     if not wanted:
         return []
     names = ", ".join(dict.fromkeys(trial.what for trial, _ in wanted))
-    tell(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
-    return list(await asyncio.gather(*(_try(trial, each, request, transport) for trial, each in wanted)))
+    notify(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
+    return list(await asyncio.gather(*(_try(trial, machine, request, transport) for trial, machine in wanted)))
 
 
-async def _try(trial: Trial, each: Seen, request: DoctorRequest, transport: Transport) -> Finding:
+async def _try(trial: Trial, machine: ProbedNode, request: DoctorRequest, transport: Transport) -> Finding:
     labels = request.cluster.component_placement[trial.component].node_group or ()
-    own = next((own for own in each.node.environments if own.label in labels), None)
-    asked: dict[str, Any] = {
+    own = next((own for own in machine.node.environments if own.label in labels), None)
+    request_data: dict[str, Any] = {
         "verb": "try",
         "cluster": request.cluster_id,
-        "env": each.node.env,
+        "env": machine.node.env,
         "module": trial.module,
         "arguments": list(trial.arguments),
         "seconds": trial.seconds,
         "environment": own.request() if own is not None else None,
     }
-    deadline = each.node.connect_seconds + trial.seconds + LOOK_SECONDS
-    answer = await ask(transport, each.node, asked, deadline=deadline)
-    said = answer.data or {"fault": answer.message}
-    interpreter = own.interpreter if own is not None else each.node.interpreter
-    if "found" not in said:
-        what = f"`{interpreter}` does not run `{trial.module}`: {said['fault']}"
-        return each.finding(trial.what, CheckVerdict.FAULT, what)
-    found = said["found"]
-    return each.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
+    deadline = machine.node.connect_seconds + trial.seconds + LOOK_SECONDS
+    answer = await ask(transport, machine.node, request_data, deadline=deadline)
+    reply = answer.data or {"fault": answer.message}
+    interpreter = own.interpreter if own is not None else machine.node.interpreter
+    if "found" not in reply:
+        what = f"`{interpreter}` cannot run `{trial.module}`: {reply['fault']}"
+        return machine.finding(trial.what, CheckVerdict.FAULT, what)
+    report = reply["found"]
+    return machine.finding(trial.what, CheckVerdict(report["verdict"]), report["what"], report["help"], report)
 
 
-async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
-    by_rank = {each.node.rank: each for each in seen}
+async def _links(
+    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+) -> list[Finding]:
+    by_rank = {machine.node.rank: machine for machine in probed}
     wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
-    tell(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
+    notify(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
     measured, left = await links.measure(
         usable,
         by_rank,
@@ -253,54 +262,56 @@ async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transp
     return links.findings_of(measured, left, by_rank)
 
 
-def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether the components can be placed on what all nodes together turned out to have."""
+def _placements(cluster: ClusterConfig, probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check that the components can be placed on the hardware found."""
     try:
-        topology = ClusterTopology.from_nodes([devices.node_info(each) for each in seen], cluster)
+        topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in probed], cluster)
     except PlacementError:
-        return []  # what was found is not what is declared, which is told for itself
-    found: list[Finding] = []
+        return []  # the hardware found contradicts the declarations, which is its own finding
+    findings: list[Finding] = []
     for name, entry in cluster.component_placement.items():
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
         if resolution.problems:
             first = resolution.problems[0]
-            found.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
+            findings.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
         elif resolution.lacks_accelerators:
-            what = f"no accelerator found: `{name}` is placed by number, and would compute on the CPU"
-            found.append(
-                Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is meant")
+            what = f"no accelerator found: `{name}` is placed by rank, and would run on the CPU"
+            findings.append(
+                Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is intended")
             )
-    return found
+    return findings
 
 
-def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
-    """Return the nodes on which the processes of each component will run."""
-    placed = _placed(cluster, seen)
-    return {name: sorted({each.cluster_node_rank for each in placements}) for name, placements in placed.items()}
+def nodes_of_components(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[int]]:
+    """Return the nodes of each component's processes."""
+    placed = _placed(cluster, probed)
+    return {
+        name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
+    }
 
 
-def _placed(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[Placement]]:
-    """Return the places of each component's processes, by what is declared, else by what was found."""
+def _placed(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[Placement]]:
+    """Return the placement of each component, by declared hardware, else by hardware found."""
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):
-        nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]
+        nodes = [_with_found(node, probed.get(node.rank)) for node in topology.nodes]
         try:
             topology = ClusterTopology.from_nodes(nodes, cluster)
         except PlacementError:
-            return {}  # what was found is not what is declared, which is told for itself
-    found: dict[str, list[Placement]] = {}
+            return {}  # the hardware found contradicts the declarations, which is its own finding
+    by_component: dict[str, list[Placement]] = {}
     for name in cluster.component_placement:
         alone = cluster.model_copy(update={"component_placement": {name: cluster.component_placement[name]}})
         try:
-            found[name] = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
+            by_component[name] = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
         except PlacementError:
             continue
-    return found
+    return by_component
 
 
-def _with_found(node: NodeInfo, seen: Seen | None) -> NodeInfo:
-    said = seen.facts["accelerators"].get("found") if seen is not None else None
-    if said is None or node.num_accelerators is not None:
+def _with_found(node: NodeInfo, probed: ProbedNode | None) -> NodeInfo:
+    reply = probed.facts["accelerators"].get("found") if probed is not None else None
+    if reply is None or node.num_accelerators is not None:
         return node if node.num_accelerators is not None else node._replace(num_accelerators=0)
-    count = len(said["models"])
-    return node._replace(num_accelerators=count, accelerator_type=said["type"] if count else None)
+    count = len(reply["models"])
+    return node._replace(num_accelerators=count, accelerator_type=reply["type"] if count else None)

@@ -1,6 +1,6 @@
-"""Bringing the nodes up: all at once, the head first, each phase with a deadline, and told as it goes.
+"""Bringing the nodes up in parallel, the head first; each phase has a deadline and emits events.
 
-probe every node -> decide -> start the head -> join the others -> ask the head who is there
+probe every node -> decide -> start the head -> join the others -> verify on the head
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.node import node_probe
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
+from rlinf_cli.bootstrap.phases import Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.bootstrap.plan import Action, NodeActions, Own, decide, refuse_other_nodes, spec_of
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Transport
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
-# Seconds that a node may take to answer once the connection is made, and Ray to come up on it.
+# Seconds for a connected node to answer, and for Ray to come up on it.
 PROBE_SECONDS: Final = 30.0
 START_SECONDS: Final = 60.0
 SYNC_SECONDS: Final = 120.0
-# What the way to a node may take beyond what happens on it.
+# Extra seconds for the connection to a node.
 _MARGIN_SECONDS: Final = 5.0
 _LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """The nodes to be brought up, and how.
+    """The nodes to bring up, and the options.
 
     Attributes:
         name: of the cluster.
-        file: the configuration, as it was named.
+        file: the configuration file as named on the command line.
         nodes: all of its nodes, by rank.
-        head_address: by which the nodes reach the head; None to find it out.
-        authenticated: whether the cluster asks for a token.
-        only: the one node that is to be started, which is this machine; None for all of them.
-        wait_head: whether the head may come up later than the others, as where every node is started by itself.
-        token: of the cluster, where it was given from outside.
-        fingerprint: of the code here; None when it is not to be compared.
-        start_seconds: how long Ray may take on a node.
-        archive: code for the nodes, as `sync.archive` packs it; None when they have it.
+        head_address: the address at which the nodes reach the head; None to detect it.
+        authenticated: whether the cluster requires a token.
+        only: the single node to start, which is this machine; None for all.
+        wait_head: whether the head may come up after the others, as with nodes started by hand.
+        token: the cluster's token, if it was given by the user.
+        fingerprint: of the code on this machine; None to skip the comparison.
+        start_seconds: time limit for Ray to start on a node.
+        archive: code for the nodes, packed by `sync.archive`; None if they have it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class UpRequest:
 
 
 class NodeOutcome(NamedTuple):
-    """The result of one node.
+    """The outcome of one node.
 
     Attributes:
         changed: whether this run started it.
@@ -100,25 +100,25 @@ class UpReport(NamedTuple):
         return not self.failures
 
 
-async def bring_up(request: UpRequest, transport: Transport, tell: Tell) -> UpReport:
-    """Bring up what is missing; the nodes that are up stay as they are, also where others fail.
+async def bring_up(request: UpRequest, transport: Transport, emit: Emit) -> UpReport:
+    """Start the missing nodes; running nodes stay as they are, even if others fail.
 
     Raises:
-        RLinfError: what runs contradicts the file, or another command is at work on the cluster.
+        RLinfError: the running cluster contradicts the file, or another command is working on it.
     """
-    # Nodes that start themselves may all see the same home; they are held apart by the locks of their machines.
+    # Nodes started by hand may share a home; the locks on their machines keep them apart.
     alone = request.only is not None and request.only != 0
     with nullcontext() if alone else cluster_identity.locked(request.name):
-        return await _Run(request, transport, tell).run()
+        return await _Run(request, transport, emit).run()
 
 
 class _Run:
     """One run of `up`."""
 
-    def __init__(self, request: UpRequest, transport: Transport, tell: Tell) -> None:
+    def __init__(self, request: UpRequest, transport: Transport, emit: Emit) -> None:
         self.request = request
         self._transport = transport
-        self._tell = tell
+        self._emit = emit
         self._begun = time.monotonic()
         self._id = cluster_identity.cluster_id(request.name)
         self._nodes = [node for node in request.nodes if request.only in (None, node.rank)]
@@ -148,7 +148,7 @@ class _Run:
             self._fail(failure)
         for rank in decision.actions:
             self._done(rank, Phase.PROBE)
-        # Written before anything is started, so that whatever becomes of this run, `down` knows where to look.
+        # Written before anything is started, so that `down` always knows where to look.
         if decision.actions and self._keeps_record:
             self._save(before)
         if request.archive is not None:
@@ -158,16 +158,16 @@ class _Run:
         if decision.actions and self._keeps_record:
             self._save(before)
         elif before is None and request.only is None:
-            cluster_records.forget(request.name)  # a token that no node has got
+            cluster_records.forget(request.name)  # a token that no node has received
         return self._report()
 
     @property
     def _keeps_record(self) -> bool:
-        """Whether this machine keeps the record. Where nodes are started one by one, the head's machine does."""
+        """Whether this machine keeps the record. With nodes started by hand, the head's machine does."""
         return self.request.only in (None, 0)
 
     async def _fingerprints(self) -> frozenset[str] | None:
-        """Of the code here. Where nodes share it with this machine, it may have been edited since the command began."""
+        """Fingerprints of the code on this machine, which may have been edited since the command began."""
         first = self.request.fingerprint
         if first is None:
             return None
@@ -208,7 +208,7 @@ class _Run:
         }
 
     async def _sync(self, node: NodeTarget, decision: NodeActions) -> None:
-        """Ship the code; a node that does not take it is not started."""
+        """Copy the code to the nodes; a node where this fails is not started."""
         self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
         request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
         answer = await ask(
@@ -221,7 +221,7 @@ class _Run:
             self._fail(self._failure(node, Phase.SYNC, answer))
 
     async def _start_all(self, decision: NodeActions, own: Own) -> None:
-        """Start the head, then all others; those of a head that is not up are not tried."""
+        """Start the head, then all others, unless the head failed."""
         actions = dict(decision.actions)
         head = next((node for node in self._nodes if node.is_head), None)
         head_address = self.request.head_address
@@ -245,7 +245,7 @@ class _Run:
                 record = self._facts[node.rank].get("record")
                 if record and record.get("alive"):
                     self._up[node.rank] = {**record, "started": False}
-                self._tell(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
+                self._emit(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
 
     async def _start(
         self, node: NodeTarget, action: Action, own: Own, head_address: str | None, head_process: str | None
@@ -275,7 +275,7 @@ class _Run:
             "from": f"{getpass.getuser()}@{socket.gethostname()}",
             "deadline": seconds,
         }
-        # Ending what a dead Ray has left comes on top of starting.
+        # Cleaning up after a dead Ray takes extra time.
         margin = _MARGIN_SECONDS + node.connect_seconds + 15.0
         answer = await ask(self._transport, node, request, deadline=seconds + margin)
         if answer.data is not None:
@@ -285,9 +285,9 @@ class _Run:
             self._fail(self._failure(node, phase, answer))
 
     def _head_address(self, facts: Mapping[str, Any]) -> str:
-        """Return the head's own address: what the file says, else where ssh reached it, else where its network is.
+        """Return the head's own address: from the file, else the one ssh reached, else that of its default route.
 
-        A cluster of one node is at loopback: its drivers run on that node, and nobody else has to reach it.
+        A single-node cluster uses loopback: its drivers run on that node, and no other machine has to reach it.
         """
         if self.request.head_address is not None:
             return self.request.head_address
@@ -299,13 +299,13 @@ class _Run:
         return str(facts["primary"])
 
     async def _verify(self) -> None:
-        """Ask the head which nodes it knows, until all that were started are among them."""
+        """Poll the head until it lists all started nodes."""
         if not self._up:
             return
-        asked = next((node for node in self._nodes if node.rank in self._up), None)
-        if asked is None or (self.request.only is None and 0 not in self._up):
+        asked_node = next((node for node in self._nodes if node.rank in self._up), None)
+        if asked_node is None or (self.request.only is None and 0 not in self._up):
             return
-        # Ray that is slow to come up is slow to be listed.
+        # A Ray that starts slowly is listed late.
         seconds = self.request.start_seconds
         for rank in self._up:
             self._begin(rank, Phase.VERIFY, seconds)
@@ -315,26 +315,26 @@ class _Run:
             "wanted": sorted(self._up),
             "deadline": seconds,
         }
-        margin = _MARGIN_SECONDS + asked.connect_seconds + 20.0
-        answer = await ask(self._transport, asked, request, deadline=seconds + margin)
+        margin = _MARGIN_SECONDS + asked_node.connect_seconds + 20.0
+        answer = await ask(self._transport, asked_node, request, deadline=seconds + margin)
         if answer.data is None:
-            self._fail(self._failure(asked, Phase.VERIFY, answer))
+            self._fail(self._failure(asked_node, Phase.VERIFY, answer))
             return
         self._compare(answer.data)
 
     def _compare(self, members: Mapping[str, Any]) -> None:
-        alive = {str(each["rank"]): each for each in members["nodes"] if each["alive"]}
-        dead = {str(each["rank"]): each for each in members["nodes"] if not each["alive"]}
+        alive = {str(member["rank"]): member for member in members["nodes"] if member["alive"]}
+        dead = {str(member["rank"]): member for member in members["nodes"] if not member["alive"]}
         by_rank = {node.rank: node for node in self._nodes}
         for rank in sorted(self._up):
             if str(rank) in alive:
                 self._done(rank, Phase.VERIFY, str(alive[str(rank)]["address"]))
                 continue
-            gone = dead.get(str(rank))
-            why = f"it was there and died: {gone['reason']}" if gone else members.get("fault") or ""
+            dead_member = dead.get(str(rank))
+            why = f"it joined and died: {dead_member['reason']}" if dead_member else members.get("fault") or ""
             message = "Ray was started, but its head does not list the node"
             log = f"{self._up[rank]['folder']}/up.log"
-            help_text = f"run the command again; {log} on the node tells what its Ray met"
+            help_text = f"run the command again; see {log} on the node"
             self._fail(NodeFailure(rank, by_rank[rank].name, Phase.VERIFY, message, why, help_text))
             self._up.pop(rank)
 
@@ -345,16 +345,16 @@ class _Run:
 
     def _begin(self, rank: int, phase: Phase, deadline: float) -> None:
         self._phases[rank] = phase
-        self._tell(Event(rank, phase, Progress.BEGUN, deadline=deadline))
+        self._emit(Event(rank, phase, Progress.BEGUN, deadline=deadline))
 
     def _done(self, rank: int, phase: Phase, detail: str = "") -> None:
         self._phases[rank] = phase
-        self._tell(Event(rank, phase, Progress.DONE, detail))
+        self._emit(Event(rank, phase, Progress.DONE, detail))
 
     def _fail(self, failure: NodeFailure) -> None:
         self._failures.append(failure)
         self._phases[failure.rank] = failure.phase
-        self._tell(Event(failure.rank, failure.phase, Progress.FAILED, failure.message))
+        self._emit(Event(failure.rank, failure.phase, Progress.FAILED, failure.message))
 
     def _save(self, before: ClusterRecord | None) -> None:
         request = self.request
@@ -404,5 +404,5 @@ class _Run:
         )
         head = self._up.get(0) or next(iter(self._up.values()), None)
         address = str(head["gcs"]) if head else ""
-        failures = tuple(sorted(self._failures, key=lambda each: each.rank))
+        failures = tuple(sorted(self._failures, key=lambda failure: failure.rank))
         return UpReport(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)

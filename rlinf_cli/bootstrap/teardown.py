@@ -1,4 +1,4 @@
-"""Taking down what `up` started, and proving that nothing of it is left."""
+"""Taking a cluster down, and verifying that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
+from rlinf_cli.bootstrap.phases import Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.bootstrap.transports.agent import AgentReply, ask
 from rlinf_cli.bootstrap.transports.transport import Transport
 from rlinf_core.node import cluster_records
 
-# Seconds that Ray gets to end by itself, and that ending it may take in all.
+# Seconds for Ray's own shutdown, and for all of ending it.
 GRACE_SECONDS: Final = 8.0
 STOP_SECONDS: Final = 45.0
 _JOBS_SECONDS: Final = 10.0
-# Seconds that the drivers of running jobs get to save and end.
+# Seconds for the drivers of running jobs to save and end.
 JOB_SECONDS: Final = 8.0
-# What the way to a node may take beyond what happens on it.
+# Extra seconds for the connection to a node.
 _MARGIN_SECONDS: Final = 5.0
 _NOT_FOUND: Final = 127
 
@@ -31,8 +31,8 @@ class RunningJob(NamedTuple):
     """A driver that is connected to the cluster.
 
     Attributes:
-        command: as it was started.
-        since: seconds since 1970.
+        command: its command line.
+        since: its start, in seconds since 1970.
     """
 
     address: str
@@ -42,11 +42,11 @@ class RunningJob(NamedTuple):
 
 
 class NodeEnd(NamedTuple):
-    """The result of taking one node down.
+    """The outcome of taking one node down.
 
     Attributes:
         found: whether anything of the cluster was there.
-        left: what is left, in words; empty when it was proven that nothing is.
+        left: leftovers, in words; empty if verified that there are none.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class DownReport(NamedTuple):
     """The result of `down`, node by node.
 
     Attributes:
-        name: of the cluster; empty where none was named and none is up.
+        name: of the cluster; empty if none was named and none is up.
     """
 
     name: str
@@ -74,7 +74,7 @@ class DownReport(NamedTuple):
 
 
 async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Transport) -> list[RunningJob]:
-    """Return the jobs that run on a cluster, as its head tells; none when the head is gone."""
+    """Return the running jobs of a cluster, from its head; empty if the head is gone."""
     head = next((node for node in nodes if node.is_head), None)
     if head is None:
         return []
@@ -92,29 +92,29 @@ async def take_down(
     name: str,
     nodes: Sequence[NodeTarget],
     transport: Transport,
-    tell: Tell,
+    emit: Emit,
     *,
     grace: float = GRACE_SECONDS,
     jobs: Sequence[RunningJob] = (),
 ) -> DownReport:
-    """End the cluster `name` on `nodes`: those that joined all at once, then the head.
+    """End the cluster `name` on `nodes`: the joined nodes in parallel, then the head.
 
-    Nodes that cannot be reached stay recorded, for the next try. The drivers of `jobs` are told to end before: a driver
-    whose Ray is taken away notices late, and can save nothing any more.
+    Unreachable nodes stay recorded, for the next attempt. The drivers of `jobs` are asked to end first: a driver that
+    loses its Ray notices late, and cannot save anything.
 
     Raises:
-        RLinfError: another command is at work on the cluster.
+        RLinfError: another command is working on the cluster.
     """
     begun = time.monotonic()
     cluster = cluster_identity.cluster_id(name)
-    # A node that started itself ends itself, beside others that may see the same home; the head keeps the record.
+    # A node started by hand ends itself, maybe concurrently with others on a shared home; the head keeps the record.
     alone = all(node.host is None and not node.is_head for node in nodes)
     with nullcontext() if alone else cluster_identity.locked(name):
         ends: dict[int, NodeEnd] = {}
         failures: list[NodeFailure] = []
 
         async def end(node: NodeTarget) -> None:
-            ends[node.rank], failure = await _end(cluster, node, transport, tell, grace)
+            ends[node.rank], failure = await _end(cluster, node, transport, emit, grace)
             if failure is not None:
                 failures.append(failure)
 
@@ -125,43 +125,45 @@ async def take_down(
         if not alone:
             _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
-    return DownReport(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
+    return DownReport(
+        name, ordered, tuple(sorted(failures, key=lambda failure: failure.rank)), time.monotonic() - begun
+    )
 
 
 async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:
-    """End the drivers that run on a node. One that is still there afterwards loses its Ray all the same."""
+    """End the drivers on a node. One that does not end in time loses its Ray anyway."""
     listed = [{"address": job.address, "pid": job.pid, "command": job.command} for job in jobs]
     request: dict[str, Any] = {"verb": "end_jobs", "cluster": cluster, "jobs": listed, "deadline": JOB_SECONDS}
     await ask(transport, node, request, deadline=JOB_SECONDS + _MARGIN_SECONDS + node.connect_seconds)
 
 
 async def _end(
-    cluster: str, node: NodeTarget, transport: Transport, tell: Tell, grace: float
+    cluster: str, node: NodeTarget, transport: Transport, emit: Emit, grace: float
 ) -> tuple[NodeEnd, NodeFailure | None]:
     deadline = STOP_SECONDS + grace
-    tell(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
+    emit(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
     request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": grace}
     patience = deadline + _MARGIN_SECONDS + node.connect_seconds
     answer = await ask(transport, node, request, deadline=patience)
     if answer.data is None and answer.result.rc == _NOT_FOUND:
-        # The node's interpreter was removed meanwhile; what it started can be ended by any other.
+        # The node's interpreter may have been removed; any other can end its processes.
         answer = await ask(transport, node, request, deadline=patience, interpreter="python3")
     if answer.data is None:
-        tell(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
+        emit(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
         return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
-    left = _left(answer.data)
-    found = bool(answer.data["found"])
-    if left:
-        message = f"{len(left)} things of the cluster are left"
-        tell(Event(node.rank, Phase.STOP, Progress.FAILED, message))
+    leftovers = _left(answer.data)
+    existed = bool(answer.data["found"])
+    if leftovers:
+        message = f"{len(leftovers)} items of the cluster are left"
+        emit(Event(node.rank, Phase.STOP, Progress.FAILED, message))
         help_text = (
-            "run the command again; a process that cannot be killed hangs in the kernel, and ends with the machine"
+            "run the command again; a process that cannot be killed hangs in the kernel until the machine reboots"
         )
-        failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(left), help_text)
-        return NodeEnd(node.rank, node.host, True, found, left), failure
-    detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if found else "nothing was there"
-    tell(Event(node.rank, Phase.STOP, Progress.DONE, detail))
-    return NodeEnd(node.rank, node.host, True, found, ()), None
+        failure = NodeFailure(node.rank, node.name, Phase.STOP, message, "\n".join(leftovers), help_text)
+        return NodeEnd(node.rank, node.host, True, existed, leftovers), failure
+    detail = f"{answer.data.get('ended', 0)} processes ended, nothing left" if existed else "nothing found"
+    emit(Event(node.rank, Phase.STOP, Progress.DONE, detail))
+    return NodeEnd(node.rank, node.host, True, existed, ()), None
 
 
 def _left(data: dict[str, Any]) -> tuple[str, ...]:
@@ -184,7 +186,7 @@ def _failure(node: NodeTarget, answer: AgentReply) -> NodeFailure:
 
 
 def _record(name: str, ends: dict[int, NodeEnd]) -> None:
-    """Forget the nodes that are proven clean, and the cluster with the last of them."""
+    """Remove clean nodes from the record, and the record with the last of them."""
     record = cluster_records.load(name)
     if record is None:
         return
@@ -192,7 +194,7 @@ def _record(name: str, ends: dict[int, NodeEnd]) -> None:
     rest = tuple(
         node._replace(process=None, address=None, folder=None) if node.rank in clean else node for node in record.nodes
     )
-    # Nothing was ever started where nobody has been.
+    # Nothing was ever started on such a node.
     if all(node.folder is None for node in rest):
         cluster_records.forget(name)
     else:

@@ -1,6 +1,6 @@
-"""The same cluster for those who hand out machines themselves: a job script for Slurm, a RayCluster for KubeRay.
+"""Templates for schedulers: a job script for Slurm, a RayCluster for KubeRay.
 
-Both are text made from a checked file alone, with every value of it quoted for where it stands. Pure.
+Both are built only from a validated file, with every value quoted for its context. Pure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
 from rlinf_core.placement.environment import forwarded_values
 
-# The version that the extra `train` asks for.
+# The version that the extra `train` requires.
 RAY_VERSION: Final = "2.60.0"
-# The names under which the vendors' device plugins count their accelerators.
+# Resource names of the vendors' device plugins.
 _DEVICE_PLUGINS: Final = {
     "NVIDIA": "nvidia.com/gpu",
     "AMD": "amd.com/gpu",
@@ -31,13 +31,13 @@ _DEVICE_PLUGINS: Final = {
     "Intel": "gpu.intel.com/xe",
     "MUSA": "mthreads.com/gpu",
 }
-# What KubeRay has the head listen on, where nothing else is asked for.
+# KubeRay's default port of the head.
 _KUBERAY_GCS_PORT: Final = 6379
 _IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class NodeBlock(NamedTuple):
-    """Neighbouring nodes that are alike: one request for machines.
+    """Consecutive equal nodes: one request for machines.
 
     Attributes:
         nodes: by rank.
@@ -51,14 +51,14 @@ class NodeBlock(NamedTuple):
 
     @property
     def title(self) -> str:
-        """`nodes 0-7: a800`, on one line whatever a label holds."""
+        """Title, `nodes 0-7: a800`, always on one line."""
         ranks = format_ranks([node.rank for node in self.nodes])
         groups = ", ".join(self.first.groups)
         return _one_line(f"node{'' if len(self.nodes) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
 
 
 def pieces_of(nodes: Sequence[NodeTarget]) -> list[NodeBlock]:
-    """Return the nodes, by rank, cut where their groups, interpreter or accelerators change."""
+    """Return blocks of nodes, by rank, with equal groups, interpreter and accelerators."""
 
     def alike(node: NodeTarget) -> tuple[Any, ...]:
         count = node.accelerators.per_node if node.accelerators else None
@@ -73,14 +73,14 @@ umask 077
 file={file}
 overrides=({overrides})
 
-# All nodes share the token by the home, which must be there on each of them; it lives as long as the job.
+# All nodes share the token through the home folder, which every node must mount; it lives as long as the job.
 token=$HOME/.rlinf-$SLURM_JOB_ID.token
 od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$token"
-# With the driver's end every node takes itself down.
+# When the driver ends, every node takes itself down.
 trap 'rm -f "$token"; kill $(jobs -p) 2> /dev/null && wait || true' EXIT
 export RLINF_CLUSTER={name}
 
-# The address of node 0 is asked there: what its name stands for may be loopback.
+# The address of node 0 is queried there: its name may resolve to loopback.
 head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')
 """
 _SLURM_PIECE: Final = r"""
@@ -91,7 +91,7 @@ srun {group}--nodes={count} --ntasks={count} --ntasks-per-node=1 --cpu-bind=none
   node {interpreter} {name} {first} "$head" "$token" "$file" "${{overrides[@]}}" &
 """
 _SLURM_END: Final = r"""
-# The driver runs on node 0 once all nodes are there.
+# The driver runs on node 0 once all nodes are up.
 srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
   bash -c 'for try in {{1..90}}; do
       "$1" -m rlinf_cli status --name "$2" --quiet > /dev/null 2>&1 && exec "$1" -m rlinf_cli train "${{@:3}}"
@@ -103,13 +103,13 @@ srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
 
 
 def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
-    """Return a script for `sbatch` that brings the cluster up on machines of Slurm's choice, and runs the job.
+    """Return an `sbatch` script that brings the cluster up on machines chosen by Slurm, and runs the job.
 
     Args:
         name: of the cluster.
-        file: the configuration, as it was named.
+        file: the configuration file as named on the command line.
         nodes: of the file, by rank.
-        overrides: of its values, as they were given.
+        overrides: the command line's overrides.
     """
     pieces = pieces_of(nodes)
     several = len(pieces) > 1
@@ -145,7 +145,7 @@ def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence
 
 
 def _interpreter(piece: NodeBlock) -> str:
-    """Return where the file names none, the one that the job's environment has first."""
+    """Return the interpreter; by default the first in the job's environment."""
     return shlex.quote(piece.first.interpreter) if piece.first.declared_interpreter else "python3"
 
 
@@ -157,12 +157,10 @@ def _requests(piece: NodeBlock) -> list[str]:
         lines.append(f"#SBATCH --gpus-per-node={declared.per_node}")
     hosts = [node.host.rpartition("@")[2] for node in piece.nodes if node.host is not None]
     if hosts:
-        # Slurm hands machines out in the order of its own names; ranks follow that.
+        # Slurm allocates machines in the order of their names; ranks follow that.
         lines.append(f"#SBATCH --nodelist={','.join(hosts)}")
     elif any(node.robots for node in piece.nodes):
-        lines.append(
-            "# The machines that the robots are attached to, in rank order; or give them as `hosts` in the file:"
-        )
+        lines.append("# The machines of the robots, in rank order; or list them in `hosts` of the file:")
         lines.append("##SBATCH --nodelist=ROBOT_HOSTS")
     return lines
 
@@ -174,14 +172,14 @@ def kuberay(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a RayCluster of KubeRay 1.5.1 or newer: each node is a pod with a rank of its own.
+    """Return a RayCluster for KubeRay 1.5.1 or newer: each node is a pod with its own rank.
 
     Args:
         name: of the cluster.
-        file: the configuration, as it was named.
+        file: the configuration file as named on the command line.
         nodes: of the file, by rank.
-        overrides: of its values, as they were given.
-        environ: the source of the variables that travel from the driver, which runs in the head's pod.
+        overrides: the command line's overrides.
+        environ: the source of forwarded variables; the driver runs in the head's pod.
 
     Raises:
         ConfigError: one of those is not set.
@@ -191,7 +189,7 @@ def kuberay(
     head, *others = nodes
     spec: dict[str, Any] = {
         "rayVersion": RAY_VERSION,
-        # Ranks are given to pods: their number is fixed.
+        # Pods have ranks, so their number is fixed.
         "enableInTreeAutoscaling": False,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
@@ -235,7 +233,7 @@ def _kuberay_notes(resource: str, arguments: str, nodes: Sequence[NodeTarget], s
 def _start_params(node: NodeTarget) -> dict[str, str]:
     params = {"disable-usage-stats": "true"}
     if node.accelerators is not None:
-        # Placement is rlinf's own: what Ray counts would only be in its way where a device plugin is missing.
+        # rlinf does its own placement; Ray's resource counts would only interfere without a device plugin.
         params["num-gpus"] = str(node.accelerators.per_node)
     return params
 
@@ -253,7 +251,7 @@ def _pod(resource: str, node: NodeTarget, forwarded: Mapping[str, str]) -> dict[
         container["resources"] = {"limits": {_DEVICE_PLUGINS.get(vendor, "nvidia.com/gpu"): str(declared.per_node)}}
     pod: dict[str, Any] = {
         "containers": [container],
-        # A container's own /dev/shm has 64 MiB; messages between workers of a pod go through it.
+        # A container's /dev/shm has 64 MiB by default; messages between workers of a pod go through it.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
     if node.host is not None:
@@ -261,7 +259,7 @@ def _pod(resource: str, node: NodeTarget, forwarded: Mapping[str, str]) -> dict[
     elif node.robots:
         pod["nodeSelector"] = {"rlinf.io/rank": str(node.rank)}
     if node.robots:
-        # A robot's controller is in a network of the machine, not of the cluster.
+        # A robot's controller is on the machine's network, not the cluster's.
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return {"spec": pod}
 
@@ -269,7 +267,7 @@ def _pod(resource: str, node: NodeTarget, forwarded: Mapping[str, str]) -> dict[
 def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, str]:
     env = {**forwarded, **node.env}
     if node.is_head:
-        # What is run in the head's pod, as `rlinf train`, finds the cluster by it.
+        # Commands in the head's pod, such as `rlinf train`, find the cluster by it.
         env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
     if node.declared_interpreter:
         # KubeRay runs `ray start` from PATH.
@@ -286,7 +284,7 @@ def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
 
 
 def _kubernetes_name(name: str) -> str:
-    """Names of resources are lower case; pods' names are made from them and hold 63 characters."""
+    """Return a resource name: lower case, and short enough for pod names of 63 characters."""
     return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40].rstrip("-") or "rlinf"
 
 
@@ -295,15 +293,15 @@ def _one_line(text: str) -> str:
 
 
 def _yaml(value: Any, indent: str = "") -> list[str]:
-    """Plain data as YAML. Every text is written in JSON's quotes, which YAML shares, so that none is taken for more."""
+    """Return plain data as YAML. Every text is quoted as in JSON, so that it cannot be taken for another type."""
     lines: list[str] = []
     if isinstance(value, Mapping):
         items: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        for key, each in items.items():
-            lines += _entry(f"{indent}{_key(key)}:", each, f"{indent}  ")
+        for key, item in items.items():
+            lines += _entry(f"{indent}{_key(key)}:", item, f"{indent}  ")
     else:
-        for each in value:
-            first, *rest = _yaml(each, f"{indent}  ")
+        for item in value:
+            first, *rest = _yaml(item, f"{indent}  ")
             lines += [f"{indent}- {first.lstrip()}", *rest]
     return lines
 

@@ -1,7 +1,7 @@
-"""The diagnostic codes: what each rule means, a wrong example and a right one.
+"""The diagnostic codes: the meaning of each rule, with a wrong and a right example.
 
-They are data, one file a code, in a folder for each stage of loading. `rlinf explain`, the documentation and the tests
-read them; reporting a finding does not. The wrong example is also the rule's test: the finding must stand between its
+They are data: a file for each code, in a folder for each loading stage. `rlinf explain`, the documentation and the
+tests read them; reporting a finding does not. The wrong example is also the rule's test: the finding must be at its
 markers.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rlinf_core.config.diagnostics import Severity
 
-# The stages of loading, in their order; each has a folder of codes.
+# The loading stages, in order; each has a folder of codes.
 STAGES: Final = ("reading", "composing", "shape", "cluster", "placement", "recipe", "job")
 _FOLDER: Final = Path(__file__).parent
 OPEN, CLOSE = "«", "»"
@@ -25,18 +25,18 @@ OPEN, CLOSE = "«", "»"
 class Example:
     """A configuration, shown by `rlinf explain` and loaded by the tests.
 
-    In a wrong example one place, in `text`, in an override or in one of `files`, stands between `«` and `»`: what the
-    caret must underline. Without markers the finding is at the start of the file.
+    A wrong example marks the span that the caret must underline with `«` and `»`, in `text`, in an override or in one
+    of `files`. Without markers the finding is at the start of the file.
 
     Attributes:
         text: the file.
         overrides: arguments of the command line.
         files: other files beside it, name and text.
-        environ: the environment that `${env:...}` sees.
+        environ: the environment for `${env:...}`.
         assume: `--assume` arguments.
-        found: how many accelerators every node turns out to have when it is asked (`--live`); None where none is.
-        data: the bytes of the file where a text cannot say it; `text` then describes it.
-        name: the name the file is asked for under where that is the point; nothing is written to it.
+        found: the number of accelerators that `--live` finds on every node; None without `--live`.
+        data: the bytes of a file that is not text; `text` then describes it.
+        name: the file name to load, where the name is the mistake; no file is written.
     """
 
     text: str
@@ -55,11 +55,11 @@ class Code:
 
     Attributes:
         name: kebab case, as shown in brackets.
-        severity: what it is reported as.
+        severity: its severity in reports.
         title: one line, no full stop.
         meaning: why it matters and what to do, a short paragraph or two.
         wrong: an example that triggers it.
-        right: the same, mended.
+        right: the corrected example.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Code:
 
 
 def code_names() -> list[str]:
-    """Return the names of all codes, stage by stage, without reading them."""
+    """Return the names of all codes, stage by stage, without loading them."""
     return [name for names in _names_by_stage().values() for name in names]
 
 

@@ -1,1 +1,1 @@
-"""One module per command. Each imports what it needs when it runs, so that `rlinf --help` stays instant."""
+"""One module per command. Each imports its dependencies when it runs, so that `rlinf --help` stays fast."""

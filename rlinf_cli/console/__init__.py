@@ -1,1 +1,1 @@
-"""The terminal: streams, signals, paragraphs, and files that a command writes."""
+"""The terminal: streams, signals, paragraphs, and output files."""

@@ -1,10 +1,10 @@
 """Output to the streams: results to standard output, everything else to standard error.
 
-Text reaches the streams as it is: never hard-wrapped in a pipe, coloured only on a terminal that wants colours.
-A reader that leaves early (`rlinf ... | head -1`) neither hurts nor changes the exit code.
+Text is never hard-wrapped in a pipe, and coloured only on a terminal that supports it. A reader that closes early
+(`rlinf ... | head -1`) causes no error and no other exit code.
 
-While a command runs, both streams show what a terminal would act on instead of passing it on, whoever writes to them:
-this module, a library, or Ray with the lines of workers. Nothing here interprets markup in a text.
+While a command runs, both streams escape control sequences, whether written by this module, a library, or Ray with the
+lines of workers. No markup is interpreted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, TextIO
 from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
 from rlinf_core.process.known_secrets import hidden
 
-# Wide enough that no table is ever wrapped where a program reads it.
+# Wide enough that no table is ever wrapped in a pipe.
 _UNBOUNDED = 10_000
 _NARROWEST = 40
 
-# Control characters that JSON leaves as they are, and a terminal acts on.
+# Control characters that JSON does not escape, and a terminal acts on.
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "cyan": "1;36"}
 
 
 class Verbosity:
-    """The amount of output that `--quiet` and `--verbose` ask for."""
+    """The amount of output, by `--quiet` and `--verbose`."""
 
     def __init__(self) -> None:
         self.quiet = False
@@ -42,10 +42,10 @@ verbosity = Verbosity()
 def escaping() -> Generator[None, None, None]:
     """Have both streams escape control characters while the block runs, and standard error mask secrets.
 
-    Results, which programs read, are masked where they are made.
+    Results, which programs read, are masked at their source.
     """
     before = sys.stdout, sys.stderr
-    out, err = (unguarded_stream(each) for each in before)
+    out, err = (unguarded_stream(stream) for stream in before)
     sys.stdout = guarded_stream(out, colored(out))
     sys.stderr = guarded_stream(err, colored(err), hidden)
     try:
@@ -55,7 +55,7 @@ def escaping() -> Generator[None, None, None]:
 
 
 def result(text: str) -> None:
-    """Print a result, which is what a pipe receives."""
+    """Print a result to standard output."""
     _write(sys.stdout, text)
 
 
@@ -73,23 +73,23 @@ def result_json(data: Any) -> None:
 
 
 def message(text: str) -> None:
-    """Tell the person something beside the result; `--quiet` drops it."""
+    """Print a message to standard error; `--quiet` drops it."""
     if not verbosity.quiet:
         _write(sys.stderr, text)
 
 
 def warn(text: str) -> None:
-    """Tell the person of something that is wrong and stops nothing; `--quiet` drops it."""
+    """Print a warning; `--quiet` drops it."""
     message(f"{style('warning', 'yellow', sys.stderr)}: {text}")
 
 
 def error(text: str) -> None:
-    """Say why the command fails; nothing drops it."""
+    """Print why the command fails; it is never dropped."""
     _write(sys.stderr, text)
 
 
 def error_block(what: str, *, where: str | None = None, why: str | None = None, do: str | None = None) -> None:
-    """One error: what happened, where, why, and what to do."""
+    """Print an error: message, location, cause, remedy."""
     lines = [f"{style('error', 'red', sys.stderr)}: {what}"]
     for label, text in (("where", where), ("why", why), ("do", do)):
         if text:
@@ -100,18 +100,18 @@ def error_block(what: str, *, where: str | None = None, why: str | None = None, 
 
 
 def colored(stream: TextIO | None = None) -> bool:
-    """Return True when `stream` (standard output by default) is a terminal that wants colours."""
+    """Return True if `stream` (standard output by default) is a terminal that supports colours."""
     terminal = (sys.stdout if stream is None else stream).isatty()
     return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def style(text: str, name: str, stream: TextIO | None = None) -> str:
-    """Return `text` in one of the few styles that we use, where the stream shows them."""
+    """Return `text` in a style, if the stream supports it."""
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if colored(stream) else text
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Return the columns that a text may take: those of the terminal, or as many as it likes elsewhere."""
+    """Return the width of the terminal in columns, or a practically unlimited one elsewhere."""
     if not (sys.stdout if stream is None else stream).isatty():
         return _UNBOUNDED
     from shutil import get_terminal_size
@@ -122,12 +122,11 @@ def width(stream: TextIO | None = None) -> int:
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keep: Sequence[int] = (0,)
 ) -> str:
-    """Return a table without lines. On a terminal its cells are folded where it would be too wide, elsewhere nothing
-    is.
+    """Return a table without borders. On a terminal that is too narrow its cells are folded, elsewhere never.
 
     Args:
         right: indices of the columns that are aligned to the right.
-        keep: indices of the columns that are not folded, unless they alone would take half of the width.
+        keep: indices of the columns that are not folded, unless they alone take half of the width.
     """
     from rich.console import Console
     from rich.table import Table
@@ -169,14 +168,14 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Send what else is written to a closed pipe away, the interpreter's own flush at its end included."""
+    """Discard further output to a closed pipe, including the interpreter's final flush."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def close() -> None:
-    """Flush both streams. A reader that has left is no error, and a full disk has been told."""
+    """Flush both streams. A closed pipe is no error, and a full disk has been reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,8 +1,7 @@
-"""Signals that end a command: it ends with their exit code, and a run ends cleanly, at the second signal at once.
+"""Handling of terminating signals: exit codes, and a clean end of a run at the first signal, a hard end at the second.
 
-An exception that a signal handler raises can be lost: while a module is imported it may become another one, and in
-callbacks of C code it is only printed. So the signal is remembered besides, nothing is raised in such places, and a run
-is told again at its next event.
+An exception raised by a signal handler can be lost: an import may replace it, and in callbacks from C code it is only
+printed. So the signal is also recorded, nothing is raised in such places, and a run checks again at its next event.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_core.process.signal_mask import SCHEDULER_WARNINGS, sigterm_deferred
 
-# SIGTSTP and SIGCONT stop a run and let it go on, as they do with any process.
+# SIGTSTP and SIGCONT suspend and resume a run, as with any process.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *SCHEDULER_WARNINGS)
-# How long a job may take to end cleanly.
+# Seconds for a clean end of a job.
 GRACE_SECONDS = 20.0
-# How long it may take longer once it writes a checkpoint.
+# Extra seconds once it writes a checkpoint.
 SAVING_SECONDS = 60.0
-# How long the end of the step under way is waited for.
+# Seconds to wait for the end of the current step.
 STEP_SECONDS = 10.0
 _POKE_SECONDS = 0.05
 
-# While nothing has started yet but modules are imported, that is not waited for any longer.
+# Seconds to wait for imports at startup.
 _IMPORT_SECONDS = 0.5
 _IMPORTS = "<frozen importlib"
-# Functions whose exceptions Python prints and drops: finalizers, and what logging registers for parents at `os.fork`.
+# Functions whose exceptions Python prints and drops: finalizers, and logging's `os.fork` hooks.
 _LOSING = frozenset({"__del__", "_acquireLock", "_releaseLock"})
 
 
 class CommandSignals:
-    """Record of the signals that tell the command under way to end.
+    """Record of the terminating signals of the current command.
 
     Attributes:
-        code: the exit code of the first signal, or None before one.
+        code: the exit code for the first signal, or None before it.
     """
 
     def __init__(self) -> None:
@@ -50,19 +49,19 @@ class CommandSignals:
         self.process = os.getpid()
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """End the command by an exception, during an import at once."""
+        """End the command with an exception, or at once during an import."""
         if _is_forked(self.process, number):
             return
         code = _code_of(number)
         if self.code is None:
             self.code = code
         if is_importing(frame):
-            # A command that still imports holds nothing, and the exception would not come out of it as it is.
+            # A command that still imports holds no resources, and the import could replace the exception.
             os._exit(code)
         _raise(code)
 
     def check(self) -> None:
-        """End the command if a signal came whose exception was lost."""
+        """End the command if the exception of a signal was lost."""
         if self.code is not None:
             _raise(self.code)
 
@@ -72,7 +71,7 @@ command_signals = CommandSignals()
 
 @contextmanager
 def ending_commands() -> Generator[None, None, None]:
-    """Within the block signals end the command. What is ignored, as in the background, stays so."""
+    """Within the block signals end the command. Ignored signals, as in the background, stay ignored."""
     command_signals.code = None
     command_signals.process = os.getpid()
     earlier: dict[signal.Signals, Any] = {}
@@ -87,22 +86,21 @@ def ending_commands() -> Generator[None, None, None]:
 
 
 class Interrupts:
-    """End a run at the first signal as cleanly as the grace period allows, at the second at once.
+    """Handler that ends a run cleanly at the first signal, within a grace period, and at once at the second.
 
-    `KeyboardInterrupt` or `SystemExit` is raised in the main thread, within one function only: outside of it a signal
-    is remembered, so that how the run ended can be written undisturbed.
+    `KeyboardInterrupt` or `SystemExit` is raised in the main thread, and only within one function: outside of it a
+    signal is just recorded, so that the end status can be written undisturbed.
 
     Args:
-        within: the code of the function that runs the job.
+        within: the code object of the function that runs the job.
         on_first: called in the signal handler of the first signal: it must neither wait nor print.
-        patience: seconds that what is under way is waited for, until `check` is called, before anything is raised;
-            called like `on_first`.
-        holds_nothing: whether the process may end without any cleaning up.
-        before_hard: what is still to be done before the process ends hard: fast, and without an exception.
+        patience: returns the seconds to wait for `check` to be called before raising; called like `on_first`.
+        holds_nothing: whether the process may end without cleanup.
+        before_hard: called before a hard end; must be fast and not raise.
         grace: seconds from the first signal to the hard end.
 
     Attributes:
-        code: how the process ends because of a signal, or None before one.
+        code: the exit code because of a signal, or None before one.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class Interrupts:
         self._grace = grace
         self._earlier: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
-        # Started before any signal: a handler must not start threads, whose lock the main thread may hold.
+        # Started before any signal: a handler must not start threads, as the main thread may hold the lock for that.
         self._watch = threading.Thread(target=self._watch_end, name="rlinf-interrupts", daemon=True)
         self._came = threading.Event()
         self._left = threading.Event()
@@ -130,7 +128,7 @@ class Interrupts:
         self._poked = False
         self._raised = False
         self._imports = False
-        # Moments: of the first signal, from which on it may raise, and at which the process ends hard.
+        # Times: of the first signal, the earliest raise, and the hard end.
         self._began = self._raise_at = self._hard_at = 0.0
         self.code: ExitCode | None = None
 
@@ -139,7 +137,7 @@ class Interrupts:
             self._watch.start()
         for number in ENDING_SIGNALS:
             earlier = signal.getsignal(number)
-            # Under nohup a hangup is nobody's business, and stays so.
+            # Under nohup SIGHUP stays ignored.
             if earlier is not signal.SIG_IGN:
                 self._earlier[number] = earlier
                 signal.signal(number, self._take)
@@ -154,16 +152,16 @@ class Interrupts:
             signal.signal(number, earlier)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise what the first signal has not raised yet, at a moment that suits the run.
+        """Raise the pending exception of the first signal, at a safe point of the run.
 
         Args:
-            again: raise it also where it was raised before, and was lost.
+            again: raise it even if it was raised before, and lost.
         """
         if self.code is not None and (again or not self._raised):
             self._end_run()
 
     def extend(self) -> None:
-        """Give a run that is to end, and has begun to write a checkpoint, the time to finish it."""
+        """Extend the grace period of a run that has begun to write a checkpoint."""
         now = time.monotonic()
         self._raise_at = max(self._raise_at, now + SAVING_SECONDS)
         self._hard_at = max(self._hard_at, self._raise_at + self._grace / 2)
@@ -194,15 +192,15 @@ class Interrupts:
         self._imports = is_importing(frame)
         if self._imports or (frame is not None and frame.f_code.co_name in _LOSING):
             return False
-        return _holds(frame, lambda each: each.f_code is self._within)
+        return _holds(frame, lambda caller: caller.f_code is self._within)
 
     def _watch_end(self) -> None:
-        """Have the handler look again until it could raise, and end the process when the grace period is over."""
+        """Retrigger the handler until it could raise, and end the process after the grace period."""
         self._came.wait()
         while not self._left.wait(_POKE_SECONDS):
             now = time.monotonic()
             if now >= self._hard_at:
-                console.error_block(f"the job did not end within {now - self._began:.0f} s", do="it is ended hard")
+                console.error_block(f"the job did not end within {now - self._began:.0f} s", do="it was killed")
                 self.end_hard()
             if not self._raised and now >= self._raise_at:
                 if self._imports and now >= self._began + _IMPORT_SECONDS and self._holds_nothing():
@@ -211,22 +209,22 @@ class Interrupts:
                 signal.pthread_kill(threading.main_thread().ident or 0, self._number)
 
     def end_hard(self) -> None:
-        """End this process now; what it started outside itself is ended by whoever watches it."""
+        """End this process now; its external processes are ended by their guardians."""
         code = self.code or ExitCode.TERMINATED
         self._before_hard(code)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, RuntimeError):
-                continue  # nobody reads it any more, or it is just being written
+                continue  # its reader is gone, or the stream is being written to
         os._exit(code)
 
 
 def _is_forked(process: int, number: int) -> bool:
-    """Return whether this process was forked from the one that handles signals, and is no program of its own yet.
+    """Return whether this process is a fork of the one that handles signals, and has not called `exec` yet.
 
-    Ctrl-C reaches the parent, too, which ends its children; any other signal does there what it does by default. An
-    exception would be lost in what packages register for the child at `os.fork`, and printed.
+    Ctrl-C also reaches the parent, which ends its children; any other signal has its default action. An exception would
+    be lost, and printed, in the `os.fork` hooks of packages.
     """
     if os.getpid() == process:
         return False
@@ -238,7 +236,7 @@ def _is_forked(process: int, number: int) -> bool:
 
 def is_importing(frame: FrameType | None) -> bool:
     """Return whether a module is being imported at `frame`."""
-    return _holds(frame, lambda each: each.f_code.co_filename.startswith(_IMPORTS))
+    return _holds(frame, lambda caller: caller.f_code.co_filename.startswith(_IMPORTS))
 
 
 def _holds(frame: FrameType | None, condition: Callable[[FrameType], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""Writing a file that the user named: whole or not at all."""
+"""Atomic writing of a file that the user named."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlinf_core.errors import RLinfError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, replacing what is there only when all of it has been written.
+    """Write `text` to `path` atomically.
 
-    A link is replaced itself, not the file that it leads to. A device or a pipe is written to, such as /dev/stdout.
+    A link itself is replaced, not its target. Devices and pipes, such as /dev/stdout, are written to directly.
 
     Raises:
         RLinfError: it cannot be written.
@@ -21,7 +21,7 @@ def write_whole(path: Path, text: str) -> None:
 
     try:
         if path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file()):
-            # A folder fails here, as it should.
+            # Fails for a folder, as it should.
             path.write_text(text, encoding="utf-8")
             return
         before = path.lstat().st_mode if os.path.lexists(path) else 0

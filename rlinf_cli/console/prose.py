@@ -1,4 +1,4 @@
-"""Paragraphs for people: folded at the terminal's width, and never wider than is pleasant to read."""
+"""Paragraphs, folded at the terminal's width or a readable maximum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _READABLE = 100
 
 
 def parts(text: str, separator: str = " · ") -> str:
-    """Return a line of parts, folded between them where it is wider than the terminal."""
+    """Return a line of parts, folded between them if it is wider than the terminal."""
     columns = console.width()
     first, *others = text.split(separator)
     lines = [first]
@@ -24,7 +24,7 @@ def parts(text: str, separator: str = " · ") -> str:
 
 
 def paragraphs(text: str, indent: str = "") -> str:
-    """Return `text` folded; blank lines part its paragraphs, and an indented paragraph stays as it is."""
+    """Return `text` folded; blank lines separate paragraphs, and an indented paragraph is kept as it is."""
     columns = min(console.width(), _READABLE)
     folded: list[str] = []
     for paragraph in text.strip("\n").split("\n\n"):

@@ -47,7 +47,7 @@ _BOUNDS: Final = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at mo
 
 
 class UnknownFieldError(ConfigError):
-    """The models know no field at this path; `help` tells what was probably meant."""
+    """No model has a field at this path; `help` names the likely one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class FieldDoc:
 
     Attributes:
         path: as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
-        type: what it holds, in words.
-        required: whether it must be given where its section is.
-        default: what holds without it, as one writes it; None where it is required or nothing holds.
+        type: its type, in words.
+        required: whether its section requires it.
+        default: its default as YAML; None where it is required or has none.
         description: what it means.
-        children: what may stand in it, each without children of its own.
+        children: its fields, without their own children.
     """
 
     path: str
@@ -78,7 +78,7 @@ class FieldDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A place in the models: what may stand there, and the field that says so."""
+    """A place in the models: the types allowed there, and the field that declares them."""
 
     path: str
     annotations: tuple[object, ...]
@@ -86,9 +86,9 @@ class _Spot:
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
-    """Return the documentation of the field at `path` of a file of this model; of the whole file for an empty path.
+    """Return the documentation of the field at `path` of this model; of the whole file for an empty path.
 
-    Indexes of lists may be given or left out: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
+    List indexes are optional: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
 
     Raises:
         UnknownFieldError: there is no such field.
@@ -101,7 +101,7 @@ def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
 
 
 def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
-    """Return what may stand at `path`, each field without its children; empty when there is no such path.
+    """Return the fields at `path`, without their children; empty when there is no such path.
 
     For completion, which must not fail.
     """
@@ -123,33 +123,35 @@ def _names(path: str) -> list[str]:
     return [step.segment for step in steps if isinstance(step.segment, str)]
 
 
-def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
-    found = {child.path.rpartition(".")[2]: child for child in _children(spot)}
-    spot_below = found.get(name) or found.get("NAME")
+def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _Spot:
+    by_name = {child.path.rpartition(".")[2]: child for child in _children(spot)}
+    spot_below = by_name.get(name) or by_name.get("NAME")
     if spot_below is not None:
         return spot_below
 
     from rlinf_core.suggest import did_you_mean, quoted
 
     source = foreign_names()
-    renamed = found.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
+    renamed = by_name.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
     if renamed is not None:
         return renamed
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
     instead = source.unavailable_keys(spot.annotations).get(name) if source else None
-    help_text = did_you_mean(name, found)
+    help_text = did_you_mean(name, by_name)
     if instead is not None:
         help_text = instead
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     elif help_text is None:
-        help_text = f"known keys: {quoted(found)}" if found else "nothing stands below it"
-    raise UnknownFieldError(f"there is no `{name}` {where}", where=None if name == asked else asked, help=help_text)
+        help_text = f"known keys: {quoted(by_name)}" if by_name else "it has no fields"
+    raise UnknownFieldError(
+        f"there is no `{name}` {where}", where=None if name == requested else requested, help=help_text
+    )
 
 
 def _children(spot: _Spot) -> list[_Spot]:
-    """Return the fields of the sections that may stand here or in the items of a list here."""
+    """Return the fields of the sections allowed here, or in the items of a list here."""
     children: dict[str, _Spot] = {}
     pending = [(spot.path, annotation) for annotation in spot.annotations]
     while pending:
@@ -171,7 +173,9 @@ def _members(annotation: object) -> Iterator[object]:
 
 def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
     field = spot.field
-    type_text = " or ".join(dict.fromkeys(type_in_words(each) for each in spot.annotations if each is not type(None)))
+    type_text = " or ".join(
+        dict.fromkeys(type_in_words(annotation) for annotation in spot.annotations if annotation is not type(None))
+    )
     if field is None:
         return FieldDoc(spot.path, type_text, not spot.path, None, _section_text(spot.annotations), children)
     bounds = _bounds(field.metadata)
@@ -186,7 +190,7 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
 
 
 def _section_text(annotations: Iterable[object]) -> str:
-    """Return the first paragraph of what the section's model says about itself."""
+    """Return the first paragraph of the section model's docstring."""
     for annotation in annotations:
         section = model_of(annotation)
         if section is not None and section.__doc__:
@@ -226,14 +230,14 @@ def _plural(words: str) -> str:
 
 
 def _bounds(metadata: Iterable[object]) -> str:
-    said = [
+    constraints = [
         f"{words} {_as_written(getattr(limit, attribute))}"
         for limit in metadata
         for kind, attribute, words in _BOUNDS
         if isinstance(limit, kind)
     ]
-    said += [f"a multiple of {limit.multiple_of}" for limit in metadata if isinstance(limit, MultipleOf)]
-    return ", ".join(said)
+    constraints += [f"a multiple of {limit.multiple_of}" for limit in metadata if isinstance(limit, MultipleOf)]
+    return ", ".join(constraints)
 
 
 def _default(field: FieldInfo) -> str | None:
@@ -244,7 +248,7 @@ def _default(field: FieldInfo) -> str | None:
 
 
 def _needs_data(field: FieldInfo) -> bool:
-    """Return whether the default follows from other fields, so that there is none to show."""
+    """Return whether the default depends on other fields, so that none can be shown."""
     return bool(field.default_factory_takes_validated_data)
 
 
@@ -265,9 +269,9 @@ def _as_written(value: object) -> str | None:
 
 
 def hardware_models() -> dict[str, type[RobotUnit]]:
-    """Return the models of all hardware types by name, but for those of packages that cannot be loaded."""
-    found: dict[str, type[RobotUnit]] = {}
+    """Return the models of all hardware types by name, except those whose packages cannot be loaded."""
+    robot_models: dict[str, type[RobotUnit]] = {}
     for name in hardware_types():
         with suppress(PydanticCustomError):
-            found[name] = hardware_model(name)
-    return found
+            robot_models[name] = hardware_model(name)
+    return robot_models

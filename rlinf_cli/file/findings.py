@@ -1,4 +1,4 @@
-"""Findings: blocks for people, as many as anyone reads; records for programs; GitHub annotations."""
+"""Output of findings: text blocks, JSON records, GitHub annotations."""
 
 from __future__ import annotations
 
@@ -16,41 +16,40 @@ VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 _MOST = 100
 
 
-def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
-    """Return a block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the
-    rest.
+def finding_blocks(diagnostics: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
+    """Return a text block for each of the most severe findings and a count of the rest; all of them with `--verbose`.
 
-    They are coloured and cropped as `stream` shows them.
+    Colour and width are those of `stream`.
     """
-    shown = found if console.verbosity.verbose else _gravest(found)
-    # A caret may stand one column behind the last character.
+    shown = diagnostics if console.verbosity.verbose else _gravest(diagnostics)
+    # A caret may be one column past the last character.
     color, width = console.colored(stream), console.width(stream) - 1
     for diagnostic in shown:
         yield render_text(diagnostic, color=color, width=width)
-    if len(shown) < len(found):
-        yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
+    if len(shown) < len(diagnostics):
+        yield f"and {len(diagnostics) - len(shown)} more; `rlinf validate --verbose` shows all of them"
 
 
-def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Return the findings about keys that change nothing."""
+def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings about keys without effect."""
     from rlinf_cli.lint.no_effect import NO_EFFECT
 
-    return [each for each in found if each.code == NO_EFFECT]
+    return [diagnostic for diagnostic in diagnostics if diagnostic.code == NO_EFFECT]
 
 
-def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+def _gravest(diagnostics: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
     """Return the first hundred, errors before warnings before notes, in the order of `found`."""
-    if len(found) <= _MOST:
-        return found
+    if len(diagnostics) <= _MOST:
+        return diagnostics
     grave = list(Severity)
-    kept = sorted(range(len(found)), key=lambda index: grave.index(found[index].severity))[:_MOST]
-    return [found[index] for index in sorted(kept)]
+    kept = sorted(range(len(diagnostics)), key=lambda index: grave.index(diagnostics[index].severity))[:_MOST]
+    return [diagnostics[index] for index in sorted(kept)]
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
     """Return one finding as a record of `validate --output json`.
 
-    Lines and columns count from 1; the end is the place just after the last code point.
+    Lines and columns count from 1; the end is exclusive.
     """
     span = diagnostic.span
     begin, finish = span.begin, span.finish
@@ -73,15 +72,15 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
-    """Return the findings of one or several files by the contract `rlinf.validate/1`, ready for `json.dumps`."""
-    found = list(diagnostics)
-    errors = sum(1 for d in found if d.severity is Severity.ERROR)
+    """Return the findings of one or more files in the format `rlinf.validate/1`, ready for `json.dumps`."""
+    findings = list(diagnostics)
+    errors = sum(1 for d in findings if d.severity is Severity.ERROR)
     return {
         "schema": VALIDATE_SCHEMA,
         "ok": errors == 0,
         "errors": errors,
-        "warnings": sum(1 for d in found if d.severity is Severity.WARNING),
-        "diagnostics": [to_record(d) for d in found],
+        "warnings": sum(1 for d in findings if d.severity is Severity.WARNING),
+        "diagnostics": [to_record(d) for d in findings],
     }
 
 
@@ -91,7 +90,7 @@ _GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning",
 def to_github(diagnostic: Diagnostic) -> str:
     """Return a workflow command, which GitHub shows at the line of a pull request.
 
-    A finding on standard input or in an argument has no file to be shown at, so only its text names the place.
+    A finding on standard input or in an argument has no file, so only its text names the location.
     """
     span = diagnostic.span
     begin, finish = span.begin, span.finish

@@ -1,4 +1,4 @@
-"""The job file that a command was given."""
+"""Loading of the job file that a command is called with."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
-# Codes of findings about files that are named, are missing, or need a package to be read.
+# Codes of findings about referenced files: missing, or unreadable for want of a package.
 _ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
 
 
 def is_override(argument: str) -> bool:
-    """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
+    """Return True for `key=value`, `~key`, `+key=value`; False for a file name.
 
-    A file whose name holds a `=` is named with its folder, as in `./a=b.yaml`.
+    A file whose name contains `=` is given with its folder, as in `./a=b.yaml`.
     """
     if argument.startswith(("~", "+")):
         return not argument.startswith(("~/", "+/"))
@@ -44,7 +44,7 @@ def is_override(argument: str) -> bool:
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given.
 
-    Without a file, `recipe=NAME` stands for one: see `file_of_recipe`.
+    Without a file, `recipe=NAME` selects one: see `file_of_recipe`.
     """
     files = [argument for argument in arguments if not is_override(argument)]
     overrides = [argument for argument in arguments if is_override(argument)]
@@ -55,7 +55,7 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the config that a recipe starts from for `recipe=NAME`, with the overrides; any other name as it is.
+    """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged.
 
     Raises:
         ConfigError: there is no such recipe.
@@ -71,34 +71,34 @@ def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[s
 def load(
     name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
 ) -> Job:
-    """Return the job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
+    """Return the job of a file, with all findings. With `live` its nodes are probed for their hardware.
 
     Raises:
         ConfigError: `recipe=NAME` names no recipe.
-        ClusterError: a node cannot be asked.
+        ClusterError: a node cannot be probed.
     """
     from rlinf_cli.lint.load import load_with_lint
 
     probe = None
     if live:
         if assume:
-            raise typer.BadParameter("`--assume` says what `--live` asks the nodes; give one of them")
+            raise typer.BadParameter("`--assume` and `--live` exclude each other: give one of them")
         probe = prober(name)
 
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
-        console.message("reading standard input, end it with Ctrl-D")
+        console.message("reading standard input; end it with Ctrl-D")
     file, changes = file_of_recipe(name, overrides or ())
     return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe)
 
 
 class SoundJob(NamedTuple):
-    """A file without errors, in parts that are all there.
+    """A job without errors; none of its parts is None.
 
     Attributes:
         name: as it is shown.
         files: the file and its bases; empty for standard input without a base.
         tree: the configuration in one piece, secrets included.
-        secret: the paths of values that must not be printed, besides those whose keys tell.
+        secret: the paths of values that must not be printed, besides those with secret-looking keys.
         model: the recipe's model of the file or, without a recipe, one of its cluster section alone.
     """
 
@@ -114,33 +114,33 @@ class SoundJob(NamedTuple):
 def load_sound(
     name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
 ) -> SoundJob:
-    """Return a file that has no errors; its warnings and notes are for `rlinf validate` to tell.
+    """Return a job without errors; warnings and notes are left to `rlinf validate`.
 
-    Where things run is the same whether data to learn from are here or not.
+    Missing training data does not matter: it does not affect placement.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
-        ClusterError: with `live`, a node cannot be asked.
+        ClusterError: with `live`, a node cannot be probed.
     """
     return sound(without_training_data(load(name, overrides, assume, live=live)))
 
 
 def without_training_data(job: Job) -> Job:
-    """Return a job without what was found about files that only training reads: they may be moved, or not made yet."""
+    """Return a job without findings about training data, which may have moved or not exist yet."""
     from rlinf_core.config.diagnostics import Diagnostics
 
     keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     kept = Diagnostics()
     kept.extend(
-        each
-        for each in job.diagnostics
-        if each.code not in _ABOUT_FILES or not any(each.path[: len(key)] == key for key in keys)
+        diagnostic
+        for diagnostic in job.diagnostics
+        if diagnostic.code not in _ABOUT_FILES or not any(diagnostic.path[: len(key)] == key for key in keys)
     )
     return job._replace(diagnostics=kept)
 
 
 def sound(job: Job) -> SoundJob:
-    """Return a job that has no errors, in parts that are all there.
+    """Return a job that has no errors.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
@@ -158,19 +158,19 @@ def sound(job: Job) -> SoundJob:
 
 
 def show_findings(job: Job, severity: Severity) -> None:
-    """Print what of one severity was found in a file, on standard error."""
+    """Print the findings of one severity on standard error."""
     from rlinf_cli.file.findings import finding_blocks
 
-    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
-    if found:
-        console.error("\n\n".join(finding_blocks(found, sys.stderr)))
+    selected = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
+    if selected:
+        console.error("\n\n".join(finding_blocks(selected, sys.stderr)))
 
 
 def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     """Return the machines of a cluster, by rank.
 
     Raises:
-        ConfigError: it has several nodes, and nothing says how to reach them.
+        ConfigError: it has several nodes and no hosts to reach them by.
     """
     from rlinf_cli.bootstrap.inventory import targets
     from rlinf_core.errors import ConfigError
@@ -179,16 +179,14 @@ def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     if len(nodes) > 1 and nodes[0].host is None:
         raise ConfigError(
             f"the file has {len(nodes)} nodes and no hosts",
-            why="nothing says how to reach them",
+            why="there is no way to reach them",
             help="give `hosts` in its node groups, or `cluster.hosts`",
         )
     return nodes
 
 
 def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
-    """Return what asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be
-    asked.
-    """
+    """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure."""
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
         from rlinf_cli.bootstrap import cluster_identity, preflight
@@ -203,9 +201,9 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
 
         look = run(work())
         if look.findings:
-            lines = [f"{each.where}: {each.what}" for each in look.findings]
-            missing = f"{len(lines)} of {len(nodes)} nodes could not be asked"
+            lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
+            missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"
             raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(each) for each in look.seen]
+        return [node_info(machine) for machine in look.probed]
 
     return probe

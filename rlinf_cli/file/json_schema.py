@@ -1,8 +1,7 @@
-"""JSON Schema (draft 2020-12) of a file, for completion, hints and checks in editors.
+"""JSON Schema (draft 2020-12) of the job file, for completion and checks in editors.
 
-It accepts what we accept: numbers where text is meant (`label: 4090`), references where a number is meant
-(`${runner.max_steps}`), files whose base holds what they leave out (`extends`). Relations between values are beyond it;
-`rlinf validate` tells those.
+It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), references for numbers
+(`${runner.max_steps}`), required keys left to a base (`extends`). It does not express relations between values.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE: Final[Schema] = {"type": "string", "pattern": r"\$\{.+\}", "description": "A reference, ${...}."}
 _NULL: Final[Schema] = {"type": "null"}
 _EXTENDS: Final[Schema] = {
-    "description": "Base files, relative to this one, whose values hold wherever this file says nothing.",
+    "description": "Base files, relative to this one; this file overrides their values.",
     "type": ["string", "array"],
     "items": {"type": "string"},
     "minItems": 1,
@@ -36,12 +35,12 @@ _BELOW_ONE: Final = ("items", "additionalProperties", "if", "then", "else", "not
 
 
 class _Generator(GenerateJsonSchema):
-    # The one default that JSON cannot hold, a range of ports, is said by its description.
+    # A port range, the one default that JSON cannot express, is in the description instead.
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 def json_schema(model: type[BaseModel]) -> Schema:
-    """Return the schema of a file that is a `model` as a whole."""
+    """Return the schema of a file whose root is `model`."""
     definitions, references = _definitions({"file": model})
     requirements = _Requirements(definitions)
     whole = requirements.unless_extended(references["file"])
@@ -52,7 +51,7 @@ def json_schema(model: type[BaseModel]) -> Schema:
 def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
     """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
 
-    A file with a base may leave out what the base holds, `recipe` included.
+    A file with a base may leave out required keys, `recipe` included.
     """
     definitions, references = _definitions({**recipes, "": ClusterConfig})
     cluster: Schema = {"cluster": references.pop("")}
@@ -78,26 +77,26 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
     """Return the definitions of all models, and a reference to each of `models` by its key."""
     robots = hardware_models()
     wanted = {HardwareConfig, *models.values(), *robots.values()}
-    found, document = models_json_schema(
+    schemas, document = models_json_schema(
         sorted(((model, "validation") for model in wanted), key=lambda pair: pair[0].__name__),
         ref_template="#/$defs/{model}",
         schema_generator=_Generator,
     )
     definitions = cast("dict[str, Schema]", document["$defs"])
-    references = {key: found[model, "validation"] for key, model in models.items()}
-    units = {name: found[model, "validation"] for name, model in robots.items()}
-    _choose_units(_resolve(definitions, found[HardwareConfig, "validation"]), units)
+    references = {key: schemas[model, "validation"] for key, model in models.items()}
+    units = {name: schemas[model, "validation"] for name, model in robots.items()}
+    _choose_units(_resolve(definitions, schemas[HardwareConfig, "validation"]), units)
     _add_foreign_names(definitions, models.values())
     for definition in definitions.values():
         _mend(definition)
     for model in models.values():
         if "recipe" in model.model_fields:
-            _resolve(definitions, found[model, "validation"])["properties"]["extends"] = _EXTENDS
+            _resolve(definitions, schemas[model, "validation"])["properties"]["extends"] = _EXTENDS
     return definitions, references
 
 
 def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
-    """Let a key have the further names by which a file may give it, too."""
+    """Add the aliases under which a file may give a key."""
     source = foreign_names()
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
@@ -107,7 +106,7 @@ def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[
 
 
 def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:
-    """Let `hardware.type` decide what the items of `hardware.configs` are."""
+    """Select the item schema of `hardware.configs` by `hardware.type`."""
     properties = hardware["properties"]
     properties["type"] = {"description": properties["type"]["description"], "enum": list(units)}
     properties["configs"]["type"] = "array"
@@ -126,20 +125,20 @@ def _resolve(definitions: Mapping[str, Schema], schema: Schema) -> Schema:
 
 
 def _mend(schema: Schema) -> None:
-    """Name bounds as JSON Schema does, and let a reference stand for every number, boolean and choice below."""
+    """Translate bounds to JSON Schema, and accept a reference for every number, boolean and enum."""
     for ours, theirs in _BOUNDS.items():
         if ours in schema:
             schema[theirs] = schema.pop(ours)
     for below in _BELOW_ALL:
-        for each in schema.get(below, ()):
-            _mend(each)
+        for branch in schema.get(below, ()):
+            _mend(branch)
     for below in _BELOW_ONE:
         if isinstance(schema.get(below), dict):
             _mend(schema[below])
     for name, value in schema.get("properties", {}).items():
         _mend(value)
         value = _or_reference(value)
-        # `null` is the default of a key that has one.
+        # `null` means the default.
         schema["properties"][name] = value if name in schema.get("required", ()) else _or_null(value)
     if "properties" in schema and not schema.get("required") and schema.get("type") == "object":
         schema["type"] = ["object", "null"]
@@ -150,7 +149,7 @@ def _mend(schema: Schema) -> None:
 
 def _or_reference(schema: Schema) -> Schema:
     if "anyOf" in schema:
-        if any(_refuses_references(each) for each in schema["anyOf"]) and _REFERENCE not in schema["anyOf"]:
+        if any(_refuses_references(choice) for choice in schema["anyOf"]) and _REFERENCE not in schema["anyOf"]:
             schema["anyOf"].append(_REFERENCE)
         return schema
     if not _refuses_references(schema):
@@ -177,9 +176,9 @@ def _refuses_references(schema: Schema) -> bool:
 
 
 class _Requirements:
-    """Required keys, asked only of files without `extends`: elsewhere a base may hold them.
+    """Required keys, enforced only in files without `extends`: a base may provide them.
 
-    Items of lists keep their own requirements: a list of this file replaces the base's.
+    List items keep their requirements: a list replaces the base's list.
     """
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
@@ -187,26 +186,26 @@ class _Requirements:
         self._asked: list[Schema] = []
 
     def unless_extended(self, reference: Schema) -> Schema:
-        """Return `reference`, and the keys that it and the mappings in it require."""
+        """Return `reference` with the keys that it and its nested mappings require."""
         condition = {"if": {"not": {"required": ["extends"]}}, "then": self._of(reference)}
         return {"allOf": [reference, condition]}
 
     def remove(self) -> None:
-        """Take the requirements out of the definitions, once all of them have been asked for."""
+        """Remove the requirements from the definitions, after all of them were collected."""
         for schema in self._asked:
             schema.pop("required", None)
 
     def _of(self, schema: Schema) -> Schema:
         target = _resolve(self._definitions, schema)
-        found: Schema = {}
+        requirements: Schema = {}
         if "required" in target:
-            found["required"] = target["required"]
+            requirements["required"] = target["required"]
             self._asked.append(target)
         properties: Mapping[str, Schema] = target.get("properties", {})
-        below = {name: each for name, value in properties.items() if (each := self._of(value))}
+        below = {name: requirement for name, value in properties.items() if (requirement := self._of(value))}
         if below:
-            found["properties"] = below
+            requirements["properties"] = below
         entries: Schema | bool = target.get("additionalProperties", False)
-        if isinstance(entries, dict) and (each := self._of(entries)):
-            found["additionalProperties"] = each
-        return found
+        if isinstance(entries, dict) and (entry_requirement := self._of(entries)):
+            requirements["additionalProperties"] = entry_requirement
+        return requirements

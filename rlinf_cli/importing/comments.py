@@ -1,4 +1,4 @@
-"""Comments of YAML files, found by the places of what they stand beside."""
+"""Comments of YAML files, located by the values they belong to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlinf_core.config.yaml.reader import read
 
 _BEHIND: Final = re.compile(r"[\s,]+(#.*)$")
 _BEHIND_KEY: Final = re.compile(r"[\"']?\s*:(?:\s+[&!]\S+)*\s+(#.*)$")
-# Notes to Hydra, of which nothing is left.
+# Directives for Hydra, which are dropped.
 _HYDRA: Final = re.compile(r"#\s*@package\b")
 
 
 class Comments(NamedTuple):
-    """The comments of one value: whole lines above it, and what stands behind it; each with its `#`."""
+    """The comments of one value: whole lines above it, and the one after it; each with its `#`."""
 
     above: tuple[str, ...] = ()
     behind: str = ""
@@ -28,37 +28,37 @@ NO_COMMENTS: Final = Comments()
 
 
 class _Lines:
-    """The lines of a source that hold nothing but a comment."""
+    """The comment-only lines of a source."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
 
     @cached_property
     def comments(self) -> dict[int, str]:
-        """Comments by the number of their line, those inside texts of several lines excluded."""
-        taken: set[int] = set()
+        """Return comments by line number, without those inside multi-line texts."""
+        text_lines: set[int] = set()
         tree = read(self.source, Diagnostics())
         if tree is not None:
-            _mark(tree, taken)
-        found: dict[int, str] = {}
+            _mark(tree, text_lines)
+        comments_by_line: dict[int, str] = {}
         for number, line in enumerate(self.source.text.splitlines(), 1):
             stripped = line.strip()
-            if stripped.startswith("#") and number not in taken and not _HYDRA.match(stripped):
-                found[number] = stripped
-        return found
+            if stripped.startswith("#") and number not in text_lines and not _HYDRA.match(stripped):
+                comments_by_line[number] = stripped
+        return comments_by_line
 
     def above(self, number: int) -> tuple[str, ...]:
-        """Return the comments between a line and the content before it; blank lines do not matter."""
+        """Return the comments between a line and the content before it, across blank lines."""
         lines = self.source.text.splitlines()
-        found: list[str] = []
+        block: list[str] = []
         number -= 1
         while number >= 1 and (
             number in self.comments or not lines[number - 1].strip() or _is_hydra(lines[number - 1])
         ):
             if number in self.comments:
-                found.append(self.comments[number])
+                block.append(self.comments[number])
             number -= 1
-        return tuple(reversed(found))
+        return tuple(reversed(block))
 
 
 class CommentFinder:
@@ -87,12 +87,12 @@ class CommentFinder:
         return Comments(self._above(node.span), _behind(node.span, _BEHIND))
 
     def at_end(self, source: SourceText) -> tuple[str, ...]:
-        """Return the comments behind the last value of a source."""
+        """Return the comments after the last value of a source."""
         return self._of(source).above(len(source.text.splitlines()) + 1)
 
     def _above(self, span: Span) -> tuple[str, ...]:
         line = span.begin.line
-        # In braces or behind a dash: the comments above the line are those of what begins it.
+        # In braces or after a dash, the comments above belong to the first value of the line.
         before = span.source.line(line)[: span.begin.column - 1].strip()
         return self._of(span.source).above(line) if before in ("", "-", "?", "- -") else ()
 
@@ -120,14 +120,14 @@ def _behind(span: Span, pattern: re.Pattern[str]) -> str:
     return match[1].rstrip() if match else ""
 
 
-def _mark(node: Node, taken: set[int]) -> None:
-    """Add the lines of scalars to `taken`: what looks like a comment there is text."""
+def _mark(node: Node, text_lines: set[int]) -> None:
+    """Add the lines of scalars to `taken`: a `#` there is text."""
     if isinstance(node, ScalarNode):
-        taken.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
+        text_lines.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
     elif isinstance(node, MappingNode):
         for entry in node.entries:
-            _mark(entry.key, taken)
-            _mark(entry.value, taken)
+            _mark(entry.key, text_lines)
+            _mark(entry.value, text_lines)
     else:
         for item in node.items:
-            _mark(item, taken)
+            _mark(item, text_lines)

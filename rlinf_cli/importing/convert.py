@@ -1,8 +1,7 @@
 """Conversion of one file: composed, renamed key by key, written with its comments, and validated.
 
-What cannot be honoured is found in three ways: rules say it (`rules_*.py`), the tables of the recipe's models say it
-(`not_available`), or the finished file is validated, and what the recipe refuses is taken out with the refusal as its
-reason, until nothing more is refused.
+Unsupported keys are found in three ways: by rules (`rules_*.py`), by the tables of foreign names (`unavailable`), or by
+validating the result: refused values are removed, with the refusal as the reason, until the file is valid.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path
 from rlinf_core.job.load import Job
 
-# What is wrong with this machine, and not with the file.
+# Findings about this machine rather than the file.
 OF_THIS_MACHINE: Final = frozenset(("missing-extra", "unusable-path", "unknown-variable"))
-# What would train something else if it were left out: it stays, and the file is invalid until somebody decides.
+# Findings whose keys change what is trained: they stay, and the file is invalid until the user decides.
 _NEVER_LEFT_OUT: Final = frozenset(
     (
         "backend",
@@ -54,8 +53,8 @@ class Converted:
 
     Attributes:
         text: the new file.
-        project, recipe, why: what it was, what it is now, and how that was told.
-        outcomes: what has become of each key, in the order of the composed file.
+        project, recipe, why: the source project, the recipe, and the reason for it.
+        outcomes: the outcome for each key, in the order of the composed file.
         added: values that the old file does not have.
         job: the new file as `rlinf validate` reads it.
     """
@@ -71,21 +70,21 @@ class Converted:
     @property
     def errors(self) -> list[Diagnostic]:
         """Errors of the new file itself."""
-        found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
-        return [each for each in found if each.code not in OF_THIS_MACHINE]
+        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in errors if error.code not in OF_THIS_MACHINE]
 
     @property
     def lacking(self) -> list[Diagnostic]:
         """Errors of this machine: packages, folders and variables that the new file needs."""
-        found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
-        return [each for each in found if each.code in OF_THIS_MACHINE]
+        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+        return [error for error in errors if error.code in OF_THIS_MACHINE]
 
 
 def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     """Convert a composed file.
 
     Raises:
-        ConfigError: it is no file of a project that is known, or no recipe does what it asks for.
+        ConfigError: it belongs to no supported project, or no recipe matches it.
     """
     from rlinf_core.job.recipe import find_recipe
 
@@ -112,9 +111,9 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
-    """Leave out what would give a value that another key has given, or stand in the place of a section."""
-    taken: dict[Path, str] = {}
-    values = [put.path for step in conversion.steps for put in puts(step.result)] + [each.path for each in added]
+    """Drop values already set by another key, and values in the place of a section."""
+    writer_by_path: dict[Path, str] = {}
+    values = [put.path for step in conversion.steps for put in puts(step.result)] + [extra.path for extra in added]
     holders = {path[:size] for path in values for size in range(1, len(path))}
     for step in conversion.steps:
         for put in puts(step.result):
@@ -122,27 +121,27 @@ def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
                 empty = isinstance(put.value, ScalarNode) and put.value.value is None
                 step.result = LeftOut(f"`{format_path(put.path)}` is a section", quiet=empty)
                 break
-            first = taken.setdefault(put.path, step.leaf.name)
+            first = writer_by_path.setdefault(put.path, step.leaf.name)
             if first != step.leaf.name:
-                step.result = LeftOut(f"`{first}` gives `{format_path(put.path)}`", quiet=True)
+                step.result = LeftOut(f"`{first}` sets `{format_path(put.path)}`", quiet=True)
 
 
 def _additions(conversion: Conversion) -> Iterator[Added]:
-    """Yield what the recipe needs and the old file does not say."""
+    """Yield values that the recipe needs and the old file does not set."""
     values, tree = Values(conversion.references), conversion.file.tree
-    given = {put.path for step in conversion.steps for put in puts(step.result)}
+    written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
     if conversion.project is Project.VERL:
         yield from verl_places(values)
-        if ("reward", "reward_type") not in given:
-            yield Added(("reward", "reward_type"), "math", "verl chooses the rule by the data set: choose yours")
+        if ("reward", "reward_type") not in written_paths:
+            yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
     elif conversion.recipe == "math":
         yield from _rlinf_math(tree, values)
     else:
-        yield from cameras(values, given)
-    if ("runner", "max_steps") not in given:
-        yield Added(("runner", "max_steps"), -1, "the default of the recipe would end the run")
+        yield from cameras(values, written_paths)
+    if ("runner", "max_steps") not in written_paths:
+        yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
-    if conversion.project is Project.VERL and all(isinstance(each, int) for each in lengths):
+    if conversion.project is Project.VERL and all(isinstance(length, int) for length in lengths):
         yield Added(("runner", "seq_length"), sum(lengths), "prompt and answer together")
 
 
@@ -168,14 +167,21 @@ def _plain(node: Node, at: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:
-    """Return the values that the recipe refuses and the file can do without, each with the reason."""
-    given = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
-    found: dict[Path, str] = {}
-    for each in job.diagnostics:
-        if each.severity is not Severity.ERROR or each.code in OF_THIS_MACHINE or each.code in _SIZES:
+    """Return the refused values that can be removed, each with the reason."""
+    written_paths = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
+    refused: dict[Path, str] = {}
+    for diagnostic in job.diagnostics:
+        if diagnostic.severity is not Severity.ERROR or diagnostic.code in OF_THIS_MACHINE or diagnostic.code in _SIZES:
             continue
-        at = next((each.path[:size] for size in range(len(each.path), 0, -1) if each.path[:size] in given), None)
+        at = next(
+            (
+                diagnostic.path[:size]
+                for size in range(len(diagnostic.path), 0, -1)
+                if diagnostic.path[:size] in written_paths
+            ),
+            None,
+        )
         if at is None or at[-1] in _NEVER_LEFT_OUT or at[0] == "cluster":
             continue
-        found[at] = each.message + (f": {each.help}" if each.help else "")
-    return found
+        refused[at] = diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else "")
+    return refused

@@ -1,4 +1,4 @@
-"""Decisions: what becomes of each key of a composed file."""
+"""Decisions on each key of a composed file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlinf_core.config.composing.paths import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
-_NO_CRITIC: Final = "without `adv_estimator: gae` nobody asks for values"
+_NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
 
 
 @dataclass
 class KeyDecision:
-    """A key, what becomes of it, and where a remark on it goes."""
+    """A key, the decision on it, and the section for a remark on it."""
 
     leaf: Leaf
     result: NewValue | LeftOut | tuple[NewValue, ...]
@@ -55,10 +55,10 @@ class Conversion:
     def walk(
         self, node: MappingNode, source: Path, target: Path | None, reason: str | None = None, near: Path = ()
     ) -> None:
-        """Decide what becomes of every key below a section.
+        """Decide on every key below a section.
 
-        `target` is its path in the new file; None where the section is left out, for `reason`, which then stands in
-        the section at `near`.
+        `target` is its path in the new file; None if the section is omitted for `reason`, which is noted in the section
+        at `near`.
         """
         renamed = self._components(node, source)
         for entry in node.entries:
@@ -99,24 +99,24 @@ class Conversion:
         self.steps.append(KeyDecision(leaf, self._result(leaf, target, reason), section, comments))
 
     def _with_pending(self, comments: Comments) -> Comments:
-        """Return comments with those of sections that have no counterpart above them."""
+        """Return comments, with those of enclosing sections that have no counterpart."""
         above, self.pending = (*self.pending, *comments.above), []
         return comments._replace(above=above)
 
     def _section_behind(self, node: Node, source: Path) -> Node:
-        """Return the section that a value refers to as a whole; any other value itself."""
+        """Return the section that a value refers to; any other value unchanged."""
         if not isinstance(node, ScalarNode) or "${" not in node.raw or len(source) > 12:
             return node
         try:
-            found = self.references.followed(node, source)
+            target = self.references.followed(node, source)
         except UnresolvableError:
             return node
-        return found if isinstance(found, MappingNode) else node
+        return target if isinstance(target, MappingNode) else node
 
     def _result(self, leaf: Leaf, target: Path | None, reason: str | None) -> NewValue | LeftOut | tuple[NewValue, ...]:
         node = leaf.node
         if isinstance(node, ScalarNode) and node.raw == "???":
-            return LeftOut("it has no value: the original asks for one on its command line")
+            return LeftOut("it has no value: the original requires one on the command line")
         if reason == _NO_CRITIC:
             return LeftOut(reason, quiet=True)
         rule = self.rules.get(format_path(leaf.path))
@@ -133,7 +133,7 @@ class Conversion:
     def _target(
         self, entry: Entry, source: Path, target: Path | None, reason: str | None
     ) -> tuple[Path | None, str | None]:
-        """Return where a key is in the new file; None with a reason where it is nowhere."""
+        """Return a key's path in the new file, or None with a reason."""
         name = entry.key.raw
         layout = VERL_SECTIONS if self.project is Project.VERL else {}
         if source in layout:
@@ -142,7 +142,7 @@ class Conversion:
         if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
             return ("rollout", "engine_options"), None
         if self.project is Project.VERL and source[:-1] == ENGINE_OPTIONS:
-            return None, f"they are arguments of another engine than `{options[-1]}`"
+            return None, f"they are not arguments of `{options[-1]}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:
             return source, None
         if any(known[: len(source)] == source for known in layout):
@@ -162,7 +162,7 @@ class Conversion:
         if not annotations:
             return None, "it has no counterpart"
         fields = fields_at(self.model, target)
-        if name in fields or not any(model_of(each) for each in annotations):
+        if name in fields or not any(model_of(annotation) for annotation in annotations):
             return (*target, name), None
         ours = other_names_of(annotations).get(name)
         if ours is not None:
@@ -185,5 +185,5 @@ class Conversion:
 
 
 def puts(result: NewValue | LeftOut | tuple[NewValue, ...]) -> tuple[NewValue, ...]:
-    """Return the values of the new file that a key gives."""
+    """Return the values that a key sets in the new file."""
     return result if isinstance(result, tuple) else (result,) if isinstance(result, NewValue) else ()

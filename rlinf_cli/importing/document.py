@@ -1,4 +1,4 @@
-"""A file that is being written: sections, values and comments, in the order in which they came."""
+"""The file being written: sections, values and comments, in order of insertion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_core.config.composing.origins import yaml_text
 from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode
 
 WIDTH: Final = 120
-# What needs no quotes in a list within brackets.
+# Text that needs no quotes in a bracketed list.
 _IN_BRACKETS: Final = re.compile(r"[\w./+-]+|\"[^\"]*\"")
 
 
@@ -28,10 +28,10 @@ class Value:
 
 @dataclass
 class FileSection:
-    """A mapping, or a list where keys are numbers.
+    """A mapping, or a list if the keys are numbers.
 
     Attributes:
-        children: what it holds by key.
+        children: its content by key.
         order: its keys, and remarks (lines of comments) between them.
     """
 
@@ -40,14 +40,14 @@ class FileSection:
     comments: Comments = NO_COMMENTS
 
     def put(self, path: Path, value: Value) -> None:
-        """Set the value at a path, whose sections are made where they are missing."""
+        """Set the value at a path; create missing sections."""
         holder = self.section(path[:-1])
         if path[-1] not in holder.children:
             holder.order.append(path[-1])
         holder.children[path[-1]] = value
 
     def section(self, path: Path) -> FileSection:
-        """Return the section at a path, made where it is missing."""
+        """Return the section at a path; create it if missing."""
         here = self
         for segment in path:
             below = here.children.get(segment)
@@ -60,7 +60,7 @@ class FileSection:
         return here
 
     def remark(self, path: Path, lines: Sequence[str]) -> None:
-        """Add a comment of its own at the end of the section at a path, or of the nearest one above it."""
+        """Add a standalone comment at the end of the section at a path, or of its nearest existing parent."""
         here = self
         for segment in path:
             below = here.children.get(segment)
@@ -129,7 +129,7 @@ def _item(child: FileSection | Value, indent: int) -> Iterator[str]:
 
 
 def left_out(reason: str, lines: Sequence[str]) -> list[str]:
-    """Return the remark on keys that are not carried over, with their reason."""
+    """Return the remark on keys that were not carried over, with the reason."""
     words = textwrap.wrap(f"Not carried over: {reason}", WIDTH - 14, break_on_hyphens=False, break_long_words=False)
     return [f"# {word}" for word in words] + [f"#     {line}" for line in lines]
 
@@ -142,7 +142,7 @@ def scalar_text(raw: str, *, plain: bool) -> str:
 
 
 def short(node: Node) -> str:
-    """Return a value on one line, as written or nearly so."""
+    """Return a value on one line, roughly as written."""
     if isinstance(node, ScalarNode):
         text = scalar_text(node.raw, plain=node.plain)
     elif isinstance(node, SequenceNode):
@@ -153,7 +153,7 @@ def short(node: Node) -> str:
 
 
 def list_value(items: Sequence[tuple[Comments, str]], comments: Comments) -> Value:
-    """Return a list of single values: in brackets where that fits and no item has a comment."""
+    """Return a list of scalars: in brackets if it fits and no item has a comment."""
     inline = f"[{', '.join(text for _, text in items)}]"
     plain = all(_IN_BRACKETS.fullmatch(text) and not any(comments) for comments, text in items)
     if plain and len(inline) <= 80:

@@ -1,6 +1,6 @@
-"""Names of related projects for keys: ours are put in their place before validation, the rest is answered.
+"""Key names of related projects: aliases are renamed before validation, other keys get a specific message.
 
-The tables are in `foreign_names.toml`; they are read where a key is unknown, and by `rlinf import`.
+The tables are in `foreign_names.toml`; they are loaded for an unknown key, and by `rlinf import`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OURS: Final = ("rlinf_core", "recipes")
 
 
 class SectionNames(NamedTuple):
-    """Names of related projects for the keys of one section.
+    """Key names of related projects for one section.
 
     Attributes:
-        names: further names of fields, each with the field it means.
-        moved: keys that stand in another section here, each with its path.
+        names: aliases of fields, each with its field.
+        moved: keys that are in another section here, each with its path.
         unavailable: keys that have no counterpart here, each with what to do instead.
     """
 
@@ -47,7 +47,7 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     """Return the names for a section: those of its class and of the sections that it extends."""
     merged: dict[str, dict[str, str]] = {kind: {} for kind in SectionNames._fields}
     for base in reversed(section.__mro__):
-        # A section of somebody's own may have the name of one of ours.
+        # A user-defined section may have the name of one of ours.
         if base.__module__.partition(".")[0] in OURS:
             for kind, entries in tables().get(base.__name__, {}).items():
                 merged[kind] |= entries
@@ -59,7 +59,7 @@ def names_of(section: type[BaseModel]) -> SectionNames:
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-    """Return `tree` with our names. A key that is given by both names is reported; an override wins over a file."""
+    """Return `tree` with aliases renamed. A key given under both names is reported; an override wins over a file."""
     renamer = _Renamer(diagnostics)
     renamed = renamer.mapping(tree, [model], ())
     return Renamed(renamed, renamer.paths)
@@ -70,19 +70,19 @@ def _names_among(annotations: Iterable[object]) -> Iterator[SectionNames]:
 
 
 def other_names_of(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the further names of the fields of all sections among `annotations`."""
+    """Return the aliases of the fields of all sections among `annotations`."""
     return {other: ours for section in _names_among(annotations) for other, ours in section.names.items()}
 
 
 def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-    """Return the sections in which `name` is another name of a field, by path and shallowest first, with the field."""
+    """Return the sections in which `name` is an alias of a field, with the field, shallowest path first."""
     return [
         (place, names_of(section).names[name]) for place, section in sections(model) if name in names_of(section).names
     ]
 
 
 def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys that stand in another section than those among `annotations`, with their paths."""
+    """Return the keys that belong to a section outside `annotations`, with their paths."""
     return {key: path for section in _names_among(annotations) for key, path in section.moved.items()}
 
 
@@ -112,16 +112,16 @@ class _Renamer:
         return MappingNode(node.span, tuple(entries))
 
     def _without_twins(self, node: MappingNode, names: dict[str, str], path: Path) -> list[Entry]:
-        """Return the entries of a mapping, of two that mean the same the one that holds."""
-        left = {entry.key.raw: entry for entry in node.entries}
+        """Return the entries of a mapping without duplicates by alias; the effective one is kept."""
+        remaining = {entry.key.raw: entry for entry in node.entries}
         for other, ours in names.items():
-            entry, twin = left.get(other), left.get(ours)
+            entry, twin = remaining.get(other), remaining.get(ours)
             if entry is None or twin is None:
                 continue
             if _is_override(twin) == _is_override(entry):
                 self._report_both(entry, twin, (*path, other))
-            del left[ours if _is_override(entry) and not _is_override(twin) else other]
-        return list(left.values())
+            del remaining[ours if _is_override(entry) and not _is_override(twin) else other]
+        return list(remaining.values())
 
     def _node(self, node: Node, annotations: list[object], path: Path) -> Node:
         if isinstance(node, MappingNode) and annotations:
@@ -136,11 +136,11 @@ class _Renamer:
         name, ours = entry.key.raw, twin.key.raw
         self.diagnostics.error(
             "duplicate-key",
-            f"`{name}` is another name of `{ours}`, which is given too",
+            f"`{name}` is an alias of `{ours}`, which is set too",
             entry.key.span,
             path,
             f"keep `{ours}`",
-            ((twin.key.span, f"`{ours}` is given at"),),
+            ((twin.key.span, f"`{ours}` is set at"),),
         )
 
 

@@ -1,7 +1,7 @@
-"""Composition of a Hydra file: its defaults list, packages and search path, without Hydra.
+"""Composition of a Hydra file without Hydra: defaults list, packages and search path.
 
-Hydra's own `compose` gives plain values; a file that is converted needs its comments, and findings need lines. What is
-composed here equals what Hydra composes, which a test compares.
+Hydra's own `compose` returns plain values; a conversion needs the comments, and findings need lines. A test compares
+the result with Hydra's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_core.config.yaml.reader import load_source, read, resolve_plain
 
 DEFAULTS: Final = "defaults"
 HYDRA: Final = "hydra"
-# Far above what people stack, far below what a file made to explode asks for.
+# Far above real use, far below what a malicious file asks for.
 MAX_FILES: Final = 500
 MAX_DEPTH: Final = 32
 _HEADER: Final = re.compile(r"^\s*#\s*@package\s+(\S+)\s*$")
@@ -35,9 +35,9 @@ class HydraFile(NamedTuple):
     """A composed file.
 
     Attributes:
-        tree: the values that hold, their references as written; without `defaults`, with `hydra` of the main file.
-        sources: the main file and those that its defaults lists name, in the order in which they were read.
-        groups: the groups of these lists, each with its package behind `@` where one is given.
+        tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
+        sources: the main file and the files of its defaults lists, in order of reading.
+        groups: the groups of these lists, as `group` or `group@package`.
     """
 
     tree: MappingNode
@@ -50,9 +50,9 @@ class _Default:
     """One item of a defaults list.
 
     Attributes:
-        group: as written, empty for the name of a file alone.
+        group: as written, empty for a bare file name.
         names: the files of the group; empty for `null`.
-        package: what stands behind `@`, or None.
+        package: the part after `@`, or None.
     """
 
     node: Node
@@ -66,7 +66,7 @@ class _Default:
 
 @dataclass
 class _Part:
-    """A piece of a composed file: a tree, and the package that it goes to."""
+    """A part of a composed file: a tree and its target package."""
 
     tree: MappingNode
     package: str
@@ -80,17 +80,17 @@ def compose_hydra(
     search_path: Sequence[str] = (),
     choices: Mapping[str, str | None] | None = None,
 ) -> HydraFile | None:
-    """Compose a file with those that its defaults lists name.
+    """Compose a file with the files of its defaults lists.
 
     Args:
         main: the file.
-        diagnostics: where mistakes go.
-        environ: what `${oc.env:NAME}` in the search path refers to.
+        diagnostics: receives the findings.
+        environ: the environment for `${oc.env:NAME}` in the search path.
         search_path: further folders of groups, after those of the file.
-        choices: files of groups that replace those of the defaults lists, by group.
+        choices: overrides of the defaults lists, file by group.
 
     Returns:
-        None after reporting what cannot be read, is missing, or leads back to itself.
+        None after reporting a file that is unreadable, missing, or part of a cycle.
     """
     tree = read(main, diagnostics)
     if tree is None or not diagnostics.ok:
@@ -114,9 +114,9 @@ def compose_hydra(
 
 
 def _as_yaml_1_1(node: Node) -> Node:
-    """Return a tree whose words and numbers are what OmegaConf makes of them, which follows YAML 1.1."""
+    """Return a tree with words and numbers resolved by YAML 1.1, as OmegaConf does."""
     if isinstance(node, MappingNode):
-        return MappingNode(node.span, tuple(Entry(each.key, _as_yaml_1_1(each.value)) for each in node.entries))
+        return MappingNode(node.span, tuple(Entry(entry.key, _as_yaml_1_1(entry.value)) for entry in node.entries))
     if isinstance(node, SequenceNode):
         return SequenceNode(node.span, tuple(map(_as_yaml_1_1, node.items)))
     if not node.plain:
@@ -127,14 +127,14 @@ def _as_yaml_1_1(node: Node) -> Node:
 
 
 def named_files(tree: MappingNode) -> Iterator[str]:
-    """Return the files that the defaults list of a tree names, each as `group/name`, without an ending."""
+    """Return the files that the defaults list of a tree names, each as `group/name` without extension."""
     for default in _defaults(tree, Diagnostics()) or ():
         for name in default.names:
             yield f"{default.group}/{name.raw}".strip("/")
 
 
 def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:
-    """Return the folders of `hydra.searchpath`; those that cannot be known are warned of."""
+    """Return the folders of `hydra.searchpath`; warn about those that are unknown."""
     written = find(tree, (HYDRA, "searchpath"))
     items = written.items if isinstance(written, SequenceNode) else [written] if written is not None else []
     for item in items:
@@ -153,16 +153,16 @@ def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], dia
         scheme, _, rest = text.rpartition("://")
         if missing:
             message = f"the environment has no variable `{missing[0]}`: this folder is not searched"
-            help = "set it, or name the folder by `--search-path FOLDER`"
+            help = "set it, or name the folder with `--search-path FOLDER`"
             diagnostics.add(Diagnostic("unknown-variable", Severity.WARNING, message, item.span, (), help))
         elif scheme not in ("", "file"):
-            message = f"`{scheme}://` names a Python package, which is not imported: it is not searched"
-            help = "name the folder by `--search-path FOLDER`"
+            message = f"`{scheme}://` names a Python package; packages are not imported, so it is not searched"
+            help = "name the folder with `--search-path FOLDER`"
             diagnostics.add(Diagnostic("base-unreadable", Severity.WARNING, message, item.span, (), help))
         else:
             yield rest
             if not os.path.isabs(rest):
-                # Hydra takes it from the current folder; a file that is imported is often looked at from elsewhere.
+                # Hydra resolves it against the current folder; an imported file is often read from elsewhere.
                 yield os.path.join(folder, rest)
 
 
@@ -171,7 +171,7 @@ class _Composer:
     diagnostics: Diagnostics
     folders: list[str]
     sources: list[SourceText]
-    # The files of groups, by `group@package`, that an override names; None: the group is deleted.
+    # The files chosen by overrides, by `group@package`; None deletes the group.
     choices: dict[str, str | None]
     chosen: dict[str, str] = field(default_factory=dict[str, str])
     met: set[str] = field(default_factory=set[str])
@@ -179,7 +179,7 @@ class _Composer:
     def parts(
         self, tree: MappingNode, source: SourceText, group: str, package: str, chain: tuple[str, ...]
     ) -> list[_Part]:
-        """Return the pieces of a file in the order in which they are merged."""
+        """Return the parts of a file in merge order."""
         own = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != DEFAULTS))
         mine = _Part(own, package)
         defaults = _defaults(tree, self.diagnostics)
@@ -191,14 +191,14 @@ class _Composer:
                 self.choices.setdefault(_key(_joined(group, default.group), default.package), name)
         if not any(default.is_self for default in defaults):
             defaults = [*defaults, _Default(tree, is_self=True)]
-        found: list[list[_Part]] = []
-        # Later items first, as in Hydra: the overrides in what they name hold for the earlier ones too.
+        groups: list[list[_Part]] = []
+        # Later items first, as in Hydra: overrides in their files apply to earlier ones too.
         for default in reversed(defaults):
             if default.is_self:
-                found.append([mine])
+                groups.append([mine])
             elif not default.override and default.group.strip("/").partition("/")[0] != HYDRA:
-                found.append(self._below(default, group, package, chain))
-        return [part for parts in reversed(found) for part in parts]
+                groups.append(self._below(default, group, package, chain))
+        return [part for parts in reversed(groups) for part in parts]
 
     def _below(self, default: _Default, group: str, package: str, chain: tuple[str, ...]) -> list[_Part]:
         names = [name.raw for name in default.names]
@@ -225,7 +225,7 @@ class _Composer:
                 "base-unreadable", node, f"`{at}: ???` leaves the choice to the command line", f"add `{at}=NAME`"
             )
             return []
-        # A file that is named alone lies beside the one that names it.
+        # A bare file name is relative to the file that names it.
         relative = name.removeprefix("/") if name.startswith("/") else f"{at}/{name}".strip("/")
         relative = relative.removesuffix(".yaml")
         file = self._file(relative)
@@ -235,22 +235,20 @@ class _Composer:
             return []
         real = os.path.realpath(file)
         if real in chain:
-            names = " -> ".join(f"`{os.path.basename(each)}`" for each in (*chain[chain.index(real) :], real))
-            self._report(
-                "extends-cycle", node, f"these defaults lead back to themselves: {names}", "remove one of them"
-            )
+            names = " -> ".join(f"`{os.path.basename(file)}`" for file in (*chain[chain.index(real) :], real))
+            self._report("extends-cycle", node, f"these defaults form a cycle: {names}", "remove one of them")
             return []
         if len(chain) >= MAX_DEPTH or len(self.sources) >= MAX_FILES:
-            message = f"defaults lists lead through more than {MAX_FILES} files, or {MAX_DEPTH} levels"
-            self._report("extends-cycle", node, message, "fold some of them into one")
+            message = f"the defaults lists name more than {MAX_FILES} files, or are more than {MAX_DEPTH} levels deep"
+            self._report("extends-cycle", node, message, "merge some of them")
             return []
-        found = Diagnostics()
-        source = load_source(file, found)
-        tree = read(source, found) if source is not None else None
-        self.diagnostics.extend(found)
+        diagnostics = Diagnostics()
+        source = load_source(file, diagnostics)
+        tree = read(source, diagnostics) if source is not None else None
+        self.diagnostics.extend(diagnostics)
         if source is None or tree is None:
-            if found.ok:
-                self._report("base-unreadable", node, f"`{file}` holds no mapping", None)
+            if diagnostics.ok:
+                self._report("base-unreadable", node, f"the top level of `{file}` is not a mapping", None)
             return []
         self.sources.append(source)
         inside = os.path.dirname(relative)
@@ -273,9 +271,13 @@ class _Composer:
                 listed = os.listdir(os.path.join(folder, os.path.dirname(relative)))
             except OSError:
                 continue
-            beside |= {os.path.join(os.path.dirname(relative), each[:-5]) for each in listed if each.endswith(".yaml")}
+            beside |= {
+                os.path.join(os.path.dirname(relative), entry_name[:-5])
+                for entry_name in listed
+                if entry_name.endswith(".yaml")
+            }
         searched = ", ".join(f"`{folder}`" for folder in dict.fromkeys(map(os.path.normpath, self.folders)))
-        hint = did_you_mean(relative, sorted(beside)) or "name the folder that holds it by `--search-path FOLDER`"
+        hint = did_you_mean(relative, sorted(beside)) or "name its folder with `--search-path FOLDER`"
         self._report("base-unreadable", node, f"there is no `{relative}.yaml` in {searched}", hint)
 
     def _report(self, code: str, node: Node, message: str, help: str | None) -> None:
@@ -283,20 +285,20 @@ class _Composer:
 
 
 def _defaults(tree: MappingNode, diagnostics: Diagnostics) -> list[_Default] | None:
-    """Return the items of the defaults list; those of a form that Hydra does not know are reported."""
+    """Return the items of the defaults list; report items of an unknown form."""
     entry = tree.entry(DEFAULTS)
     if entry is None:
         return None
     items = entry.value.items if isinstance(entry.value, SequenceNode) else ()
-    found = [_default(item) for item in items]
-    wrong = [item for item, default in zip(items, found, strict=True) if default is None]
+    defaults = [_default(item) for item in items]
+    wrong = [item for item, default in zip(items, defaults, strict=True) if default is None]
     if not isinstance(entry.value, SequenceNode) and not _is_null(entry.value):
         wrong = [entry.key]
     for item in wrong:
-        message = "this is no item of a defaults list"
-        help = "items are `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
+        message = "this is not a valid item of a defaults list"
+        help = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
         diagnostics.error("extends-form", message, item.span, (DEFAULTS,), help)
-    return [default for default in found if default is not None]
+    return [default for default in defaults if default is not None]
 
 
 def _default(item: Node) -> _Default | None:
@@ -362,7 +364,7 @@ def _header(source: SourceText) -> str | None:
 
 
 def _without_missing(over: MappingNode, base: Node) -> MappingNode:
-    """Return a tree without the values `???` where `base` has one: in OmegaConf they ask for a value, and give none."""
+    """Return a tree without `???` values that `base` sets: in OmegaConf they mark a missing value."""
     entries: list[Entry] = []
     for entry in over.entries:
         below = base.get(entry.key.raw) if isinstance(base, MappingNode) else None

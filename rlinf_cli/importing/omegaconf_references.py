@@ -1,7 +1,7 @@
-"""References as OmegaConf writes them: absolute, relative, and resolvers such as `${oc.env:NAME}`.
+"""OmegaConf references: absolute, relative, and resolvers such as `${oc.env:NAME}`.
 
-Ours are absolute, and know the environment alone. A reference to a value that is carried over stays one, under the
-value's new name; any other is replaced by what it stands for, where that can be known without running anything.
+rlinf references are absolute and have the environment resolver only. A reference to a value that is carried over is
+kept, under the value's new name; any other is replaced by its value, if that is known without running code.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Number = int | float
 
 
 class UnresolvableError(Exception):
-    """A reference whose value cannot be known; the text says why."""
+    """A reference whose value is unknown; the message gives the reason."""
 
 
 class Rewritten(NamedTuple):
-    """A value with references in our form.
+    """A value with rlinf references.
 
     Attributes:
         raw, plain: the new scalar.
-        note: what has changed in meaning, or None.
+        note: the change of meaning, or None.
     """
 
     raw: str
@@ -39,7 +39,7 @@ class Rewritten(NamedTuple):
 
 
 class _Interpolation(NamedTuple):
-    """`${...}` in a text: what stands between the braces."""
+    """`${...}` in a text: the part between the braces."""
 
     body: str
 
@@ -50,7 +50,7 @@ def has_reference(node: Node) -> bool:
 
 
 def split(text: str) -> list[str | _Interpolation]:
-    """Return the literal pieces of a text and the references between them; those within references stay text.
+    """Return the literal pieces of a text and the references between them; nested references stay text.
 
     Raises:
         UnresolvableError: a `${` is never closed.
@@ -90,81 +90,87 @@ class References:
     environ: Mapping[str, str]
 
     def target(self, body: str, path: Path) -> Path | None:
-        """Return the path that `${body}` at `path` refers to; None where it is a resolver."""
+        """Return the path that `${body}` at `path` refers to; None for a resolver."""
         if _RESOLVER.match(body):
             return None
         name = body.strip()
         dots = len(name) - len(name.lstrip("."))
         if dots > len(path):
-            raise UnresolvableError(f"`${{{body}}}` leads above the file")
+            raise UnresolvableError(f"`${{{body}}}` points above the root of the file")
         base = path[: len(path) - dots] if dots else ()
         try:
             steps, _ = parse_path(name[dots:])
         except PathSyntaxError as error:
             raise UnresolvableError(f"`${{{body}}}` is no reference: {error.message}") from error
         # `a.0` is an item of a list in OmegaConf; `a[0]` too.
-        return (*base, *(int(each) if isinstance(each, str) and each.isdigit() else each for each in to_path(steps)))
+        return (
+            *base,
+            *(
+                int(segment) if isinstance(segment, str) and segment.isdigit() else segment
+                for segment in to_path(steps)
+            ),
+        )
 
     def node(self, path: Path, depth: int = 0) -> Node | None:
-        """Return what stands at a path, mappings that are references on the way followed."""
+        """Return the node at a path, following references to mappings on the way."""
         current: Node | None = self.tree
         for index, segment in enumerate(path):
             current = self.followed(current, path[:index], depth) if current is not None else None
-            # A name of digits may be the key of a mapping.
+            # A numeric name may be the key of a mapping.
             current = child(current, segment) if current is not None else None
         return current
 
     def followed(self, node: Node, path: Path, depth: int = 0) -> Node:
-        """Return what a value that is one reference to another refers to in the end; any other value itself."""
+        """Return the final target of a value that is a single reference; any other value unchanged."""
         while isinstance(node, ScalarNode) and "${" in node.raw:
             depth += 1
             if depth > MAX_DEPTH:
-                raise UnresolvableError(f"`{node.raw}` leads back to itself")
+                raise UnresolvableError(f"`{node.raw}` refers back to itself")
             pieces = split(node.raw)
             if len(pieces) != 1 or not isinstance(pieces[0], _Interpolation):
                 return node
             target = self.target(pieces[0].body, path)
-            found = self.node(target, depth) if target is not None else None
-            if target is None or found is None:
+            resolved = self.node(target, depth) if target is not None else None
+            if target is None or resolved is None:
                 return node
-            node, path = found, target
+            node, path = resolved, target
         return node
 
     def value(self, node: Node, path: Path, depth: int = 0) -> Node:
-        """Return a value without references.
+        """Return a value with all references resolved.
 
         Raises:
-            UnresolvableError: it cannot be known.
+            UnresolvableError: its value is unknown.
         """
         if depth > MAX_DEPTH:
-            raise UnresolvableError("this reference leads back to itself")
+            raise UnresolvableError("this reference refers back to itself")
         if not isinstance(node, ScalarNode) or "${" not in node.raw:
             return node
         pieces = split(node.raw)
         if len(pieces) == 1 and isinstance(pieces[0], _Interpolation):
-            found = self._value_of(pieces[0].body, path, depth + 1)
+            value = self._value_of(pieces[0].body, path, depth + 1)
             return (
-                ScalarNode(node.span, found.raw, found.value, found.plain) if isinstance(found, ScalarNode) else found
+                ScalarNode(node.span, value.raw, value.value, value.plain) if isinstance(value, ScalarNode) else value
             )
         text = ""
         for piece in pieces:
-            found = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
-            if found is not None and not isinstance(found, ScalarNode):
-                raise UnresolvableError(f"`{node.raw}` has a section or a list inside a text")
-            text += found.raw if isinstance(found, ScalarNode) else str(piece)
+            value = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
+            if value is not None and not isinstance(value, ScalarNode):
+                raise UnresolvableError(f"`{node.raw}` puts a section or a list into a text")
+            text += value.raw if isinstance(value, ScalarNode) else str(piece)
         return ScalarNode(node.span, text, text, plain=False)
 
     def _value_of(self, body: str, path: Path, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            raise UnresolvableError(f"`${{{body}}}` leads back to itself")
+            raise UnresolvableError(f"`${{{body}}}` refers back to itself")
         match = _RESOLVER.match(body)
         if match is not None:
             return self._resolve(match[1], _arguments(body[match.end() :]), path, depth)
         target = self.target(body, path)
-        found = self.node(target, depth) if target is not None else None
-        if found is None or target is None:
+        resolved = self.node(target, depth) if target is not None else None
+        if resolved is None or target is None:
             raise UnresolvableError(f"`${{{body}}}` refers to nothing")
-        return self.value(found, target, depth)
+        return self.value(resolved, target, depth)
 
     def _resolve(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         if name in ("oc.env", "env"):
@@ -192,11 +198,11 @@ class References:
 
     def _computed(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         numbers: list[Number] = []
-        for each in arguments:
-            found = self._argument(each, path, depth)
-            number = found.value if isinstance(found, ScalarNode) else None
+        for argument in arguments:
+            value = self._argument(argument, path, depth)
+            number = value.value if isinstance(value, ScalarNode) else None
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise UnresolvableError(f"`{each}` is no number to compute with")
+                raise UnresolvableError(f"`{argument}` is not a number")
             numbers.append(number)
         try:
             result = _ARITHMETIC[name](*numbers)
@@ -205,15 +211,15 @@ class References:
         return ScalarNode(self.tree.span, f"{result!r}", result)
 
     def rewritten(self, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> Rewritten:
-        """Return a scalar with its references in our form.
+        """Return a scalar with rlinf references.
 
         Args:
             node: a scalar that holds references.
-            path: where it stands in the composed tree.
-            names: the paths of values that are carried over as they are, each with its path in the new file.
+            path: its path in the composed tree.
+            names: the paths of values that are carried over unchanged, each with its path in the new file.
 
         Raises:
-            UnresolvableError: it has no counterpart, and its value cannot be known.
+            UnresolvableError: it has no counterpart, and its value is unknown.
         """
         pieces = [
             self._symbol(piece.body, path, names) if isinstance(piece, _Interpolation) else piece
@@ -221,14 +227,14 @@ class References:
         ]
         if all(piece is not None for piece in pieces):
             return Rewritten("".join(piece or "" for piece in pieces), node.plain)
-        found = self.value(node, path)
-        if not isinstance(found, ScalarNode):
+        resolved = self.value(node, path)
+        if not isinstance(resolved, ScalarNode):
             raise UnresolvableError(f"`{node.raw}` is a section or a list")
-        note = f"is no longer computed: `{node.raw}` was {found.raw} when this file was written"
-        return Rewritten(found.raw.replace("${", "$${"), found.plain, note)
+        note = f"is no longer computed: `{node.raw}` was {resolved.raw} when this file was written"
+        return Rewritten(resolved.raw.replace("${", "$${"), resolved.plain, note)
 
     def _symbol(self, body: str, path: Path, names: Mapping[Path, Path]) -> str | None:
-        """Return a reference in our form; None where there is no such form."""
+        """Return the rlinf form of a reference; None if there is none."""
         match = _RESOLVER.match(body)
         if match is None:
             target = names.get(self.target(body, path) or ())
@@ -250,8 +256,8 @@ class References:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the arguments of a resolver: those between commas outside braces and quotes."""
-    found, depth, quote, start = [""][:0], 0, "", 0
+    """Return the arguments of a resolver, split at commas outside braces and quotes."""
+    parts, depth, quote, start = [""][:0], 0, "", 0
     for index, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
@@ -262,9 +268,9 @@ def _arguments(text: str) -> list[str]:
         elif character in "}])":
             depth -= 1
         elif character == "," and depth == 0:
-            found.append(text[start:index].strip())
+            parts.append(text[start:index].strip())
             start = index + 1
-    return [*found, text[start:].strip()] if text.strip() else found
+    return [*parts, text[start:].strip()] if text.strip() else parts
 
 
 def _unquoted(text: str) -> str:
@@ -283,11 +289,11 @@ _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "min": min,
 }
 _UNKNOWN: Final = {
-    "hydra": "`hydra:` tells about a run of Hydra, and there is none here",
-    "now": "`now:` names folders by the time: every run has a folder of its own here",
+    "hydra": "`hydra:` describes a Hydra run, which does not exist here",
+    "now": "`now:` names folders by time; here every run gets its own folder",
 }
 
 
 def list_items(node: Node) -> tuple[Node, ...]:
-    """Return the items of a list; none of anything else."""
+    """Return the items of a list; empty for anything else."""
     return node.items if isinstance(node, SequenceNode) else ()

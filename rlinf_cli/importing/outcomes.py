@@ -1,4 +1,4 @@
-"""Outcomes: what has become of each key of a file that is converted."""
+"""Outcomes of the conversion, one for each key."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class NewValue:
     """A value of the new file.
 
     Attributes:
-        path: where it stands there.
-        value: as it stood in the old file, references included; or a new one.
-        note: what it means now, where that is something else.
+        path: its path there.
+        value: as written in the old file, references included; or a new one.
+        note: the new meaning, if it changed.
         same: the value is that of the old key, so that references to that key may become references to this one.
     """
 
@@ -37,7 +37,7 @@ class NewValue:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """No value of the new file; `reason` says why, and what to do instead. `quiet`: nothing is lost by it."""
+    """A key without a value in the new file; `reason` says why, and what to do instead. `quiet`: nothing is lost."""
 
     reason: str
     quiet: bool = False
@@ -45,7 +45,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A key of the composed file that holds a single value, or a list of such."""
+    """A key of the composed file that holds a scalar, or a list of scalars."""
 
     path: Path
     node: Node
@@ -83,7 +83,7 @@ class Added(NamedTuple):
 
     Attributes:
         path, value: what is written.
-        why: in words.
+        why: the reason, in words.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The projects whose files are converted: how their files are told apart, and which recipe they ask for."""
+"""The supported source projects: detection of a file's project, and of the matching recipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlinf_core.errors import ConfigError
 
 
 class Project(StrEnum):
-    """A project whose files are converted."""
+    """A supported source project."""
 
     RLINF = "RLinf"
     VERL = "verl"
 
 
-# Sections of verl, and where their keys are here.
+# Sections of verl, with the rlinf section of their keys.
 VERL_SECTIONS: Final[dict[Path, Path]] = {
     ("actor_rollout_ref", "actor"): ("actor",),
     ("actor_rollout_ref", "model"): ("actor", "model"),
@@ -25,56 +25,56 @@ VERL_SECTIONS: Final[dict[Path, Path]] = {
     ("reward_model",): ("reward",),
     ("trainer",): ("runner",),
 }
-# Arguments of engines, by the name of the engine.
+# Engine arguments, by engine.
 ENGINE_OPTIONS: Final[Path] = ("actor_rollout_ref", "rollout", "engine_kwargs")
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
-# Sections that the file of a job has, and a fragment of one has not.
+# Sections that mark a job file, not a fragment.
 JOB_SECTIONS: Final = ("actor_rollout_ref", "trainer", "runner")
 
 
 def project_of(tree: MappingNode) -> Project:
-    """Return the project whose file this is.
+    """Return the project that a file belongs to.
 
     Raises:
-        ConfigError: it is none's, or one of ours.
+        ConfigError: it belongs to no supported project, or is an rlinf file already.
     """
     keys = set(tree.keys())
     if "recipe" in keys:
         raise ConfigError(
-            "this is a file of rlinf already: it has the key `recipe`", help="check it by `rlinf validate`"
+            "this is an rlinf file already: it has the key `recipe`", help="check it with `rlinf validate`"
         )
     if "actor_rollout_ref" in keys or ("trainer" in keys and "runner" not in keys):
         return Project.VERL
     if "runner" in keys or {"cluster", "actor"} <= keys:
         return Project.RLINF
     raise ConfigError(
-        "this is no job file of RLinf or verl",
+        "this is not a job file of RLinf or verl",
         why="it has neither `runner` nor `actor_rollout_ref`; its keys: "
         + ", ".join(f"`{entry.key.raw}`" for entry in tree.entries),
-        help="name the file that a job is started with; those that its defaults list names are found from there",
+        help="name the main file of a job; the files of its defaults list are found from there",
     )
 
 
 def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
-    """Return the recipe for a file, and the reason in words.
+    """Return the recipe for a file, and why.
 
     Raises:
-        ConfigError: no recipe does what the file asks for.
+        ConfigError: no recipe matches the file.
     """
     if project is Project.VERL:
         if tree.entry("actor_rollout_ref") is None:
             raise ConfigError(
-                "no recipe trains a language model on given answers, as this file of verl asks",
-                why="it has no `actor_rollout_ref`, so that nothing generates answers",
-                help="recipe `sft` learns from demonstrations of robots; `rlinf recipes` tells about all",
+                "no recipe fine-tunes a language model on given answers, as this verl file does",
+                why="it has no `actor_rollout_ref`, so nothing generates answers",
+                help="recipe `sft` learns from robot demonstrations; `rlinf recipes` lists all",
             )
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""
     if written == "sft" and not _is_policy(tree):
         raise ConfigError(
-            "no recipe trains a language model on given answers, as `runner.task_type: sft` asks here",
-            help="recipe `sft` learns from demonstrations of robots; `rlinf recipes` tells about all",
+            "no recipe fine-tunes a language model on given answers, as `runner.task_type: sft` does here",
+            help="recipe `sft` learns from robot demonstrations; `rlinf recipes` lists all",
         )
     if written in _TASKS:
         return _TASKS[written], f"`runner.task_type: {written}`"
@@ -84,13 +84,13 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         return "math", "prompts and sampling of a language model"
     known = ", ".join(f"`{name}`" for name in _TASKS)
     raise ConfigError(
-        f"no recipe does what `runner.task_type: {written}` asks for" if written else "nothing tells what is trained",
+        f"no recipe matches `runner.task_type: {written}`" if written else "the file does not say what to train",
         help=f"known values of `runner.task_type`: {known}",
     )
 
 
 def _is_policy(tree: MappingNode) -> bool:
-    """Return whether a file for supervised training is about a policy of robots."""
+    """Return whether a file for supervised training trains a robot policy."""
     kind = find(tree, ("actor", "model", "model_type"))
     name = kind.raw if isinstance(kind, ScalarNode) else ""
     return not name.startswith(("qwen", "llama", "deepseek"))

@@ -1,4 +1,4 @@
-"""Job files of other projects: reading one with its overrides, and finding those of a folder."""
+"""Job files of other projects: reading one with its overrides, and finding all in a folder."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.yaml.reader import load_source, read
 
 ENDINGS: Final = (".yaml", ".yml")
-# What a converted file is called beside its original.
+# The suffix of a converted file beside its original.
 IMPORTED: Final = ".rlinf.yaml"
 MAX_FILES: Final = 2000
 
 
 class ReadJob(NamedTuple):
-    """A composed file, or none, and what was found on the way."""
+    """A composed file, or None, with its findings."""
 
     file: HydraFile | None
     diagnostics: Diagnostics
 
 
 def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> ReadJob:
-    """Read and compose a job file; mistakes are in what it returns.
+    """Read and compose a job file; errors are returned as findings.
 
     Args:
         name: the file.
@@ -40,22 +40,22 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     source = load_source(name, diagnostics)
     if source is None:
         return ReadJob(None, diagnostics)
-    # Whether a key is that of a group is known when the defaults lists have been read.
+    # Whether a key is a config group is known only after reading the defaults lists.
     pairs = [argument.lstrip("+").partition("=") for argument in overrides if "=" in argument]
     choices = {key: None if value in ("null", "") else value for key, _, value in pairs}
     file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, choices=choices)
     if file is None:
         return ReadJob(None, diagnostics)
     values = [argument.lstrip("+") for argument in overrides]
-    values = [each for each in values if each.partition("=")[0] not in file.groups]
+    values = [value for value in values if value.partition("=")[0] not in file.groups]
     _, parsed = parse_overrides(values, diagnostics)
     changed = apply_overrides(file.tree, parsed, diagnostics)
     return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
 
 
 def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files below a folder that describe a job, and those that are fragments of others or something else."""
-    found = sorted(
+    """Return the job files below a folder, and the other YAML files."""
+    files = sorted(
         Path(where) / name
         for where, _, names in os.walk(folder)
         for name in names
@@ -64,15 +64,15 @@ def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
     jobs: list[Path] = []
     others: list[Path] = []
     named: set[str] = set()
-    for file in found:
+    for file in files:
         quiet = Diagnostics()
         source = load_source(str(file), quiet)
         tree = read(source, quiet) if source is not None else None
         if tree is None:
-            # What cannot be read is told, not passed over.
+            # An unreadable file is reported, not skipped.
             jobs.append(file)
             continue
-        # A base is named without a group, and is a job of its own.
+        # A base is named without a group, and is itself a job.
         named |= {os.path.realpath(file.parent / f"{name}.yaml") for name in named_files(tree) if "/" in name}
         sections = set(tree.keys())
         is_job = bool(sections & set(JOB_SECTIONS)) or (DEFAULTS in sections and file.parent == folder)

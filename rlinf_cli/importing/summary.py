@@ -1,4 +1,4 @@
-"""The summary of a conversion: what was carried over, renamed and left out, for people and for programs."""
+"""The summary of a conversion: keys carried over, renamed and omitted, as text and as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA: Final = "rlinf.import/1"
 
 
 def verdict(converted: Converted) -> str:
-    """Return what validation says of the new file, in a few words."""
+    """Return the result of validating the new file, in a few words."""
     errors, lacking = len(converted.errors), len(converted.lacking)
     if errors:
         return f"{errors} error{'s' * (errors != 1)}"
@@ -22,8 +22,8 @@ def verdict(converted: Converted) -> str:
 
 
 def counts(converted: Converted) -> dict[Fate, int]:
-    """Return how many keys had each fate."""
-    return {fate: sum(each.fate is fate for each in converted.outcomes) for fate in Fate}
+    """Count the keys by fate."""
+    return {fate: sum(outcome.fate is fate for outcome in converted.outcomes) for fate in Fate}
 
 
 def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
@@ -33,10 +33,10 @@ def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     yield f"{target or 'nothing written'}: recipe `{converted.recipe}` ({converted.why}), from {converted.project}"
     yield f"  {len(converted.outcomes)} keys: {listed}"
     yield from _block("Renamed", _pairs(converted))
-    yield from _block("Changed in meaning", _notes(converted))
+    yield from _block("Meaning changed", _notes(converted))
     yield from _block("Not needed", _reasons(converted, Fate.NOT_NEEDED))
     yield from _block("Not available", _reasons(converted, Fate.LEFT_OUT))
-    yield from _block("Added", [(format_path(each.path), f"{each.value}: {each.why}") for each in converted.added])
+    yield from _block("Added", [(format_path(extra.path), f"{extra.value}: {extra.why}") for extra in converted.added])
     yield from _block("Wrong", _findings(converted.errors))
     yield from _block("Missing on this machine", _findings(converted.lacking))
     yield ""
@@ -54,19 +54,26 @@ def _block(title: str, pairs: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _pairs(converted: Converted) -> list[tuple[str, str]]:
-    return [(each.source, f"-> {', '.join(each.targets)}") for each in converted.outcomes if each.fate is Fate.RENAMED]
+    return [
+        (outcome.source, f"-> {', '.join(outcome.targets)}")
+        for outcome in converted.outcomes
+        if outcome.fate is Fate.RENAMED
+    ]
 
 
 def _notes(converted: Converted) -> list[tuple[str, str]]:
-    return [(", ".join(each.targets), each.note) for each in converted.outcomes if each.note]
+    return [(", ".join(outcome.targets), outcome.note) for outcome in converted.outcomes if outcome.note]
 
 
 def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
-    return [(each.source, each.reason or "") for each in converted.outcomes if each.fate is fate]
+    return [(outcome.source, outcome.reason or "") for outcome in converted.outcomes if outcome.fate is fate]
 
 
-def _findings(found: list[Diagnostic]) -> list[tuple[str, str]]:
-    return [(format_path(each.path), each.message + (f": {each.help}" if each.help else "")) for each in found]
+def _findings(diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:
+    return [
+        (format_path(diagnostic.path), diagnostic.message + (f": {diagnostic.help}" if diagnostic.help else ""))
+        for diagnostic in diagnostics
+    ]
 
 
 def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
@@ -79,9 +86,9 @@ def record(converted: Converted, source: str, target: str | None) -> dict[str, A
         "project": str(converted.project),
         "recipe": converted.recipe,
         "counts": {fate.name.lower(): number for fate, number in counts(converted).items()},
-        "keys": [_key(each) for each in converted.outcomes],
+        "keys": [_key(outcome) for outcome in converted.outcomes],
         "added": [
-            {"path": format_path(each.path), "value": each.value, "reason": each.why} for each in converted.added
+            {"path": format_path(extra.path), "value": extra.value, "reason": extra.why} for extra in converted.added
         ],
         "valid": not converted.errors,
         "valid_here": converted.job.ok,

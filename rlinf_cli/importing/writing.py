@@ -1,4 +1,4 @@
-"""Writing of the new file: values, comments, and remarks on what is left out."""
+"""Writing of the new file: values, comments, and remarks on omitted keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
 
 def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[KeyOutcome]]:
-    """Return the text of the new file, and what has become of each key."""
+    """Return the text of the new file, and the outcome for each key."""
     document = FileSection()
     document.put(("recipe",), Value(conversion.recipe, (), Comments(_opening(conversion))))
     names = {
@@ -33,14 +33,14 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
         outcomes.append(outcome)
         if lines and outcome.reason:
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
-    told: set[str] = set()
-    for each in added:
-        if each.path not in conversion.refused:
-            listed = isinstance(each.value, list)
-            text = f"[{', '.join(map(inline, each.value))}]" if listed else inline(each.value)
-            above = () if each.why in told else (f"# Added: {each.why}",)
-            told.add(each.why)
-            document.put(each.path, Value(text, (), Comments(above)))
+    explained: set[str] = set()
+    for extra in added:
+        if extra.path not in conversion.refused:
+            listed = isinstance(extra.value, list)
+            text = f"[{', '.join(map(inline, extra.value))}]" if listed else inline(extra.value)
+            above = () if extra.why in explained else (f"# Added: {extra.why}",)
+            explained.add(extra.why)
+            document.put(extra.path, Value(text, (), Comments(above)))
     for path, comments in conversion.sections.items():
         section = find_section(document, path)
         if section is not None:
@@ -74,14 +74,14 @@ def find_section(document: FileSection, path: Path) -> FileSection | None:
 
 def _section_order(conversion: Conversion) -> list[Path]:
     """Return the top sections in the order of the new file: machines first, then as in the old one."""
-    found = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
-    return [*dict.fromkeys([("cluster",), *found])]
+    sections = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
+    return [*dict.fromkeys([("cluster",), *sections])]
 
 
 def _one(
     conversion: Conversion, step: KeyDecision, names: Mapping[Path, Path], document: FileSection
 ) -> tuple[KeyOutcome, list[str]]:
-    """Write one key; return what has become of it, and its lines in the remark where it was left out."""
+    """Write one key; return its outcome, and its lines in the remark if it was omitted."""
     leaf, result = step.leaf, step.result
     if isinstance(result, LeftOut):
         return _lost(step, result.reason, Fate.NOT_NEEDED if result.quiet else Fate.LEFT_OUT)
@@ -95,8 +95,8 @@ def _one(
             value, note = _value(conversion, put, leaf, names)
         except UnresolvableError as error:
             return _lost(step, str(error))
-        news = [each for each in (put.note, note) if each]
-        changed = tuple(f"# Changed in meaning: {each}" for each in news)
+        news = [text for text in (put.note, note) if text]
+        changed = tuple(f"# Meaning changed: {text}" for text in news)
         value.comments = step.comments._replace(above=(*step.comments.above, *changed))
         document.put(put.path, value)
         targets.append(format_path(put.path))
@@ -115,7 +115,7 @@ def _lost(step: KeyDecision, reason: str, fate: Fate = Fate.LEFT_OUT) -> tuple[K
 
 
 def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Path, Path]) -> tuple[Value, str | None]:
-    """Return a value as YAML, its references in our form, and what that changes."""
+    """Return a value as YAML with rlinf references, and a note on any change of meaning."""
     value = put.value
     if isinstance(value, ScalarNode):
         text, note = _scalar(conversion, value, leaf.path, names)
@@ -137,5 +137,5 @@ def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Pat
 def _scalar(conversion: Conversion, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> tuple[str, str | None]:
     if "${" not in node.raw:
         return scalar_text(node.raw, plain=node.plain), None
-    found = conversion.references.rewritten(node, path, names)
-    return scalar_text(found.raw, plain=found.plain), found.note
+    rewritten = conversion.references.rewritten(node, path, names)
+    return scalar_text(rewritten.raw, plain=rewritten.plain), rewritten.note

@@ -1,1 +1,1 @@
-"""Findings that only commands tell: machines to bring up, and what is legal and looks like a mistake."""
+"""Findings that only commands report: machines to bring up, and legal settings that look like mistakes."""

@@ -1,4 +1,4 @@
-"""Environment variables that a file gives to processes, and that do not do what they seem to."""
+"""Warnings about environment variables of a file that do not do what they seem to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.tree import Path, ScalarNode, find
 from rlinf_core.hardware.accelerators.registry import accelerator_names, get_accelerator
 
-# What rlinf gives every process a value of its own for; one value for a whole node would break them.
+# Variables that rlinf sets per process; one value for a whole node would break them.
 PROCESS_VARIABLES: Final = frozenset(
     ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 ) | {"NODE_RANK", "NODE_LOCAL_RANK", "RLINF_NODE_RANK"}
@@ -34,7 +34,7 @@ def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) ->
             "env-config-empty",
             "this entry of `env_configs` sets nothing",
             at,
-            help="give it `env_vars` or `python_interpreter_path`, or remove it",
+            help="add `env_vars` or `python_interpreter_path`, or remove it",
             severity=Severity.WARNING,
         )
     for (name, value), path in zip(config.env_vars, variable_paths(site, at), strict=False):
@@ -45,26 +45,26 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
     if name in taken:
         site.report(
             "env-var-of-process",
-            f"rlinf gives every process its own `{name}`; this would give all processes of these nodes the same",
+            f"rlinf sets `{name}` per process; this would set one value for all processes of these nodes",
             path,
             span=site.key(path),
-            help="remove it; `component_placement` decides who has which rank and sees which device",
+            help="remove it; `component_placement` decides ranks and visible devices",
             severity=Severity.WARNING,
         )
     written = _SHELL.search(value)
     if written:
         site.report(
             "env-var-not-expanded",
-            f"no shell reads `{name}`: `{written[0].lstrip(':')}` stays as it is",
+            f"no shell expands `{name}`: `{written[0].lstrip(':')}` is used literally",
             path,
-            help="write the whole value; PATH and its like are put before the node's own anyway",
+            help="write the whole value; PATH and similar variables are prepended to the node's own",
             severity=Severity.WARNING,
         )
     node = find(site.view.tree, path)
     if is_secret(name) and value and isinstance(node, ScalarNode) and "${" not in node.span.text:
         site.report(
             "secret-in-file",
-            f"the value of `{name}` stands in the file for everyone to read",
+            f"the secret value of `{name}` is written in the file",
             path,
             span=site.key(path),
             help=f"write `${{env:{name}}}`, or name it in `cluster.forward_env`",
@@ -73,8 +73,8 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
 
 
 def _visibility_variables() -> frozenset[str]:
-    found = (get_accelerator(name).visibility_variable for name in accelerator_names())
-    return frozenset(name for name in found if name)
+    variables = (get_accelerator(name).visibility_variable for name in accelerator_names())
+    return frozenset(name for name in variables if name)
 
 
 def _forwarded(site: Site, taken: frozenset[str]) -> None:
@@ -84,7 +84,7 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
         if name in taken:
             site.report(
                 "env-var-of-process",
-                f"rlinf gives every process its own `{name}`; this machine's value would be wrong everywhere else",
+                f"rlinf sets `{name}` per process; this machine's value would be wrong elsewhere",
                 path,
                 help="remove it",
                 severity=Severity.WARNING,
@@ -92,7 +92,7 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
         elif name in seen:
             site.report(
                 "duplicate-env-var",
-                f"`{name}` is named twice",
+                f"`{name}` is listed twice",
                 path,
                 help="keep one of them",
             )

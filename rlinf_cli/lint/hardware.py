@@ -1,4 +1,4 @@
-"""Hardware that a group declares and does not have."""
+"""Warnings about groups that declare hardware without a unit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def check(site: Site) -> None:
         if group.hardware is not None and not group.hardware.configs and not site.damaged(configs):
             site.report(
                 "hardware-empty",
-                f"group `{group.label}` declares hardware and no unit of it",
+                f"group `{group.label}` declares hardware but no units",
                 configs,
-                help="add an entry for each unit, or remove `hardware` to count nodes or accelerators",
+                help="add an entry for each unit, or remove `hardware` to count accelerators or nodes",
                 severity=Severity.WARNING,
             )

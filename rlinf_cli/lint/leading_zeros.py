@@ -9,13 +9,13 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import scalars
 from rlinf_core.job.load import ClusterFile, Job
 
-# No tree is searched unless a source holds something like it.
+# A cheap test of the source, before the tree is searched.
 _LIKELY = re.compile(r"(?<![\w.])0[0-9]")
 _LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
 
 
 def lint(job: Job) -> Iterator[Diagnostic]:
-    """Return the leading zeros where the model wants an integer; elsewhere such a number is text, kept as written."""
+    """Warn about leading zeros where the model takes an integer; text fields keep them as written."""
     view = job.view
     if view is None or not any(_LIKELY.search(source.text) for source in job.sources):
         return

@@ -1,4 +1,4 @@
-"""A job as commands load it: with everything that is found in its file."""
+"""Loading of a job for commands: with the findings of `lint` added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_with_lint(
     environ: Mapping[str, str] | None = None,
     probe: Probe | None = None,
 ) -> Job:
-    """Return what `load_job` returns, with the findings that only commands tell."""
+    """Return the result of `load_job` with the findings that only commands report."""
     job = load_job(name, overrides, assume=assume, stdin=stdin, environ=environ, probe=probe, rules=RULES)
     if job.tree is not None and job.tree.entry("recipe") is None:
         _note_unchecked(job.tree, job.diagnostics)
@@ -40,7 +40,7 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
         first = others[0].key
         help_text = "add `recipe: NAME`; `rlinf recipes` lists the names"
         if tree.entry("defaults") is not None:
-            help_text += "; bases are named by `extends: FILE`, not by `defaults`"
+            help_text += "; name bases with `extends: FILE`, not `defaults`"
         diagnostics.add(
             Diagnostic(
                 "section-not-checked",

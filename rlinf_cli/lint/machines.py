@@ -15,7 +15,7 @@ from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
 
-# Linux hands these out to outgoing connections unless it is told otherwise.
+# Linux uses these for outgoing connections by default.
 _EPHEMERAL: Final = range(32768, 61000)
 _LOOPBACK: Final = ("localhost", "::1")
 
@@ -33,11 +33,11 @@ def _hosts(site: Site) -> None:
         first = (*with_hosts[0][0], "hosts")
         site.report(
             "hosts-twice",
-            "hosts are given for the cluster and for its groups",
+            "hosts are set both for the cluster and for its groups",
             whole,
             span=site.key(whole),
-            help="keep those of the groups, or those of the cluster",
-            related=[(site.key(first), "a group's hosts are given at")],
+            help="keep only one: the groups' hosts or the cluster's",
+            related=[(site.key(first), "a group's hosts are set at")],
         )
     elif site.cluster.hosts:
         count = site.num_nodes
@@ -65,12 +65,12 @@ def _hosts(site: Site) -> None:
         _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
 
 
-def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> None:
+def _count(site: Site, path: Path, count: int, wanted: int, subject: str) -> None:
     site.report(
         "hosts-count",
-        f"{given} host{'' if given == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
+        f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
         path,
-        help=f"{subject} {wanted}; give one host for each, in rank order",
+        help=f"{subject} {wanted}; list one host per node, in rank order",
     )
 
 
@@ -88,8 +88,8 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range
                     f"node {rank} is `{host}` here and `{known_host}` in another group",
                     path,
                     span=places.of(path, number),
-                    help="the groups that share a node give the same host for it",
-                    related=[(places.of(first, at), "the other host is given at")],
+                    help="groups that share a node must name the same host for it",
+                    related=[(places.of(first, at), "the other host is set at")],
                 )
                 continue
             known_rank, first, at = node_of.setdefault(host, (rank, path, number))
@@ -99,13 +99,13 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range
                     f"`{host}` is node {known_rank} and node {rank}",
                     path,
                     span=places.of(path, number),
-                    help="every node is a machine of its own",
+                    help="every node must be a separate machine",
                     related=[(places.of(first, at), "first given at")],
                 )
 
 
 class _Places:
-    """The span of host number N of a value: in a list the item that names it, which may name several."""
+    """The span of host number N of a value; in a list, of the item that names it and maybe others."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -122,7 +122,7 @@ class _Places:
 
 
 def _without_host(site: Site, covered: list[range]) -> None:
-    """Warn of nodes without a host where others have one: `rlinf up` cannot start those."""
+    """Warn about nodes without a host where others have one: `rlinf up` cannot start them."""
     count = site.num_nodes
     if count is None:
         return
@@ -133,7 +133,7 @@ def _without_host(site: Site, covered: list[range]) -> None:
             "node-without-host",
             f"other nodes have a host, node{'' if number == 1 else 's'} {','.join(map(format_range, missing))} not",
             (*CLUSTER, "num_nodes"),
-            help="`rlinf up` starts only nodes with a host: put the others into a group with `hosts`",
+            help="`rlinf up` starts only nodes that have a host; put the others into a group with `hosts`",
             severity=Severity.WARNING,
         )
 
@@ -146,9 +146,9 @@ def _head(site: Site) -> None:
     if address in _LOOPBACK or address.startswith("127."):
         site.report(
             "head-address-local",
-            f"no other node reaches the head at `{address}`",
+            f"other nodes cannot reach the head at `{address}`",
             (*CLUSTER, "head_address"),
-            help="give the address of node 0 that the other nodes use",
+            help="set the address at which the other nodes reach node 0",
         )
 
 
@@ -158,7 +158,7 @@ def _ports(site: Site) -> None:
     if find(site.view.tree, path) is not None and ports.start < _EPHEMERAL.stop and ports.stop > _EPHEMERAL.start:
         site.report(
             "ports-ephemeral",
-            f"ports {format_range(_EPHEMERAL)} are handed out to outgoing connections: one of these may be taken",
+            f"ports {format_range(_EPHEMERAL)} are used for outgoing connections: any of them may be taken",
             path,
             help="choose ports below 32768",
             severity=Severity.WARNING,

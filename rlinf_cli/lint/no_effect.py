@@ -1,4 +1,4 @@
-"""Keys of a file that change nothing, by the rules that stand beside the fields (`rlinf_core.config.no_effect`)."""
+"""Warnings about keys without effect, by the `no_effect` rules of the models (`rlinf_core.config.model`)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import FindingPlace, Report
 
 NO_EFFECT: Final = "no-effect"
-# Of a file that holds all keys but for this share it was rlinf that wrote it: a run's `config.yaml`, in which newer
-# keys may be missing.
+# A file that holds all keys but this share was written by rlinf: a run's `config.yaml`, where newer keys may be
+# missing.
 _LEFT_OUT: Final = 0.1
 
 
 def report_no_effect(job: Job) -> None:
-    """Report the keys that somebody wrote and that change nothing, each once.
+    """Report each key that the user wrote and that has no effect.
 
-    A run's own `config.yaml` holds every default; of it only errors are reported. A key with an error is not reported
-    again, nor are those of a shipped configuration that the file extends.
+    For a run's own `config.yaml`, which holds every default, only errors are reported. Keys that already have an error
+    and keys of an extended shipped configuration are skipped.
     """
     if job.recipe is not None and job.config is not None and job.view is not None:
         with rules_of(job.recipe, job.view, job.diagnostics):
@@ -44,7 +44,7 @@ def _report(
     bases: Collection[SourceText],
 ) -> None:
     report = Report(view, diagnostics)
-    wrong = {each.path for each in diagnostics if each.severity is Severity.ERROR}
+    wrong = {diagnostic.path for diagnostic in diagnostics if diagnostic.severity is Severity.ERROR}
     dead: dict[Path, _Match] = {}
     for match in _matches(config, world_sizes, view.tree):
         for leaf in _written(view.tree, match.path, config, bases):
@@ -55,22 +55,22 @@ def _report(
     for leaf, match in dead.items():
         if leaf not in elsewhere and leaf not in wrong:
             by_match.setdefault(match, []).append(leaf)
-    found = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
-    if found and _is_written_out(config):
-        found = [each for each in found if each.severity is Severity.ERROR]
-    for each in found:
-        each.tell(report, view.tree)
+    findings = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
+    if findings and _is_written_out(config):
+        findings = [finding for finding in findings if finding.severity is Severity.ERROR]
+    for reported in findings:
+        reported.emit(report, view.tree)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
-    """Return those sources of a job that came with a package, where the user has given others as well."""
-    ours = {os.path.realpath(each) for each in (*shipped_configs().values(), recipe.default_config)}
-    found = [each for each in sources if each.kind == "file" and os.path.realpath(each.name) in ours]
-    return found if len(found) < len(sources) else []
+    """Return the sources of a job that came with a package, if the user also gave others."""
+    ours = {os.path.realpath(file) for file in (*shipped_configs().values(), recipe.default_config)}
+    shipped = [source for source in sources if source.kind == "file" and os.path.realpath(source.name) in ours]
+    return shipped if len(shipped) < len(sources) else []
 
 
 class _Finding(NamedTuple):
-    """Keys without effect by one rule: where they are told, and how gravely."""
+    """Keys without effect by one rule: location and severity of the report."""
 
     match: _Match
     path: Path
@@ -81,7 +81,7 @@ class _Finding(NamedTuple):
         changed = any(_is_changed(config, leaf) for leaf in leaves)
         return cls(match, _common(leaves, len(match.path)), match.rule.severity if changed else Severity.NOTE)
 
-    def tell(self, report: Report, tree: MappingNode) -> None:
+    def emit(self, report: Report, tree: MappingNode) -> None:
         rule, at, path = self.match.rule, self.match.at, self.path
         causes = [(*at, *_path(cause)) for cause in rule.because]
         report(
@@ -90,12 +90,12 @@ class _Finding(NamedTuple):
             f"{_named(tree, path)} has no effect: {rule.reason(self.match.section)}",
             rule.help,
             severity=self.severity,
-            related=[(cause, f"`{cause[-1]}` is given at") for cause in causes if find(tree, cause)][:1],
+            related=[(cause, f"`{cause[-1]}` is set at") for cause in causes if find(tree, cause)][:1],
         )
 
 
 def _named(tree: MappingNode, path: Path) -> str:
-    """Return the name of a key, also the one that the file gives it."""
+    """Return the name of a key, with the alias that the file uses."""
     name, span = str(path[-1]), key_span(tree, path)
     written = span.text if span is not None else name
     return f"`{name}`" if written == name or not written.isidentifier() else f"`{written}` (`{name}`)"
@@ -103,7 +103,7 @@ def _named(tree: MappingNode, path: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Match:
-    """A key, at `path`, of a rule that applies to the section at path `at`."""
+    """A key, at `path`, matched by a rule of the section at `at`."""
 
     rule: NoEffect
     section: BaseModel
@@ -112,7 +112,7 @@ class _Match:
 
 
 def _matches(model: BaseModel, world_sizes: WorldSizes, node: MappingNode, at: Path = ()) -> Iterator[_Match]:
-    """Return the rules of written keys that apply, those of a section before those of the sections in it."""
+    """Return the rules that match written keys, outer sections first."""
     for rule in type(model).no_effect if isinstance(model, ConfigModel) else ():
         written = [key for key in map(_path, rule.keys) if find(node, key) is not None]
         if written and rule.when(model, world_sizes):
@@ -128,13 +128,14 @@ def _path(key: str) -> Path:
 
 
 def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
-    """Return the paths of written values at and below a key, but for those of `bases` and nulls for the default."""
+    """Return the paths of written values at and below a key, except those of `bases` and nulls that mean the
+    default."""
     above = find(tree, top[:-1])
     entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
     return [
         path
-        for path, each in (_leaves(entry, top) if entry is not None else ())
-        if each.key.span.source not in bases and not _says_nothing(each, config, path)
+        for path, leaf in (_leaves(entry, top) if entry is not None else ())
+        if leaf.key.span.source not in bases and not _says_nothing(leaf, config, path)
     ]
 
 
@@ -143,7 +144,7 @@ def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
         owner = _owner(config, path)
         if not isinstance(owner, BaseModel):
             return False
-        # A null is dropped where the default is a value; where the default is null it is that very default.
+        # Validation drops a null where the default is a value; elsewhere null is the default.
         field = type(owner).model_fields.get(str(path[-1]))
         return path[-1] not in owner.model_fields_set or (field is not None and field.get_default() is None)
     return isinstance(entry.value, MappingNode)
@@ -158,48 +159,48 @@ def _owner(config: BaseModel, path: Path) -> object:
 
 def _leaves(entry: Entry, path: Path) -> Iterator[tuple[Path, Entry]]:
     if isinstance(entry.value, MappingNode) and entry.value.entries:
-        for each in entry.value.entries:
-            yield from _leaves(each, (*path, each.key.raw))
+        for child in entry.value.entries:
+            yield from _leaves(child, (*path, child.key.raw))
     else:
         yield path, entry
 
 
 def _read_elsewhere(tree: MappingNode, dead: Collection[Path]) -> set[Path]:
-    """Return those of `dead` whose line, through an anchor or a reference, is also that of a living value."""
+    """Return those of `dead` whose line, through an anchor or a reference, also sets a value with effect."""
     if not dead:
         return set()
     places: dict[tuple[int, int], list[Path]] = {}
     for entry in tree.entries:
         for path, leaf in _leaves(entry, (entry.key.raw,)):
             places.setdefault((id(leaf.key.span.source), leaf.key.span.start), []).append(path)
-    return {path for paths in places.values() if not all(each in dead for each in paths) for path in paths}
+    return {path for paths in places.values() if not all(path in dead for path in paths) for path in paths}
 
 
 def _is_read(path: Path, referred: Collection[Path]) -> bool:
-    """Return whether a reference reads the value at `path`, what holds it, or a part of it."""
-    return any(path[: len(each)] == each or each[: len(path)] == path for each in referred)
+    """Return whether a reference reads the value at `path`, its parent, or a part of it."""
+    return any(path[: len(reference)] == reference or reference[: len(path)] == path for reference in referred)
 
 
 def _is_changed(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` is another one than the default of its field; of what is no field: True."""
+    """Return whether the value at `path` differs from its field's default; True for what is no field."""
     owner = _owner(config, path)
     field = type(owner).model_fields.get(str(path[-1])) if isinstance(owner, BaseModel) else None
     return field is None or getattr(owner, str(path[-1])) != field.get_default(call_default_factory=True)
 
 
 def _common(paths: Sequence[Path], least: int) -> Path:
-    """Return the longest path that all of `paths` begin with, which is at least `least` long."""
+    """Return the longest common prefix of `paths`, of at least `least` segments."""
     first = paths[0]
     size = len(first)
-    while size > least and any(each[:size] != first[:size] for each in paths):
+    while size > least and any(path[:size] != first[:size] for path in paths):
         size -= 1
     return first[:size]
 
 
 def _is_written_out(config: BaseModel) -> bool:
-    """Return whether nearly all keys that have a default are given, as only a program writes them."""
-    given = [name in model.model_fields_set for model in _models(config) for name in _defaults(model)]
-    return given.count(False) <= _LEFT_OUT * len(given)
+    """Return whether nearly all keys with a default are written out, as only a program does."""
+    written_out = [name in model.model_fields_set for model in _models(config) for name in _defaults(model)]
+    return written_out.count(False) <= _LEFT_OUT * len(written_out)
 
 
 def _models(value: object) -> Iterator[BaseModel]:
@@ -210,7 +211,7 @@ def _models(value: object) -> Iterator[BaseModel]:
 
 
 def _defaults(model: BaseModel) -> Iterator[str]:
-    """Return the fields whose defaults are single values, neither null nor empty."""
+    """Return the fields whose defaults are scalars, neither null nor empty."""
     for name in type(model).model_fields:
         value = getattr(model, name)
         if not isinstance(value, BaseModel | Mapping) and value not in (None, (), ""):

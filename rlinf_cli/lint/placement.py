@@ -17,12 +17,12 @@ from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, ClusterTopology, UnitKind
 
-# A warning lists no more places than a reader takes in.
+# A warning lists at most this many places.
 _LISTED = 3
 
 
 class Placed(NamedTuple):
-    """A component as the file places it: its name, the path of its entry, and what that means."""
+    """A component as the file places it: name, path of its entry, and resolved placement."""
 
     name: str
     path: Path
@@ -30,14 +30,14 @@ class Placed(NamedTuple):
 
 
 def lint(job: Job) -> Iterator[Diagnostic]:
-    """Return warnings and notes about the placement of a file; few while the place of a component is in doubt."""
+    """Return warnings and notes about the placement of a file; fewer while a component's placement is unknown."""
     if job.tree is None or job.cluster is None or job.topology is None:
         return
     paths = component_paths(job.tree)
     placed = [Placed(name, path, job.resolutions[name]) for name, path in paths.items() if name in job.resolutions]
     linter = _Linter(job.tree, job.cluster, job.topology, placed)
     yield from linter.unknown_accelerators()
-    if not placed or len(placed) < len(paths) or any(each.resolution.problems for each in placed):
+    if not placed or len(placed) < len(paths) or any(component.resolution.problems for component in placed):
         return
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
@@ -58,16 +58,16 @@ class _Linter:
         self.topology = topology
         self.placed = placed
         self.paths = group_paths(tree)
-        self.coverages = [(each, covered) for each in placed if (covered := each.resolution.coverage())]
-        # Where the resources of a component are unknown it may use any node of its groups.
+        self.coverages = [(component, covered) for component in placed if (covered := component.resolution.coverage())]
+        # A component whose resources are unknown may use any node of its groups.
         self.uncertain = merge_ranges(
             nodes
-            for each in placed
-            if each.resolution.selection is None
-            for group in each.resolution.groups
+            for component in placed
+            if component.resolution.selection is None
+            for group in component.resolution.groups
             for nodes in group.node_ranges
         )
-        self.nodes = [(each, _nodes_by_label(each)) for each in placed]
+        self.nodes = [(component, _nodes_by_label(component)) for component in placed]
 
     def _warn(
         self, code: str, message: str, path: Path, help: str, related: tuple[tuple[Span, str], ...] = ()
@@ -78,13 +78,13 @@ class _Linter:
         return Diagnostic(code, Severity.NOTE, message, place(self.tree, path), path, help)
 
     def unknown_accelerators(self) -> Iterator[Diagnostic]:
-        """Return the groups whose accelerators nobody has declared, with the components that count them."""
+        """Return the groups with undeclared accelerators, with the components that count them."""
         users: dict[str, list[Placed]] = {}
-        for each in self.placed:
-            for label in each.resolution.unknown:
-                users.setdefault(label, []).append(each)
+        for component in self.placed:
+            for label in component.resolution.unknown:
+                users.setdefault(label, []).append(component)
         for label, components in users.items():
-            names = [f"`{each.name}`" for each in components]
+            names = [f"`{component.name}`" for component in components]
             listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
             ranks = self.topology.groups[label].node_ranks
             nodes = _nodes([rank for rank in ranks if self.topology.nodes[rank].num_accelerators is None])
@@ -94,8 +94,8 @@ class _Linter:
             yield Diagnostic(
                 "accelerators-unknown",
                 Severity.NOTE,
-                f"the accelerators of `{label}` ({nodes}) are not declared: the resource ranks of {listed} will be"
-                " checked on the nodes",
+                f"the accelerators of `{label}` ({nodes}) are not declared: the resource ranks of {listed} can only"
+                " be checked on the nodes",
                 place(self.tree, (*path, "label")) if path else naming(self.tree, components[0].path),
                 path or components[0].path,
                 f"declare `accelerators: {{per_node: 8}}` in {group} (`per_node: 0` where it has no GPU), or try"
@@ -103,20 +103,20 @@ class _Linter:
             )
 
     def missing_accelerators(self) -> Iterator[Diagnostic]:
-        """Return components placed by number on accelerators that their nodes turn out not to have."""
-        for each in self.placed:
-            if each.resolution.lacks_accelerators:
-                nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+        """Return components placed on accelerator ranks whose nodes have no accelerators."""
+        for component in self.placed:
+            if component.resolution.lacks_accelerators:
+                nodes = merge_ranges(piece for pieces in _nodes_by_label(component).values() for piece in pieces)
                 on = _nodes([rank for piece in nodes for rank in piece])
                 yield self._warn(
                     "no-accelerator-found",
-                    f"no accelerator found on {on}: `{each.name}` is placed by number, and would compute on the CPU",
-                    map_path(self.tree, each.path),
-                    "`rlinf doctor` shows what each node has; write `node_group: node` if the CPU is meant",
+                    f"no accelerator found on {on}: `{component.name}` is placed by rank, and would run on the CPU",
+                    map_path(self.tree, component.path),
+                    "`rlinf doctor` shows each node's accelerators; write `node_group: node` to run on the CPU",
                 )
 
     def idle_accelerators(self) -> Iterator[Diagnostic]:
-        """Return accelerators that no component holds, by the group that counts them."""
+        """Return accelerators that no component uses, by the group that counts them."""
         numbers = self.topology.numbers(ACCELERATORS)
         held = [piece for _, covered in self.coverages if covered.unit == ACCELERATORS for piece in covered.ranges]
         taken = merge_ranges([*held, *(numbers.on(nodes) for nodes in self.uncertain)])
@@ -125,7 +125,7 @@ class _Linter:
             ((units, group.label) for group in groups if group.unit == ACCELERATORS for units in group.segments),
             key=lambda pair: pair[0].start,
         )
-        # An accelerator of two groups is told of once, with the one that begins first.
+        # Report an accelerator of two groups once, with the group that begins first.
         own: dict[str, list[range]] = {}
         reach = 0
         for units, label in counting:
@@ -144,7 +144,7 @@ class _Linter:
 
     def idle_robots(self) -> Iterator[Diagnostic]:
         """Report groups of robots that no component is placed on."""
-        used = {group.label for each, _ in self.nodes for group in each.resolution.groups}
+        used = {group.label for component, _ in self.nodes for group in component.resolution.groups}
         for group in self.topology.groups.values():
             robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT
             if robots and group.label not in used and group.label in self.paths:
@@ -152,17 +152,17 @@ class _Linter:
                     "idle-robots",
                     f"no component is placed on the robots of `{group.label}`",
                     (*self.paths[group.label], "label"),
-                    f"write `node_group: {group.label}` where the environments are placed, or leave the group out",
+                    f"place the environments with `node_group: {group.label}`, or remove the group",
                 )
 
     def _idle(self, whose: str, idle: Sequence[range], path: Path) -> Diagnostic:
         count = sum(map(len, idle))
         what = f"1 accelerator {whose} is" if count == 1 else f"{count} accelerators {whose} are"
         message = f"{what} used by no component: {self._listed(idle)}"
-        return self._warn("idle-accelerators", message, path, "place a component on them, or leave the nodes out")
+        return self._warn("idle-accelerators", message, path, "place a component on them, or remove the nodes")
 
     def _listed(self, units: Iterable[range]) -> str:
-        """Return `4-7 on nodes 0-3, 0 on node 5`: accelerators by the nodes they are on."""
+        """Return accelerators by node, as in `4-7 on nodes 0-3, 0 on node 5`."""
         numbers = self.topology.numbers(ACCELERATORS)
         on_node: dict[int, list[range]] = {}
         for piece in units:
@@ -180,10 +180,10 @@ class _Linter:
         return ", ".join(shown) + (" and others" if len(alike) > _LISTED else "")
 
     def denser_placements(self) -> Iterator[Diagnostic]:
-        """Return components with at least two processes an accelerator where no other has more than half as many."""
+        """Return components with at least two processes per accelerator, twice as many as any other."""
         densities = [
-            (each, each.resolution.world_size / len(covered))
-            for each, covered in self.coverages
+            (component, component.resolution.world_size / len(covered))
+            for component, covered in self.coverages
             if covered.unit == ACCELERATORS
         ]
         if len(densities) < 2:
@@ -196,32 +196,32 @@ class _Linter:
                 f"component `{densest.name}` puts {density:g} processes on each accelerator, `{next_one.name}` puts"
                 f" {next_density:g}",
                 map_path(self.tree, densest.path),
-                "check that the processes fit into an accelerator's memory, or give them more accelerators",
+                "check that the processes fit in an accelerator's memory, or assign more accelerators",
             )
 
     def partial_sharing(self) -> Iterator[Diagnostic]:
         """Return pairs of components that share some hardware while each has some to itself."""
         distinct: dict[Coverage, Placed] = {}
-        for each, covered in self.coverages:
+        for component, covered in self.coverages:
             if covered.unit.kind is not UnitKind.NODE:
-                distinct.setdefault(covered, each)
+                distinct.setdefault(covered, component)
         for unit in dict.fromkeys(covered.unit for covered in distinct):
-            alike = [(covered, each) for covered, each in distinct.items() if covered.unit == unit]
+            alike = [(covered, component) for covered, component in distinct.items() if covered.unit == unit]
             for first, second in overlapping(covered.ranges for covered, _ in alike):
-                (theirs, other), (ours, each) = alike[first], alike[second]
+                (theirs, other), (ours, component) = alike[first], alike[second]
                 shared = sum(map(len, intersect(ours.ranges, theirs.ranges)))
                 if shared < min(len(ours), len(theirs)):
                     yield self._warn(
                         "partial-sharing",
-                        f"components `{other.name}` and `{each.name}` share {unit.counted(shared)}, and each has"
-                        " others to itself",
-                        map_path(self.tree, each.path),
-                        "place them on the same resources, or on separate ones; leave it if it is meant",
+                        f"components `{other.name}` and `{component.name}` share {unit.counted(shared)}, and each has"
+                        " others of its own",
+                        map_path(self.tree, component.path),
+                        "place them on the same resources or on separate ones, or ignore this if it is intended",
                         ((place(self.tree, map_path(self.tree, other.path)), f"`{other.name}` is placed at"),),
                     )
 
     def unused_interpreters(self) -> Iterator[Diagnostic]:
-        """Return interpreters given for nodes on which their group places no process."""
+        """Return interpreters set for nodes on which their group places no process."""
         used: dict[str, list[range]] = {}
         for _, by_label in self.nodes:
             for label, nodes in by_label.items():
@@ -239,9 +239,9 @@ class _Linter:
                     nodes = _nodes([rank for piece in idle for rank in piece])
                     yield self._warn(
                         "unused-interpreter",
-                        f"`{group.label}` places no process on {nodes}, for which it gives an interpreter",
+                        f"`{group.label}` places no process on {nodes}, for which it sets an interpreter",
                         (*path, "env_configs", index, "python_interpreter_path"),
-                        f"place a component there by `node_group: {group.label}`, or leave the nodes out",
+                        f"place a component there with `node_group: {group.label}`, or remove the nodes",
                     )
 
     def unused_env_configs(self) -> Iterator[Diagnostic]:
@@ -250,16 +250,16 @@ class _Linter:
         several = _covered_twice(ranges.values())
         alone = {
             group.label: subtract(
-                merge_ranges(piece for each in group.env_configs for piece in _nodes_of(each, ranges[group.label])),
+                merge_ranges(piece for entry in group.env_configs for piece in _nodes_of(entry, ranges[group.label])),
                 several,
             )
             for group in self.cluster.node_groups
             if group.env_configs
         }
-        for each, by_label in self.nodes:
+        for component, by_label in self.nodes:
             for through in RESERVED_LABELS:
                 own = by_label.get(through, ())
-                missed = {label: nodes for label, given in alone.items() if (nodes := intersect(given, own))}
+                missed = {label: nodes for label, ranges in alone.items() if (nodes := intersect(ranges, own))}
                 if missed:
                     listed = ", ".join(
                         f"`{label}` on {_nodes([rank for piece in nodes for rank in piece])}"
@@ -267,21 +267,21 @@ class _Linter:
                     ) + (" and others" if len(missed) > _LISTED else "")
                     yield self._note(
                         "env-configs-unused",
-                        f"`{each.name}` is placed through `{through}`: the `env_configs` of {listed} do not reach it",
-                        _group_path(self.tree, each.path),
-                        f"place it by `node_group: {next(iter(missed))}` if they should",
+                        f"`{component.name}` is placed through `{through}`: the `env_configs` of {listed} do not apply",
+                        _group_path(self.tree, component.path),
+                        f"place it with `node_group: {next(iter(missed))}` if they should",
                     )
 
     def accelerators_not_reserved(self) -> Iterator[Diagnostic]:
-        """Return components without accelerators of their own on nodes where others hold some: they see them all."""
+        """Return components without accelerators on nodes where others have some: they see all of them."""
         numbers = self.topology.numbers(ACCELERATORS)
-        holding = [(each, covered.ranges) for each, covered in self.coverages if covered.unit == ACCELERATORS]
+        holding = [(component, covered.ranges) for component, covered in self.coverages if covered.unit == ACCELERATORS]
         if not holding:
             return
-        for each, covered in self.coverages:
+        for viewer, covered in self.coverages:
             if covered.unit == ACCELERATORS:
                 continue
-            nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+            nodes = merge_ranges(piece for pieces in _nodes_by_label(viewer).values() for piece in pieces)
             seen = merge_ranges(numbers.on(piece) for piece in nodes)
             shared = {other.name: intersect(ranges, seen) for other, ranges in holding}
             names = [name for name, pieces in shared.items() if pieces]
@@ -295,10 +295,10 @@ class _Linter:
                 holds = "hold" if len(names) > 1 else "holds"
                 yield self._note(
                     "accelerators-not-reserved",
-                    f"`{each.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
+                    f"`{viewer.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
                     " of them",
-                    map_path(self.tree, each.path),
-                    "place it on accelerators if it computes on one",
+                    map_path(self.tree, viewer.path),
+                    "place it on accelerators if it uses one",
                 )
 
 
@@ -314,28 +314,28 @@ def group_paths(tree: MappingNode) -> dict[str, Path]:
 
 
 def _group_path(tree: MappingNode, entry: Path) -> Path:
-    """Return the path of the node groups that a component's entry names; where it names none, of its rank map."""
+    """Return the path of the node groups that a component's entry names; of its rank map where it names none."""
     path = (*entry, "node_group")
     return map_path(tree, entry) if find(tree, path) is None else path
 
 
 def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
-    """Return a component's nodes by the label that places it there; all it may use where what it counts is unknown."""
+    """Return a component's nodes by the label that places it there; all that it may use where its units are unknown."""
     selection = placed.resolution.selection
     if selection is None:
         return {group.label: group.node_ranges for group in placed.resolution.groups}
-    found: dict[str, list[range]] = {}
+    nodes_by_label: dict[str, list[range]] = {}
     for block in placed.resolution.blocks:
         for label, nodes in selection.nodes(block.resources):
-            found.setdefault(label, []).append(nodes)
-    return {label: merge_ranges(nodes) for label, nodes in found.items()}
+            nodes_by_label.setdefault(label, []).append(nodes)
+    return {label: merge_ranges(nodes) for label, nodes in nodes_by_label.items()}
 
 
 def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
-    """Return which pairs of lists of ranges have numbers in common, as ascending indices."""
+    """Return the pairs of range lists that overlap, as ascending indices."""
     pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
     pairs: set[tuple[int, int]] = set()
-    # The pieces that reach beyond the start of the one being looked at.
+    # The pieces that extend past the start of the current one.
     open_: list[tuple[int, int]] = []
     for start, stop, index in pieces:
         open_ = [(end, other) for end, other in open_ if end > start]
@@ -345,7 +345,7 @@ def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
 
 
 def _covered_twice(lists: Iterable[tuple[range, ...]]) -> tuple[range, ...]:
-    """Return the numbers that are in more than one of some lists of disjoint ranges."""
+    """Return the numbers that are in more than one of the lists of disjoint ranges."""
     twice: list[range] = []
     reach = 0
     for piece in sorted((piece for pieces in lists for piece in pieces), key=lambda piece: piece.start):

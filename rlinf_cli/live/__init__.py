@@ -1,1 +1,1 @@
-"""Views of a run while it goes on: a live view on a terminal, plain lines elsewhere."""
+"""Views of a running job: a live view on a terminal, plain lines elsewhere."""

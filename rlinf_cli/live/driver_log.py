@@ -1,4 +1,4 @@
-"""The log of a run's driver: a file in the run folder, with warnings and errors on the screen, too."""
+"""The log of a run's driver: a file in the run folder; warnings and errors also on the screen."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rlinf_core.foreign.files import open_log
 from rlinf_core.process.known_secrets import HidingFormatter
 
 LOGGER = logging.getLogger("rlinf")
-# The name under which the run folder keeps it, beside those of the components.
+# Its component name in the run folder.
 DRIVER = "driver"
-# The same for what a detached run and its workers print.
+# Likewise for the output of a detached run and its workers.
 PRINTED = "output"
 
 
 def open_log_of(file: Path) -> int:
-    """Open a log of a run, `RUN/logs/COMPONENT/rank_N.log`, to append to; it is made with its folders.
+    """Open a log of a run, `RUN/logs/COMPONENT/rank_N.log`, for appending; create it with its folders.
 
     Raises:
-        OSError: it cannot be opened, or a link is in the way.
+        OSError: it cannot be opened, or is a link.
     """
     run = file.parents[2]
     return open_log(run, str(file.relative_to(run)))
 
 
 class _Screen(logging.Handler):
-    """Tells the person."""
+    """A log handler that writes to the console."""
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "red" if record.levelno >= logging.ERROR else "yellow"
@@ -41,25 +41,25 @@ class _Screen(logging.Handler):
 
 
 class _LogFileHandler(logging.FileHandler):
-    """The file. That it cannot be written is told once, where logging would print a traceback for every line."""
+    """A log handler for the file. A write error is reported once; logging would print a traceback for every line."""
 
-    _told = False
+    _reported = False
 
     def _open(self) -> TextIOWrapper:
         return os.fdopen(open_log_of(Path(self.baseFilename)), "a", encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not self._told:
-            self._told = True
-            console.error(f"{self.baseFilename} cannot be written any more: {sys.exc_info()[1]}")
+        if not self._reported:
+            self._reported = True
+            console.error(f"{self.baseFilename} can no longer be written: {sys.exc_info()[1]}")
 
 
 @contextmanager
 def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None, None]:
-    """Within the block, what this process logs goes to `file`, each line as those of workers are.
+    """Log this process's records to `file` within the block, in the workers' format.
 
     Args:
-        on_screen: whether warnings and errors are shown, too.
+        on_screen: whether warnings and errors are also printed.
     """
     os.close(open_log_of(file))
     writer = _LogFileHandler(file, encoding="utf-8")

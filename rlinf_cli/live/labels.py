@@ -8,22 +8,21 @@ from rlinf_core.runners import events
 
 _PHASES = {
     events.LAUNCH: "starting the workers",
-    events.SYNC_WEIGHTS: "giving the rollout its new weights",
+    events.SYNC_WEIGHTS: "syncing weights to the rollout",
     events.GENERATE_ROLLOUTS: "collecting rollouts",
     events.ADVANTAGES: "computing advantages",
     events.ACTOR_TRAINING: "training the actor",
     events.EVALUATE: "evaluating",
     events.SAVE_CHECKPOINT: "writing a checkpoint",
 }
-# What `time/` calls a phase, where there is little room.
+# Short names of phases, as in `time/` metrics.
 _SHORT = {
     events.SYNC_WEIGHTS: "sync",
     events.GENERATE_ROLLOUTS: "rollout",
     events.ADVANTAGES: "advantages",
     events.ACTOR_TRAINING: "training",
 }
-# What people look for first, by its name below `env/`, `eval/` or `rollout/`, or by its full name: the first that
-# there is, is shown.
+# Headline metrics, by name below `env/`, `eval/` or `rollout/` or by full name; the first available is shown.
 _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("success", ("success_at_end", "success_once")),
     ("return", ("return",)),
@@ -37,7 +36,7 @@ _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens/s", ("tokens_per_second",)),
     ("trained tokens/s", ("train/actor/tokens_per_second",)),
 )
-# Figures that say nothing: all groups were learned from, and all samples come from the newest weights.
+# Uninformative values: all groups were used, and all samples come from the newest weights.
 _NOTHING_SAID = {("kept", 1.0), ("staleness", 0.0)}
 _LOSSES: tuple[tuple[str, str], ...] = (
     ("policy loss", "train/actor/policy_loss"),
@@ -49,7 +48,7 @@ _LOSSES: tuple[tuple[str, str], ...] = (
 
 
 def phase_words(phase: str) -> str:
-    """Return `collecting rollouts`; a phase that nobody knows is told by its name."""
+    """Return a phase in words, as `collecting rollouts`; an unknown phase keeps its name."""
     return _PHASES.get(phase, phase.replace("_", " "))
 
 
@@ -59,43 +58,43 @@ def short_phase(phase: str) -> str:
 
 
 def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str, str]]:
-    """Return what people look for first: `[("success", "0.92"), ("return", "17.2")]`.
+    """Return the headline figures: `[("success", "0.92"), ("return", "17.2")]`.
 
     Args:
-        namespaces: where to look, as in `env`, `rollout`; the first that has a figure gives it.
+        namespaces: where to look, as in `env`, `rollout`; the first match wins.
     """
-    found: list[tuple[str, str]] = []
+    figures: list[tuple[str, str]] = []
     for word, names in _HEADLINES:
         value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
         if value is not None and (word, value) not in _NOTHING_SAID:
-            found.append((word, figure(value)))
-    # In environments the return is the sum of the rewards: one of them will do.
-    return [each for each in found if each[0] != "reward" or "return" not in dict(found)]
+            figures.append((word, figure(value)))
+    # In environments the return is the sum of the rewards: one of them is enough.
+    return [headline for headline in figures if headline[0] != "reward" or "return" not in dict(figures)]
 
 
 def headline_metric(names: Collection[str], namespace: str) -> str | None:
-    """Return the full name of the metric that people look at first in a namespace; None where there is none."""
-    found = (f"{namespace}/{name}" for _, those in _HEADLINES for name in those if "/" not in name)
-    return next((name for name in found if name in names), None)
+    """Return the full name of the headline metric of a namespace; None if there is none."""
+    metric_names = (f"{namespace}/{name}" for _, those in _HEADLINES for name in those if "/" not in name)
+    return next((name for name in metric_names if name in names), None)
 
 
 def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return how learning goes: losses, divergence, gradients."""
+    """Return the figures of learning: losses, divergence, gradients."""
     return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
 
 
 def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return how agents fare: turns of a run, the share of calls of tools that fail, and of its time that they take."""
+    """Return the figures of agents: turns per run, share of failed tool calls, share of time spent on tools."""
     turns, calls = metrics.get("agent/turns"), metrics.get("agent/tool_calls", 0.0)
-    found = [] if turns is None else [("turns", figure(turns))]
+    figures = [] if turns is None else [("turns", figure(turns))]
     if calls:
         failed = metrics.get("agent/tool_errors", 0.0) + metrics.get("agent/tool_timeouts", 0.0)
-        found.append(("tool errors", f"{failed / calls:.0%}"))
+        figures.append(("tool errors", f"{failed / calls:.0%}"))
         waited = sum(value for name, value in metrics.items() if name.startswith("agent/tool_seconds/"))
-        # Tools may be called side by side, for longer than the run takes together.
+        # Concurrent tool calls may add up to more than the run's time.
         whole = max(metrics.get("agent/seconds", 0.0), waited)
-        found.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
-    return found
+        figures.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
+    return figures
 
 
 def figures_text(figures: list[tuple[str, str]]) -> str:
@@ -104,7 +103,7 @@ def figures_text(figures: list[tuple[str, str]]) -> str:
 
 
 def figure(value: float) -> str:
-    """Three significant digits or all of a whole number: `0.923`, `17.2`, `475`."""
+    """Return three significant digits, or a whole number in full: `0.923`, `17.2`, `475`."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if abs(value) >= 100 or value == int(value):
@@ -120,7 +119,7 @@ def clock(seconds: float) -> str:
 
 
 def speed(per_second: float) -> str:
-    """Return `7.1 steps/s`; below one a second, how long a step takes: `12 s/step`."""
+    """Return `7.1 steps/s`, or `12 s/step` below one per second."""
     return f"{figure(per_second)} steps/s" if per_second >= 1 else f"{figure(1 / per_second)} s/step"
 
 

@@ -1,4 +1,4 @@
-"""The phase that each node is in: a table that is redrawn on a terminal, lines elsewhere."""
+"""The current phase of each node: a redrawn table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlinf_core.foreign.terminal_text import replaced, unguarded_stream
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap.inventory import NodeTarget
 
-# More nodes are counted, not listed, but for those that fail or are late.
+# Beyond this many nodes, only failed and late ones are listed, the others counted.
 _MOST_ROWS = 24
 _MOST_LINES = 40
-# Seconds between the words about a wait where nothing is redrawn.
+# Seconds between messages about a wait where nothing is redrawn.
 _WORD_EVERY = 10.0
 _MARKS = {Progress.DONE: ("ok", "green"), Progress.FAILED: ("failed", "red"), Progress.SKIPPED: ("not tried", "yellow")}
 
@@ -50,7 +50,7 @@ class _Row:
 
 
 class PhaseTable:
-    """Takes events, and shows them."""
+    """A view of node events."""
 
     def __init__(self, nodes: Sequence[NodeTarget], last: Phase) -> None:
         self._rows = {node.rank: _Row(node) for node in nodes}
@@ -58,7 +58,7 @@ class PhaseTable:
         self._live: Any = None
         self._word_at = time.monotonic() + _WORD_EVERY
 
-    def tell(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Take one event."""
         row = self._rows[event.rank]
         row.take(event)
@@ -67,7 +67,7 @@ class PhaseTable:
 
     @contextmanager
     def shown(self) -> Generator[None, None, None]:
-        """While it lasts the table is on the terminal, if there is one that wants it."""
+        """Show the table within the block, on a terminal that supports it."""
         if console.verbosity.quiet or not sys.stderr.isatty() or not console.colored(sys.stderr):
             yield
             return
@@ -80,18 +80,18 @@ class PhaseTable:
         self._live = None
 
     def remind(self) -> None:
-        """Say who is waited for, where nothing is redrawn. Called now and then."""
+        """Print which nodes are awaited, where nothing is redrawn; called periodically."""
         if self._live is not None or time.monotonic() < self._word_at:
             return
         self._word_at = time.monotonic() + _WORD_EVERY
         late = [row for row in self._rows.values() if row.waits]
         if late:
             named = ", ".join(f"node {row.node.rank} in {row.waiting}" for row in late[:3])
-            more = f", and {len(late) - 3} more" if len(late) > 3 else ""
-            console.message(f"waiting for {named}{more}")
+            others = f", and {len(late) - 3} more" if len(late) > 3 else ""
+            console.message(f"waiting for {named}{others}")
 
     def _say(self, row: _Row, event: Event) -> None:
-        """Every step of a few nodes; of many only how they end."""
+        """Print every phase of a few nodes; of many nodes only the outcome."""
         if event.progress is Progress.BEGUN:
             return
         ends = event.progress is not Progress.DONE or event.phase is self._last
@@ -108,7 +108,7 @@ class PhaseTable:
 
         rows = list(self._rows.values())
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        # Where it is narrow, groups and details are cut, and not who is where.
+        # On a narrow terminal, groups and details are truncated, not nodes and phases.
         hosts = max(len(row.node.host or "this machine") for row in rows)
         for header, width in (("node", 4), ("host", min(hosts, 30)), ("group", 5), ("phase", 22), ("", 1)):
             grid.add_column(header, no_wrap=True, min_width=width)
@@ -119,7 +119,7 @@ class PhaseTable:
             host = row.node.host or "this machine"
             cells = (str(row.node.rank), host, ", ".join(row.node.groups), phase, row.detail)
             styles = ("", "", "", style, "dim")
-            # Text, so that no name or answer of a node is taken for markup.
+            # `Text`, so that no name or reply of a node is taken for markup.
             grid.add_row(*(Text(replaced(cell), style=one) for cell, one in zip(cells, styles, strict=True)))
         if len(shown) < len(rows):
             counts = {phase: sum(row.phase is phase for row in rows) for phase in Phase}
@@ -129,6 +129,6 @@ class PhaseTable:
 
 
 def _notable(rows: Iterable[_Row]) -> list[_Row]:
-    """Return those that failed, then those that wait longest."""
+    """Return failed nodes, then those waiting longest."""
     order = {Progress.FAILED: 0, Progress.BEGUN: 1}
     return sorted(rows, key=lambda row: (order.get(row.progress or Progress.BEGUN, 2), row.since))[:_MOST_ROWS]

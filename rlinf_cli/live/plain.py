@@ -1,4 +1,4 @@
-"""A run as plain lines, for pipes, files, and terminals that want no bars."""
+"""The plain view of a run: lines for pipes, files and dumb terminals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlinf_cli.live.view import ENDING, View, line_of, step_line
 from rlinf_core.process.signal_mask import sigterm_deferred
 from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
 
-# Seconds between two lines of steps; the first and the last step have theirs anyway.
+# Seconds between two step lines; the first and the last step always get one.
 _STEPS_EVERY = 5.0
-# Without any news for so long, a line says what the run is busy with.
+# After this many silent seconds, a line reports the current phase.
 _SILENCE = 30.0
 
 
 class PlainView(View):
-    """A line for what happens, and for steps as often as anyone reads them; every step under `--verbose`."""
+    """A line for each event, and for steps at readable intervals; for every step with `--verbose`."""
 
     def __init__(self, progress: RunProgress, write: Callable[[str], None] = console.message) -> None:
         super().__init__(progress)
@@ -72,7 +72,7 @@ class PlainView(View):
             self.break_silence()
 
     def break_silence(self) -> None:
-        """Say what goes on where nothing has been said for long, or that the end takes its time."""
+        """Report the current activity after a long silence, or a slow end."""
         with self._lock:
             if self.progress.ending and not self._said_ending:
                 self._said_ending = True
@@ -86,7 +86,7 @@ class PlainView(View):
 
 
 def still_line(progress: RunProgress) -> str:
-    """Return what a run is at that has said nothing for long."""
+    """Return a line on the current activity of a silent run."""
     if progress.waiting is not None:
         limit = progress.waiting.seconds
         of = f" of at most {labels.duration(limit)}" if limit is not None else ""

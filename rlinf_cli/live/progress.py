@@ -1,4 +1,4 @@
-"""The state of a run as its events tell it. Pure: views read it, and whoever makes it passes the clock."""
+"""The state of a run, built from its events. Pure: views read it, the clock is a parameter."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from rlinf_core.runners.events import (
     Waiting,
 )
 
-# How many of the last steps speed and shares of time are taken over.
+# The number of recent steps that speed and time shares are computed over.
 _RECENT = 20
 _TIME = "time/"
 _WHOLE_STEP = "time/step"
 
 
 class RunProgress:
-    """The state of a run; `take` brings it up to date.
+    """The state of a run, updated by `take`.
 
     Attributes:
-        lock: held by `take`, and by who reads from another thread.
-        started: what the run said of itself when its workers were there, or None before.
-        step: the last step that is over; before the first, the one before it.
+        lock: held by `take`, and by readers in other threads.
+        started: the `RunStarted` event, or None before it.
+        step: the last finished step; initially the one before the first.
         metrics: the newest value of every metric.
-        phase: what the run is busy with, by the names of `rlinf_core.runners.events`.
-        waiting: what it waits for while it launches, or None.
-        evaluation: the last one, or None.
-        checkpoint: the last one, or None.
-        restart: the last one, or None.
-        finished: how it ended, or None before.
-        curve: the picture of the learning curve, once it is drawn.
-        ending: whether it has been told to end before its time.
+        phase: the current phase, by the names of `rlinf_core.runners.events`.
+        waiting: what the launch waits for, or None.
+        evaluation: the last evaluation, or None.
+        checkpoint: the last checkpoint, or None.
+        restart: the last restart, or None.
+        finished: the `RunFinished` event, or None before it.
+        curve: the image of the learning curve, once drawn.
+        ending: whether it was asked to end early.
         train_seconds: from `RunStarted` to the end or now; 0 before.
 
     Args:
-        clock: seconds on a monotonic clock; views that tell times share it.
+        clock: a monotonic clock in seconds, shared with views that show times.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class RunProgress:
         self._ready: float | None = None
         self._phase_since = self._began
         self._waiting_since = self._began
-        # Moments at which the last steps were over, the first of them a start.
+        # End times of the last steps; the first is a start time.
         self._moments: deque[float] = deque(maxlen=_RECENT + 1)
         self._times: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
         self.started: RunStarted | None = None
@@ -74,12 +74,12 @@ class RunProgress:
         self.ending = False
 
     def take(self, event: Event) -> None:
-        """Bring the state up to date with what a runner has told."""
+        """Update the state with an event of the runner."""
         with self.lock:
             self._take(event, self.clock())
 
     def end(self) -> None:
-        """Note that the run has been told to end before its time. Callable from a signal handler."""
+        """Record that the run was asked to end early. Callable from a signal handler."""
         self.ending = True
         self._phase_since = self.clock()
 
@@ -126,34 +126,35 @@ class RunProgress:
 
     @property
     def total(self) -> int | None:
-        """The last step, where it is known."""
+        """The last step, if known."""
         return self.started.last_step if self.started else None
 
     @property
     def launch_seconds(self) -> float:
-        """From the beginning to `RunStarted`, or to now while it is awaited."""
+        """Seconds from the beginning to `RunStarted`, or to now before it."""
         return (self.clock() if self._ready is None else self._ready) - self._began
 
     @property
     def train_seconds(self) -> float:
-        """Since `RunStarted`, until the end of the run's work."""
+        """Seconds from `RunStarted` to the end of training, or to now."""
         if self.finished is not None:
             return self.finished.seconds
         return 0.0 if self._ready is None else self.clock() - self._ready
 
     @property
     def phase_seconds(self) -> float:
-        """Seconds that the run has been busy with `phase`."""
+        """Seconds since the run entered `phase`."""
         return self.clock() - self._phase_since
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds that it has waited for `waiting`."""
+        """Seconds since it began to wait for `waiting`."""
         return self.clock() - self._waiting_since
 
     @property
     def steps_per_second(self) -> float | None:
-        """Over the last steps, evaluations and checkpoints between them included; None before two are over."""
+        """Speed over the last steps, including evaluations and checkpoints between them; None before two have
+        finished."""
         if len(self._moments) < 2:
             return None
         seconds = self._moments[-1] - self._moments[0]
@@ -161,30 +162,30 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step at the present speed; None where that cannot be told."""
+        """Seconds to the last step at the current speed; None if unknown."""
         speed, total = self.steps_per_second, self.total
         return None if speed is None or total is None else max(0, total - self.step) / speed
 
     @property
     def seconds_of_step_left(self) -> float:
-        """Until the end of the step under way at the present speed; 0 where that cannot be told, or it is overdue."""
+        """Seconds to the end of the current step at the current speed; 0 if unknown or overdue."""
         speed = self.steps_per_second
         return 0.0 if speed is None else max(0.0, 1 / speed - (self.clock() - self._moments[-1]))
 
     @property
     def has_unsaved_steps(self) -> bool:
-        """Whether training has come further than the last checkpoint, and than where it began."""
+        """Whether there are steps after the last checkpoint and after the start."""
         if self.started is None:
             return False
         saved = self.checkpoint.step if self.checkpoint is not None else 0
         return self.step > max(saved, self.started.first_step - 1)
 
     def shares(self) -> tuple[float | None, list[tuple[str, float]]]:
-        """Return where the time of the last steps went.
+        """Return how the time of the last steps was spent.
 
         Returns:
-            The mean seconds of a step, None where nobody has told, and the phases with their shares of it, from 0 to 1,
-            the greatest first. Phases that overlap add up to more than 1.
+            The mean seconds of a step (None if unknown), and the phases with their shares of it, from 0 to 1, largest
+            first. Overlapping phases add up to more than 1.
         """
         sums = self._spent()
         phases = {name.removeprefix(_TIME): seconds for name, seconds in sums.items() if name.count("/") == 1}
@@ -195,19 +196,19 @@ class RunProgress:
         return whole / len(self._times), [(name, seconds / whole) for name, seconds in ordered]
 
     def shares_of_components(self) -> dict[str, list[tuple[str, float]]]:
-        """Return what the processes of each component did in the last steps: the shares of a step's time, by component.
+        """Return the activities of each component in the last steps, as shares of a step's time.
 
-        Components work at the same time, so the shares of all of them add up to more than 1.
+        Components work in parallel, so their shares add up to more than 1.
         """
         whole, _ = self.shares()
-        found: dict[str, list[tuple[str, float]]] = {}
+        shares: dict[str, list[tuple[str, float]]] = {}
         if whole is None:
-            return found
+            return shares
         for name, seconds in self._spent().items():
             component, slash, work = name.removeprefix(_TIME).partition("/")
             if slash and "/" not in work:
-                found.setdefault(component, []).append((work, seconds / len(self._times) / whole))
-        return found
+                shares.setdefault(component, []).append((work, seconds / len(self._times) / whole))
+        return shares
 
     def _spent(self) -> dict[str, float]:
         sums: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The step that a run has reached, written to its folder for other processes."""
+"""The current step of a run, written to its folder for other processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRe
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
-# The state is written whole and to the disk. What that takes decides how often: it costs a run 2 % at most, and the
-# step that is written was done milliseconds before the last one on a good disk, this many seconds on the worst.
+# The state is written as a whole and synced. Its cost sets the interval, at most 2 % of the run: the written step lags
+# by milliseconds on a good disk, by this many seconds on the worst.
 _SHARE = 0.02
 _SELDOM = 2.0
 
 
 class StateWriter(View):
-    """Keeps the step in the run's state up to date: as often as that costs nothing, and whenever something lasts."""
+    """Writer of the current step to the run's state: as often as is cheap, and before every long phase."""
 
     def __init__(self, progress: RunProgress, folder: RunFolder) -> None:
         super().__init__(progress)

@@ -1,4 +1,4 @@
-"""The summary of a run that has ended: a few lines for people, and the contract `rlinf.train/1`."""
+"""The summary of a finished run: a few lines of text, and the format `rlinf.train/1`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlinf_core.process.known_secrets import hidden
 SCHEMA = "rlinf.train/1"
 
 
-# Keys without effect that a summary names.
+# The number of keys without effect that a summary names.
 _NAMED: Final = 4
 
 
 def summary_text(
     progress: RunProgress, folder: Path, report: Path | None = None, unread: Sequence[Diagnostic] = ()
 ) -> str:
-    """Return the summary of a run that is finished; `unread` are the keys of its file that changed nothing."""
+    """Return the summary of a finished run; `unread` are the keys of its file without effect."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
-        found = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
-        rows.append(("evaluation", f"{found} (step {progress.evaluation.step})"))
+        headline = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
+        rows.append(("evaluation", f"{headline} (step {progress.evaluation.step})"))
     training = labels.headlines(progress.metrics, "env", "rollout")
     if training:
         rows.append(("training", labels.figures_text(training)))
@@ -41,10 +41,11 @@ def summary_text(
         rows.append(("curve", shown(progress.curve)))
     if unread:
         named = ", ".join(
-            f"{format_path(each.path)} ({each.span.source.name}:{each.span.begin.line})" for each in unread[:_NAMED]
+            f"{format_path(diagnostic.path)} ({diagnostic.span.source.name}:{diagnostic.span.begin.line})"
+            for diagnostic in unread[:_NAMED]
         )
-        more = f" and {len(unread) - _NAMED} more; `rlinf validate` tells why" if len(unread) > _NAMED else ""
-        rows.append(("no effect", f"{named}{more}"))
+        others = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
+        rows.append(("no effect", f"{named}{others}"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))
@@ -64,7 +65,7 @@ def summary_record(
     report: Path | None = None,
     unread: Sequence[Diagnostic] = (),
 ) -> dict[str, Any]:
-    """Return the contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
+    """Return the format `rlinf.train/1`. Seconds are wall-clock; a metric that is not finite is null."""
     known = progress if progress is not None and progress.started is not None else None
     evaluation = known.evaluation if known else None
     return {
@@ -85,13 +86,14 @@ def summary_record(
         "report": str(report) if report else None,
         "restarts": known.restart.restart if known and known.restart else 0,
         "no_effect": [
-            {"key": format_path(each.path), "place": str(each.span), "message": each.message} for each in unread
+            {"key": format_path(diagnostic.path), "place": str(diagnostic.span), "message": diagnostic.message}
+            for diagnostic in unread
         ],
     }
 
 
 def shown(path: Path) -> str:
-    """Return a path as a person would type it here: relative to the working folder where it lies below it."""
+    """Return a path as a user would type it: relative to the working folder if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal: a block of a few lines at its end, drawn again several times a second."""
+"""The live view of a run on a terminal: a block of a few lines, redrawn several times a second."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRest
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
-# What stays above the block when it has moved on.
+# Events whose lines stay above the block.
 _LASTING = (RunStarted, Evaluated, CheckpointSaved, RunRestarted)
 
 
 class TerminalView(View):
-    """The live view. What the program prints meanwhile, and events that last, scroll away above the block.
+    """The live view. Program output and lasting events scroll away above the block.
 
     Args:
         title: of the run, as in `embodied`.
-        place: its folder, as it is shown.
+        place: its folder, as displayed.
     """
 
     def __init__(self, progress: RunProgress, title: str, place: str) -> None:
@@ -47,8 +47,8 @@ class TerminalView(View):
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
-        # What is printed meanwhile goes to `Live`, which passes on more than colours. It puts the streams back.
-        sys.stdout, sys.stderr = (guarded_stream(each, True, hidden) for each in (sys.stdout, sys.stderr))
+        # `Live` redirects the streams but passes on more than colours; it restores them at the end.
+        sys.stdout, sys.stderr = (guarded_stream(stream, True, hidden) for stream in (sys.stdout, sys.stderr))
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class TerminalView(View):
 
 
 def block(progress: RunProgress, title: str, place: str) -> Group:
-    """Return the lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
+    """Return the current lines of the live view; lines that are too long are truncated."""
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     head = Text(place)
     if progress.started is not None and progress.started.components:
@@ -80,7 +80,7 @@ def block(progress: RunProgress, title: str, place: str) -> Group:
 
 def _line(label: str, style: str, width: int, text: Text) -> Text:
     whole = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
-    # The view moves the cursor itself, so its stream escapes nothing.
+    # The view moves the cursor itself, so its stream does not escape.
     whole.plain = replaced(hidden(whole.plain))
     return whole
 
@@ -104,8 +104,8 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     if work:
         rows.append(("work", _work(work)))
     if progress.evaluation is not None:
-        found = labels.headlines(progress.evaluation.metrics, "eval")
-        rows.append(("eval", _figures(found, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
+        headline = labels.headlines(progress.evaluation.metrics, "eval")
+        rows.append(("eval", _figures(headline, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
     if progress.checkpoint is not None:
         rows.append(("saved", Text(progress.checkpoint.path.name)))
     if progress.restart is not None:
@@ -131,10 +131,10 @@ def _step(progress: RunProgress) -> Text:
     return text.append(f"  {times(progress)}", style="dim")
 
 
-def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
+def _figures(figures: list[tuple[str, str]], style: str = "") -> Text:
     """Return `success 0.72  return 12.3`, the figures in `style`."""
     text = Text()
-    for index, (word, value) in enumerate(found):
+    for index, (word, value) in enumerate(figures):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")
         text.append(value, style=style)
     return text

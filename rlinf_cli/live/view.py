@@ -1,4 +1,4 @@
-"""A view of a run: it is told every event, and shows what a person wants of them."""
+"""The base class of the views of a run, and the lines that they share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlinf_core.runners.events import (
     Waiting,
 )
 
-ENDING = "ending; Ctrl-C again ends at once"
+ENDING = "ending; press Ctrl-C again to end at once"
 
 
 class View(ABC):
-    """Shows a run from entering to leaving the block. Events come from one thread; views draw from others, too.
+    """A view of a run, active within its `with` block. Events come from one thread; views may draw from others.
 
     Args:
-        progress: of the run; whoever calls `show` has given it the event before.
+        progress: the run's state; it takes an event before `show` is called with it.
     """
 
     def __init__(self, progress: RunProgress) -> None:
@@ -34,7 +34,7 @@ class View(ABC):
 
     @abstractmethod
     def show(self, event: Event) -> None:
-        """Show what has changed by `event`."""
+        """Show the changes caused by `event`."""
 
     def __enter__(self) -> Self:
         return self
@@ -42,15 +42,15 @@ class View(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End what was drawn; the streams are as before."""
+        """Finish drawing and restore the streams."""
         return
 
 
 def line_of(event: Event, progress: RunProgress) -> str | None:
-    """Return an event as one line that can stand alone; None where it is no news.
+    """Return an event as a self-contained line; None for one that needs no line.
 
     Args:
-        progress: with the event taken.
+        progress: the state after the event.
     """
     match event:
         case RunStarted():
@@ -65,7 +65,7 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
         case CheckpointSaved():
             return f"saved {event.path.name}"
         case RunRestarted():
-            back = f"back to step {event.step}" if event.step else "from the beginning, no checkpoint was written yet"
+            back = f"back to step {event.step}" if event.step else "from the beginning, without a checkpoint"
             return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"
         case _:
             return None
@@ -108,6 +108,6 @@ def _steps(event: RunStarted) -> str:
     if event.last_step is None:
         return f"from step {event.first_step}"
     if event.last_step < event.first_step:
-        # Evaluation alone, or a run that had reached its end before.
-        return "no step left to train"
+        # Evaluation only, or a run that was already complete.
+        return "no steps left to train"
     return f"steps {event.first_step} to {event.last_step}"

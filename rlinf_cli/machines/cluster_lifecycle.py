@@ -1,4 +1,4 @@
-"""From what `up` and `down` were asked to what they do: the glue between options, records and the nodes."""
+"""Glue between the options of `up` and `down`, the cluster records, and the nodes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Asked(NamedTuple):
 
 
 def prepare(asked: Asked) -> startup.UpRequest:
-    """Return what is to be brought up.
+    """Return the request for bringing the cluster up.
 
     Raises:
-        RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
+        RLinfError: the file names no hosts for its nodes, or the options conflict.
     """
     from rlinf_cli.bootstrap import cluster_identity, manual, startup
     from rlinf_cli.bootstrap.inventory import targets
@@ -71,7 +71,7 @@ def prepare(asked: Asked) -> startup.UpRequest:
 
 
 def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
-    """Bring up, and shows how it goes."""
+    """Bring the cluster up and show progress."""
     from rlinf_cli.bootstrap.startup import bring_up
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 
@@ -79,27 +79,27 @@ def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
     table = PhaseTable(nodes, Phase.VERIFY)
 
     async def work() -> startup.UpReport:
-        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.tell), table)
+        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.update), table)
 
     try:
         with table.shown():
             return run(work())
     except KeyboardInterrupt:
-        console.message(f"interrupted: what is up stays up until `rlinf down --name {request.name}`")
+        console.message(f"interrupted: nodes that are up stay up until `rlinf down --name {request.name}`")
         raise
 
 
 def end(
     name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[teardown.RunningJob] = ()
 ) -> teardown.DownReport:
-    """End the jobs and take the cluster down, and show how it goes."""
+    """End the jobs, take the cluster down, and show progress."""
     from rlinf_cli.bootstrap.teardown import take_down
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 
     table = PhaseTable(nodes, Phase.STOP)
 
     async def work() -> teardown.DownReport:
-        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.tell, jobs=jobs), table)
+        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.update, jobs=jobs), table)
 
     with table.shown():
         return run(work())
@@ -115,10 +115,10 @@ def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[teardown.RunningJob]
 
 
 def stay(request: startup.UpRequest, report: startup.UpReport) -> None:
-    """Until the node's Ray ends, or somebody ends this process; then the node is taken down.
+    """Wait until the node's Ray ends or this process is stopped, then take the node down.
 
     Raises:
-        typer.Exit: Ray ended by itself.
+        typer.Exit: Ray ended on its own.
     """
     import time
 
@@ -128,19 +128,19 @@ def stay(request: startup.UpRequest, report: startup.UpReport) -> None:
     from rlinf_core.node.node_processes import alive
 
     record = read_record(folder_of(cluster_id(request.name))) or {}
-    console.message(f"{report.name}: this node stays until it is stopped")
+    console.message(f"{report.name}: this node runs until stopped")
     try:
         while alive(record.get("process")):
             time.sleep(1.0)
     finally:
         nodes = [node for node in request.nodes if request.only in (None, node.rank)]
         end(request.name, nodes, parallel=len(nodes))
-    console.error_block("Ray ended on this node", why="it was stopped, or its head is gone")
+    console.error_block("Ray ended on this node", why="it was stopped, or its head ended")
     raise typer.Exit(ExitCode.FAILED)
 
 
 async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:
-    """Return `work`, while the table is told now and then that time passes."""
+    """Return the result of `work`; meanwhile refresh the table at intervals."""
 
     async def tick() -> None:
         while True:

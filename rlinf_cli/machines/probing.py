@@ -1,4 +1,4 @@
-"""Probing of the nodes that `doctor`, `status` and `inspect hardware` are asked about."""
+"""Probing of nodes for `doctor`, `status` and `inspect hardware`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
 def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
 ) -> preflight.DoctorReport:
-    """Return the preflight of a file's machines."""
+    """Run the preflight checks on a file's machines."""
     from rlinf_cli.bootstrap import cluster_identity, preflight
     from rlinf_cli.bootstrap.node import node_inspect, node_probe
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
@@ -79,7 +79,7 @@ def examine(
 def look_at_hardware(
     file: str | None, overrides: list[str] | None, name: str | None, *, parallel: int
 ) -> tuple[Sequence[NodeTarget], preflight.Look]:
-    """Return what the nodes of a file have, or those of the cluster that is up.
+    """Return the hardware of a file's nodes, or of the running cluster's nodes.
 
     Raises:
         ClusterError: no file is given, and no cluster is up.
@@ -117,18 +117,18 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     if record is not None:
         return record
     known, name = cluster_records.names(), name or env_vars.CLUSTER.get()
-    what = f"no cluster `{name}` is recorded here" if name else "no cluster is recorded here"
-    others = f"recorded are {', '.join(f'`{each}`' for each in known)}" if known else ""
-    hint = f"bring one up by `rlinf up FILE`; one that was started by hand is named by `{env_vars.ADDRESS.name}`"
+    what = f"no cluster `{name}` is known on this machine" if name else "no cluster is known on this machine"
+    others = f"known clusters: {', '.join(f'`{known_name}`' for known_name in known)}" if known else ""
+    hint = f"bring one up with `rlinf up FILE`, or set `{env_vars.ADDRESS.name}` to one started by hand"
     raise ClusterError(what, why=others or None, help=hint)
 
 
 def ask_status(name: str | None, *, parallel: int) -> cluster_state.StatusReport:
-    """Return how the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded
-    one, else the one whose node was started here by itself.
+    """Return the status of a cluster: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one,
+    else the one whose node was started on this machine by hand.
 
     Raises:
-        ClusterError: there is none, or it cannot be asked.
+        ClusterError: there is none, or it does not answer.
     """
     from rlinf_cli.bootstrap import cluster_state
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
@@ -138,7 +138,7 @@ def ask_status(name: str | None, *, parallel: int) -> cluster_state.StatusReport
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
         return _ask_ray(address)
-    # The record is on the head's machine, where each node was started by itself.
+    # Where each node was started by hand, the record is on the head's machine.
     here = attach.known() if name is None and cluster_records.recorded() is None else None
     if here is not None:
         attach.prepare(here)
@@ -152,9 +152,9 @@ def ask_status(name: str | None, *, parallel: int) -> cluster_state.StatusReport
 
 
 def _ask_ray(address: str, name: str | None = None) -> cluster_state.StatusReport:
-    """Return how the nodes are that the Ray at an address lists."""
+    """Return the status of the nodes that the Ray at an address lists."""
     from rlinf_cli.bootstrap.inspection import cluster_status
     from rlinf_core import env_vars
 
-    console.message(f"asking the cluster at {address}, {env_vars.CONNECT_TIMEOUT.get():g} s a node at most")
+    console.message(f"asking the cluster at {address}, at most {env_vars.CONNECT_TIMEOUT.get():g} s per node")
     return cluster_status(address, name)

@@ -1,1 +1,1 @@
-"""Forecasts of memory beside measurements."""
+"""Memory forecasts and measured peaks."""

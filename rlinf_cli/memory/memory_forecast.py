@@ -1,4 +1,4 @@
-"""The forecast of a run's memory, kept in its folder so that reports show it beside what was measured."""
+"""The memory forecast of a run, saved in its folder so that reports show it beside the measured peaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_core.foreign.file_models import FileModel, read_model
 from rlinf_core.runners.storage import durable
 
 NAME: Final = "memory_forecast.json"
-# An empty process of each kind is started, one after the other.
+# An empty process of each kind is started, one after another.
 _PATIENCE_SECONDS: Final = 300.0
 
 
@@ -34,7 +34,7 @@ class _Forecast(FileModel):
 
 
 def keep_forecast(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write what `rlinf inspect memory RUN --output json` says into the run folder.
+    """Write the result of `rlinf inspect memory RUN --output json` into the run folder.
 
     Raises:
         RunError: it cannot be written.
@@ -42,11 +42,11 @@ def keep_forecast(folder: Path, record: Mapping[str, Any]) -> None:
     try:
         durable.write_whole(folder / NAME, json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        raise RunError("the forecast of memory cannot be written", where=str(folder), why=error.strerror) from error
+        raise RunError("the memory forecast cannot be written", where=str(folder), why=error.strerror) from error
 
 
 def make_forecast(folder: Path) -> str | None:
-    """Forecast the memory of a run and keep that, by a process of its own; return why there is none, in one line."""
+    """Forecast and save the memory of a run in a child process; return the reason for a failure, in one line."""
     command = [*COMMAND, "inspect", "memory", str(folder.absolute()), "--quiet"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
@@ -58,7 +58,7 @@ def make_forecast(folder: Path) -> str | None:
 
 
 def read_forecast(folder: Path) -> dict[tuple[str, str], int]:
-    """Return the forecast bytes of a process by component and phase; empty where none was kept.
+    """Return the forecast bytes of a process by component and phase; empty if there is none.
 
     Raises:
         RunError: the file cannot be understood.
@@ -69,7 +69,9 @@ def read_forecast(folder: Path) -> dict[tuple[str, str], int]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise RunError("the forecast of memory cannot be read", where=str(file), why=error.strerror) from error
+        raise RunError("the memory forecast cannot be read", where=str(file), why=error.strerror) from error
     return {
-        (component, phase.phase): int(phase.total) for component, each in components.items() for phase in each.phases
+        (component, phase.phase): int(phase.total)
+        for component, component_forecast in components.items()
+        for phase in component_forecast.phases
     }

@@ -1,4 +1,4 @@
-"""Memory of this machine, and what the processes of a run held of it."""
+"""This machine's memory, and the measured peaks of a run's processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Peaks(FileModel):
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory of this machine; None where the system does not tell."""
+    """Return this machine's memory in bytes; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -34,10 +34,10 @@ def machine_memory() -> int | None:
 
 
 def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
-    """Return the peaks in `memory.json` of a run, by component and rank; empty where the run has none.
+    """Return the peaks in `memory.json` of a run, by component and rank; empty if there are none.
 
     Raises:
-        RunError: the file cannot be understood.
+        RunError: the file is malformed.
     """
     try:
         processes = read_model(file, _Peaks).processes
@@ -46,6 +46,8 @@ def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
     except OSError as error:
         raise RunError("the memory of the run cannot be read", where=str(file), why=error.strerror) from error
     return {
-        (each.component, each.rank): {phase: Peak(peak.rss, peak.device) for phase, peak in each.phases.items()}
-        for each in processes
+        (process.component, process.rank): {
+            phase: Peak(peak.rss, peak.device) for phase, peak in process.phases.items()
+        }
+        for process in processes
     }

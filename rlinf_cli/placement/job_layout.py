@@ -1,4 +1,4 @@
-"""The processes of a job, laid out on what its file declares and the command assumes."""
+"""The layout of a job's processes on its declared or assumed hardware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobLayout:
 
     Attributes:
         placements: by component, in the order of the file.
-        resources: by component, what it holds, as in `accelerators 0-63`.
+        resources: by component, as in `accelerators 0-63`.
         mode: `collocated`, `disaggregated` or `hybrid`.
     """
 
@@ -33,35 +33,35 @@ class JobLayout:
 
 
 def lay_out(
-    job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()
+    job: SoundJob, command: str, file: str, component: str | None = None, arguments: Sequence[str] = ()
 ) -> JobLayout:
-    """Return the layout of all components, or of one where the others do not matter.
+    """Return the layout of all components, or of a single one.
 
     Args:
-        command, file, said: what the user asked, for the better question that an error suggests: `said` is what
-            stood behind the file.
+        command, file, arguments: the user's command line (`arguments` follow the file), for the remedy of an error.
 
     Raises:
-        PlacementError: accelerators that it depends on are unknown, or there is no such component.
+        PlacementError: the accelerators are unknown, or there is no such component.
     """
     cluster = job.cluster if component is None else _only(job.cluster, component)
-    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *said))
-    found = ComponentPlacement(cluster, job.topology)
-    placements = {name: found.get_strategy(name).get_placement(job.topology) for name in found.components}
+    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *arguments))
+    placement = ComponentPlacement(cluster, job.topology)
+    placements = {name: placement.get_strategy(name).get_placement(job.topology) for name in placement.components}
     resources = {
-        name: _resources(found.get_hardware_ranks(name), cluster, name, job.topology) for name in found.components
+        name: _resources(placement.get_hardware_ranks(name), cluster, name, job.topology)
+        for name in placement.components
     }
-    return JobLayout(placements, resources, str(found.placement_mode))
+    return JobLayout(placements, resources, str(placement.placement_mode))
 
 
 def secret_texts(job: SoundJob) -> list[str]:
-    """Return the values that references brought from secret places, to be masked wherever they appear."""
+    """Return the values that references copied from secret keys, to be masked wherever they appear."""
     nodes = (find(job.tree, path) for path in job.secret)
     return [node.raw for node in nodes if isinstance(node, ScalarNode) and node.raw]
 
 
 def masked(name: str, value: str, secrets: Iterable[str]) -> str:
-    """Return a variable's value as it may be printed."""
+    """Return a variable's value, masked for printing."""
     if value and is_secret(name):
         return MASK
     for secret in secrets:
@@ -75,7 +75,7 @@ def _only(cluster: ClusterConfig, component: str) -> ClusterConfig:
         known = list(cluster.component_placement)
         listed = f"the components are {quoted(known)}" if known else "the file places no component"
         raise PlacementError(
-            f"the file places no component `{component}`", help=did_you_mean(component, known) or listed
+            f"the file does not place a component `{component}`", help=did_you_mean(component, known) or listed
         )
     return cluster.model_copy(update={"component_placement": {component: entry}})
 
@@ -93,12 +93,14 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
 
     whole = CLUSTER_LABEL in waiting
     assumptions = ("8",) if whole else tuple(f"{label}=8" for label in waiting)
-    better = shlex.join((*map(mask_text, asked), *(word for each in assumptions for word in ("--assume", each))))
+    better = shlex.join(
+        (*map(mask_text, asked), *(word for assumption in assumptions for word in ("--assume", assumption)))
+    )
     where = "the nodes" if whole else quoted(waiting)
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
-        help=f"say how many each node has: `{better}`,\n"
-        "or ask the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group"
+        help=f"give the number per node: `{better}`,\n"
+        "or probe the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group"
         " (`per_node: 0` for one without GPUs)",
     )
 

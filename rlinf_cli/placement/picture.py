@@ -1,4 +1,4 @@
-"""The content of a placement's picture before anything is drawn: cards of nodes, cells of units, bands of users."""
+"""The model behind a placement's pictures: node cards, unit cells, user bands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlinf_core.config.ranks import format_ranks
 
 ACCELERATOR, NODE = "accelerator", "node"
 
-# Up to so many nodes, every one has its own card.
+# Up to this many nodes, each has its own card.
 _ALL_CARDS = 24
-# Of a longer run of like nodes so many are drawn, and one more card stands for the rest.
+# Of a longer run of equal nodes this many are drawn, plus one card for the rest.
 _RUN_HEAD = 3
-# However unlike the nodes are, a section ends after so many cards.
+# A section has at most this many cards.
 _MOST_CARDS = 60
 
 
@@ -36,7 +36,7 @@ class Cell:
 
     Attributes:
         kind: `accelerator`, `node`, or a robot's type.
-        index: its number: an accelerator's on its node, a robot's in its group, as in rank maps.
+        index: its number: an accelerator's on its node, a robot's in its group (as in rank maps).
         address: where a robot answers, or empty.
     """
 
@@ -64,10 +64,10 @@ class Card:
     """One node, or several alike.
 
     Attributes:
-        ranks: the nodes' ranks; more than one for a card that stands for many.
-        host: the name that ssh knows it by, or None.
+        ranks: the nodes' ranks; several for a card that stands for many nodes.
+        host: its ssh destination, or None.
         cells: its units.
-        loose: the processes that hold no unit.
+        loose: the processes without a unit.
     """
 
     ranks: tuple[int, ...]
@@ -77,10 +77,10 @@ class Card:
 
     @property
     def pattern(self) -> object:
-        """Equal for two nodes that differ only in which ranks they run."""
+        """Equal for two nodes that differ only in the ranks of their processes."""
         before = (None, *self.cells)
         cells = tuple(
-            # A process that holds several units makes neighbours of equal users.
+            # A process that holds several units gives neighbouring cells equal users.
             (cell.kind, _counts(cell.users), previous is not None and previous.users == cell.users)
             for previous, cell in zip(before, self.cells, strict=False)
         )
@@ -116,7 +116,7 @@ class Picture:
 
 
 def summarised(picture: Picture) -> Picture:
-    """Return the same picture with long runs of like nodes drawn as a few."""
+    """Return the picture with long runs of equal nodes reduced to a few."""
     if sum(len(section.cards) for section in picture.sections) <= _ALL_CARDS:
         return picture
     return replace(
@@ -140,10 +140,10 @@ def _shortened(cards: Sequence[Card]) -> tuple[Card, ...]:
 
 
 def _merged(cards: Sequence[Card]) -> Card:
-    """Return one card for several: what runs on them altogether, as processes without a unit."""
+    """Return one card for several nodes, with all their processes as loose ones."""
     ranks: dict[str, list[int]] = {}
     for card in cards:
         for user in [*(user for cell in card.cells for user in cell.users), *card.loose]:
             ranks.setdefault(user.component, []).extend(user.ranks)
-    together = tuple(User(name, tuple(sorted(set(found)))) for name, found in ranks.items())
+    together = tuple(User(name, tuple(sorted(set(user_ranks)))) for name, user_ranks in ranks.items())
     return Card(tuple(rank for card in cards for rank in card.ranks), None, (), together)

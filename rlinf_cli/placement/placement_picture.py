@@ -1,4 +1,4 @@
-"""The picture of a placement, built from its processes."""
+"""Construction of the picture model from a placement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def picture_of(
         card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
         grouped.setdefault(labels_of(topology, node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
-    sizes = tuple((name, len(each)) for name, each in placements.items())
+    sizes = tuple((name, len(component_placements)) for name, component_placements in placements.items())
     return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
 
 
@@ -52,16 +52,16 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
 
 
 def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
-    """Return the rank of each robot in its group, by its node, its type and its index among the node's of that type."""
-    found: dict[tuple[int, str, int], int] = {}
+    """Return the rank of each robot in its group, by node, type and index among the node's robots of that type."""
+    robot_ranks: dict[tuple[int, str, int], int] = {}
     for group in topology.groups.values():
         if group.unit is None or group.unit.robot is None:
             continue
         numbers = topology.numbers(group.unit)
         for rank, number in enumerate(number for units in group.segments for number in units):
             node = numbers.node_of(number)
-            found[node, group.unit.robot, number - numbers.on_node(node).start] = rank
-    return found
+            robot_ranks[node, group.unit.robot, number - numbers.on_node(node).start] = rank
+    return robot_ranks
 
 
 def counted(count: int, name: str) -> str:
@@ -82,7 +82,7 @@ def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
 def _card(
     node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
 ) -> Card:
-    """Place processes on the node as a whole: a cell of a node that has nothing else, and loose beside hardware."""
+    """Add processes on the node as a whole: as a cell where the node has no units, else as loose processes."""
     robots = {robot.type for robot in node.robots}
     cells: list[Cell] = []
     loose: tuple[User, ...] = ()
@@ -108,7 +108,7 @@ def _users(use: UnitUse) -> tuple[User, ...]:
     ranks: dict[str, list[int]] = {}
     for component, rank in use.users:
         ranks.setdefault(component, []).append(rank)
-    return tuple(User(component, tuple(found)) for component, found in ranks.items())
+    return tuple(User(component, tuple(user_ranks)) for component, user_ranks in ranks.items())
 
 
 def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:
@@ -122,7 +122,7 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
 
 
 def _content(node: NodeInfo) -> str:
-    """Return `8 × A800`, `1 Franka`, `no accelerators`; nothing where nobody knows, which the headline says once."""
+    """Return `8 × A800`, `1 Franka`, `no accelerators`; empty where unknown, which the headline states once."""
     parts: list[str] = []
     if node.num_accelerators:
         model = node.accelerator_model
@@ -133,7 +133,7 @@ def _content(node: NodeInfo) -> str:
 
 
 def labels_of(topology: ClusterTopology, node: int) -> tuple[str, ...]:
-    """Return the labels of the user's groups that a node is in."""
+    """Return the labels of the user-defined groups of a node."""
     return tuple(
         info.label
         for info in topology.groups.values()

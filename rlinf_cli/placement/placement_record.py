@@ -1,4 +1,4 @@
-"""The contract `rlinf.placement/1`."""
+"""The format `rlinf.placement/1`."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _processes(job: SoundJob, placements: Sequence[Placement]) -> list[dict[str,
                 "visible_accelerators": list(placement.visible_accelerators),
                 "node_group": placement.node_group_label,
                 "python": environment.interpreter,
-                "env": {each.name: masked(each.name, each.value, secrets) for each in variables},
-                "env_layers": {each.name: str(each.layer) for each in variables},
+                "env": {variable.name: masked(variable.name, variable.value, secrets) for variable in variables},
+                "env_layers": {variable.name: str(variable.layer) for variable in variables},
             }
         )
     return records

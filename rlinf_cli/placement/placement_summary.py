@@ -1,4 +1,4 @@
-"""A placement in a few lines: a row per component, who shares what, what is idle. Ranges, never a row per process."""
+"""A placement in a few lines: a row per component, shared units, idle units. Ranges, never a row per process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", 
 def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
     """Return the whole summary."""
     rows = [
-        (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
-        for name, each in layout.placements.items()
+        (
+            *_row(name, component_placements, layout.resources[name]),
+            _visible_accelerators(component_placements, job.topology),
+        )
+        for name, component_placements in layout.placements.items()
     ]
     lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
@@ -33,7 +36,8 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
 def processes_table(job: SoundJob, layout: JobLayout) -> str:
     """Return a row per process."""
     interpreters = {
-        place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
+        place: process_interpreter(job.cluster, placement).path
+        for place, placement in _one_for_each_environment(layout).items()
     }
     hosts, numbers = hosts_by_rank(job.cluster), robot_numbers(job.topology)
     rows: list[tuple[str, ...]] = []
@@ -57,7 +61,7 @@ def processes_table(job: SoundJob, layout: JobLayout) -> str:
 
 
 def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
-    """Return the interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
+    """Return the interpreters and the variables not set by the runtime, each with its nodes and its source."""
     interpreters: dict[tuple[str, str], dict[int, None]] = {}
     variables: dict[tuple[str, str], dict[int, None]] = {}
     secrets = secret_texts(job)
@@ -76,13 +80,13 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
 
 
 def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
-    """Return a process for each node and group that has one: what a file gives depends on nothing else."""
-    found = {
-        (each.cluster_node_rank, each.node_group_label): each
+    """Return one process for each node and group: the environment from the file depends on nothing else."""
+    representatives = {
+        (placement.cluster_node_rank, placement.node_group_label): placement
         for placements in layout.placements.values()
-        for each in placements
+        for placement in placements
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(representatives.items()))
 
 
 def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[str, ...]:
@@ -98,11 +102,11 @@ def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopo
     nodes = {placement.cluster_node_rank for placement in placements}
     if all(topology.nodes[node].num_accelerators == 0 for node in nodes):
         return "none"
-    return "all of its node's, none reserved"
+    return "all of its node, none reserved"
 
 
 def _share(placements: Sequence[Placement]) -> str:
-    """Return what one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
+    """Return a process's share of units: `1`, `2`, `1/4` of a unit shared by four; `-` without a unit."""
     if not any(placement.local_hardware_ranks for placement in placements):
         return "-"
     users: dict[tuple[int, int], int] = {}
@@ -119,7 +123,7 @@ def _share(placements: Sequence[Placement]) -> str:
 
 
 def sharing_lines(picture: Picture) -> list[str]:
-    """Return which components share which units, and which units nobody uses; a line per distinct set of components."""
+    """Return shared and idle units; a line per distinct set of components."""
     by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
     for card in _cards(picture):
         for components, kind, units in _units(card):
@@ -131,7 +135,7 @@ def sharing_lines(picture: Picture) -> list[str]:
         lines.append(f"{' + '.join(components)} share {places}" if components else f"idle: {places}")
     empty = [rank for card in _cards(picture) if not card.cells and not card.loose for rank in card.ranks]
     if empty:
-        lines.append(f"idle: {_nodes(empty)}, where nothing is placed")
+        lines.append(f"idle: {_nodes(empty)} (no component)")
     return lines
 
 
@@ -141,12 +145,12 @@ def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
 
 
 def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Return the components on a node's units, the kind of those units, and which."""
+    """Return the components on a node's units, the kind of those units, and their ranks."""
     indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for cell in card.cells:
         indices.setdefault((cell.components, cell.kind), []).append(cell.index)
-    for (components, kind), found in indices.items():
-        yield components, kind, format_ranks(found)
+    for (components, kind), unit_indices in indices.items():
+        yield components, kind, format_ranks(unit_indices)
 
 
 def _cards(picture: Picture) -> Iterable[Card]:

@@ -1,4 +1,4 @@
-"""A placement as an SVG picture: nodes as cards, units as cells, and in each cell a band per component that uses it."""
+"""A placement as an SVG image: nodes as cards, units as cells, and in each cell a band per component using it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from itertools import groupby
 from rlinf_cli.placement.picture import ACCELERATOR, Card, Cell, Picture, Section, User, summarised
 from rlinf_core.config.ranks import format_ranks
 
-# Okabe and Ito's palette, which people of every colour vision can tell apart; the order keeps neighbours far apart.
+# The Okabe-Ito palette, safe for colour blindness; ordered so that neighbours contrast.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#5F6B7A")
 _PAGE, _CARD, _LINE, _IDLE = "#F4F5F7", "#FFFFFF", "#D5D9E0", "#F0F2F5"
 _INK, _SOFT = "#1B2330", "#667085"
-# Letters that a proportional font sets in about half the width of the others.
+# Letters of about half the width of others in a proportional font.
 _NARROW = frozenset("fijlrt.,:;'|!()[]- ")
-# How much wider a text is in bold.
+# Width of bold text relative to regular.
 _BOLD = 1.1
 _SMALLEST = 7.0
-# A component's name is rather set so much smaller than left out.
+# A component's name is shrunk by up to this much before it is dropped.
 _SHRUNK = 0.85
 _FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, 'Noto Sans', 'DejaVu Sans', sans-serif"
 
@@ -53,7 +53,7 @@ def placement_svg(picture: Picture) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """Sizes that depend on how much there is to show."""
+    """Sizes that depend on the amount of content."""
 
     width: int
     columns: int
@@ -65,7 +65,7 @@ class _Geometry:
     def of(cls, picture: Picture) -> _Geometry:
         cards = max((len(section.cards) for section in picture.sections), default=1)
         columns = max(1, min(_CARDS_A_ROW, cards))
-        # A few nodes are drawn large, many small.
+        # Few nodes are drawn large, many small.
         cell = {1: 66, 2: 46}.get(columns, 36)
         card = _CELLS_A_ROW * (cell + _CELL_GAP) - _CELL_GAP + 2 * _PAD
         width = max(_NARROWEST, columns * (card + _GAP) - _GAP + 2 * _MARGIN)
@@ -80,10 +80,10 @@ class _Canvas:
     parts: list[str] = field(default_factory=list[str])
 
     def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, more: str = ""
+        self, x: float, y: float, width: float, height: float, fill: str, *, radius: float = 0, extra: str = ""
     ) -> None:
         self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}"{more}/>'
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}"{extra}/>'
         )
 
     def text(
@@ -95,14 +95,14 @@ class _Canvas:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{place}{weight}>{shown}</text>')
 
     def open(self, title: str) -> None:
-        """Start a group that a browser names when the mouse rests on it."""
+        """Start a group with a tooltip."""
         self.parts.append(f"<g><title>{_escaped(title)}</title>")
 
     def close(self) -> None:
         self.parts.append("</g>")
 
     def phrase(self, x: float, y: float, strong: str, rest: str, size: float) -> None:
-        """Draw a bold word with softer ones after it, set by the reader's own font."""
+        """Draw a bold word followed by softer text, in the viewer's font."""
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{_INK}">'
             f'<tspan font-weight="600">{_escaped(strong)}</tspan>'
@@ -124,14 +124,14 @@ class _Canvas:
         )
         self.parts.append(f'<path d="{path}" fill="{color}"/>')
         if index >= len(_PALETTE):
-            # The palette's second round is told from the first by stripes.
+            # Stripes mark the palette's second round.
             self.parts.append(f'<path d="{path}" fill="url(#stripes)"/>')
         return color
 
     def label(self, x: float, y: float, width: float, height: float, user: User, size: float, color: str) -> None:
-        """Name the user of an area in its middle: with the component's name where there is room, else the ranks alone.
+        """Label an area in its middle: component and ranks where they fit, else ranks alone.
 
-        Ranks are set smaller before any of them is left out. There is no text where it would be too low.
+        Ranks are shrunk before any of them is dropped. An area too low for text gets none.
         """
         text, room = f"{user.component} {user.label}", width - 8
         if _text_width(text, size) * _BOLD * _SHRUNK > room:
@@ -166,7 +166,7 @@ def _legend(canvas: _Canvas, picture: Picture, geometry: _Geometry, y: float) ->
     entries = [(name, f"{size} process{'es' if size != 1 else ''}") for name, size in picture.components]
     cells = [cell for section in picture.sections for card in section.cards for cell in card.cells]
     if not all(cell.users for cell in cells):
-        entries.append(("idle", "nobody uses it"))
+        entries.append(("idle", "unused"))
     x = float(_MARGIN)
     for index, (name, words) in enumerate(entries):
         shown = _fitted(name, 260, 14)
@@ -176,7 +176,7 @@ def _legend(canvas: _Canvas, picture: Picture, geometry: _Geometry, y: float) ->
         if index < len(picture.components):
             canvas.band(x, y, 16, 16, name, (4, 4))
         else:
-            canvas.rect(x + 0.5, y + 0.5, 15, 15, "url(#idle)", radius=4, more=f' stroke="{_LINE}"')
+            canvas.rect(x + 0.5, y + 0.5, 15, 15, "url(#idle)", radius=4, extra=f' stroke="{_LINE}"')
         canvas.phrase(x + 24, y + 13, shown, words, 14)
         x += width
     return y + _LEGEND_LINE
@@ -205,14 +205,14 @@ def _card_height(card: Card, geometry: _Geometry) -> float:
 
 def _card(canvas: _Canvas, card: Card, geometry: _Geometry, x: float, y: float, height: float) -> None:
     width = geometry.card_width
-    rank, *more = card.ranks
-    if more:
+    rank, *other_ranks = card.ranks
+    if other_ranks:
         _many(canvas, card, x, y, width, height)
         return
-    canvas.rect(x, y, width, height, _CARD, radius=10, more=f' stroke="{_LINE}"')
+    canvas.rect(x, y, width, height, _CARD, radius=10, extra=f' stroke="{_LINE}"')
     name = f"node {rank}"
     canvas.text(x + _PAD, y + 23, name, 14, bold=True)
-    right = card.host or ("" if card.cells or card.loose else "nothing is placed here")
+    right = card.host or ("" if card.cells or card.loose else "unused")
     room = width - 2 * _PAD - _text_width(name, 14) * _BOLD - 12
     canvas.text(x + width - _PAD, y + 23, _fitted(right, room, 12), 12, _SOFT, anchor="end")
     top = y + _CARD_HEADER
@@ -226,7 +226,7 @@ def _card(canvas: _Canvas, card: Card, geometry: _Geometry, x: float, y: float, 
 
 def _many(canvas: _Canvas, card: Card, x: float, y: float, width: float, height: float) -> None:
     for step in (8, 4, 0):
-        canvas.rect(x + step, y + step, width - 8, height - 8, _CARD, radius=10, more=f' stroke="{_LINE}"')
+        canvas.rect(x + step, y + step, width - 8, height - 8, _CARD, radius=10, extra=f' stroke="{_LINE}"')
     count = len(card.ranks)
     ranks = _fitted(format_ranks(card.ranks), width - 2 * _PAD - 60, 12)
     canvas.phrase(x + _PAD, y + 23, f"… and {count} more", f"nodes {ranks}", 14)
@@ -246,8 +246,8 @@ def _cell_rows(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def _cells(canvas: _Canvas, card: Card, row: Sequence[Cell], geometry: _Geometry, x: float, y: float) -> None:
-    """Draw one line of units; neighbours that the same processes hold together are drawn as one."""
-    # A robot or two have the whole line, accelerators always an eighth, so that unlike nodes stay comparable.
+    """Draw one line of units; adjacent units held by the same processes are drawn as one."""
+    # One or two robots fill the line; accelerators always take an eighth, so that different nodes stay comparable.
     accelerators = all(cell.kind == ACCELERATOR for cell in row)
     slots = _CELLS_A_ROW if accelerators else max(len(row), 1)
     line = geometry.card_width - 2 * _PAD + _CELL_GAP
@@ -266,13 +266,13 @@ def _cells(canvas: _Canvas, card: Card, row: Sequence[Cell], geometry: _Geometry
 
 def _bands(canvas: _Canvas, users: Sequence[User], x: float, y: float, width: float, height: float) -> None:
     if not users:
-        canvas.rect(x + 0.5, y + 0.5, width - 1, height - 1, "url(#idle)", radius=_RADIUS, more=f' stroke="{_LINE}"')
+        canvas.rect(x + 0.5, y + 0.5, width - 1, height - 1, "url(#idle)", radius=_RADIUS, extra=f' stroke="{_LINE}"')
         return
     share = height / len(users)
     size = max(8.0, min(13.0, share * 0.62))
     for index, user in enumerate(users):
         corners = (_RADIUS if index == 0 else 0, _RADIUS if index == len(users) - 1 else 0)
-        # A hair of white between the bands keeps them apart for every eye.
+        # A thin white gap separates the bands.
         drawn = share - (0 if index == len(users) - 1 else 1)
         color = canvas.band(x, y + index * share, width, drawn, user.component, corners)
         canvas.label(x, y + index * share, width, drawn, user, size, color)
@@ -293,7 +293,7 @@ def _tooltip(card: Card, cells: Sequence[Cell]) -> str:
 
 
 def _on(color: str) -> str:
-    """Return black or white, whichever is read better on `color` (relative luminance as WCAG defines it)."""
+    """Return black or white, whichever has more contrast on `color` (relative luminance as defined by WCAG)."""
     channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return _INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.25 else "#FFFFFF"
@@ -305,7 +305,7 @@ def _text_width(text: str, size: float) -> float:
 
 
 def _fitted(text: str, width: float, size: float) -> str:
-    """Return `text`, cut with an ellipsis where it would be wider than `width`."""
+    """Return `text`, truncated with an ellipsis to `width`."""
     if _text_width(text, size) <= width:
         return text
     while text and _text_width(text + "…", size) > width:
@@ -314,5 +314,5 @@ def _fitted(text: str, width: float, size: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as XML takes it, which has no form for control characters, escaped or not."""
+    """Return text for XML, which cannot express control characters, not even escaped."""
     return escape("".join(c if c.isprintable() else "\ufffd" for c in text))

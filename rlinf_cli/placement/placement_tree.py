@@ -1,4 +1,4 @@
-"""A placement as a tree: groups, nodes, units. Like nodes and like units are told once, as ranges."""
+"""A placement as a tree: groups, nodes, units. Equal nodes and units are merged into ranges."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlinf_cli.placement.picture import ACCELERATOR, NODE, Card, Cell, Picture, 
 from rlinf_core.config.ranks import format_ranks
 
 T = TypeVar("T")
-# A line lists no more addresses of robots than a reader takes in.
+# A line lists at most this many robot addresses.
 _LISTED = 4
 _BRANCHES = (("├── ", "│   "), ("└── ", "    "))
 
 
 def tree_text(picture: Picture, *, every_node: bool = False) -> str:
-    """Return the tree, a line for each run of like nodes, or each node, and for each run of like units on them."""
+    """Return the tree: a line for each run of equal nodes (or each node) and each run of equal units on them."""
     lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle)]
     for section, (branch, below) in _branched(picture.sections):
         lines.append(f"{branch}{console.style(section.title, 'bold')}  {console.style(section.subtitle, 'dim')}")
@@ -40,7 +40,7 @@ def _branched(items: Sequence[T]) -> Iterator[tuple[T, tuple[str, str]]]:
 
 
 def _runs(section: Section) -> list[list[Card]]:
-    """Consecutive nodes with the same pattern of users."""
+    """Return runs of consecutive nodes with the same pattern of users."""
     return [list(run) for _, run in groupby(section.cards, key=lambda card: card.pattern)]
 
 
@@ -62,7 +62,7 @@ def _leaves(run: Sequence[Card]) -> list[str]:
         ranks = sorted(rank for card in run for rank in card.loose[index].ranks)
         texts.append(("no unit", f"{first.loose[index].component} {format_ranks(ranks)}"))
     if not texts:
-        texts.append(("", console.style("nothing is placed here", "dim")))
+        texts.append(("", console.style("unused", "dim")))
     width = max(len(name) for name, _ in texts)
     return [f"{branch}{name.ljust(width)}  {users}".rstrip() for (name, users), (branch, _) in _branched(texts)]
 
@@ -71,4 +71,4 @@ def _users(cells: Sequence[Cell]) -> str:
     ranks: dict[str, set[int]] = {}
     for user in (user for cell in cells for user in cell.users):
         ranks.setdefault(user.component, set()).update(user.ranks)
-    return ", ".join(f"{name} {format_ranks(sorted(found))}" for name, found in ranks.items())
+    return ", ".join(f"{name} {format_ranks(sorted(user_ranks))}" for name, user_ranks in ranks.items())

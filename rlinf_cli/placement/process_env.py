@@ -1,4 +1,4 @@
-"""The environment of one process: its interpreter and every variable, each with what set it."""
+"""The environment of one process: its interpreter and every variable, each with its source."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
     set_by = _origin(python.layer, python.span)
     secrets = secret_texts(job)
     rows = [
-        (each.name, visible(masked(each.name, each.value, secrets)) or '""', _origin(_layer(each), each.span))
-        for each in process_variables(job.cluster, placement, job.tree)
+        (
+            variable.name,
+            visible(masked(variable.name, variable.value, secrets)) or '""',
+            _origin(_layer(variable), variable.span),
+        )
+        for variable in process_variables(job.cluster, placement, job.tree)
     ]
     head = console.style(f"{component}:{placement.rank}", "bold")
     return "\n".join(
@@ -47,7 +51,7 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
 
 
 def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str, Any]:
-    """Return the contract `rlinf.env/1`."""
+    """Return the format `rlinf.env/1`."""
     python = process_interpreter(job.cluster, placement, job.tree)
     secrets = secret_texts(job)
     return {
@@ -61,13 +65,13 @@ def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str,
         "python_place": _place(python.span),
         "variables": [
             {
-                "name": each.name,
-                "value": masked(each.name, each.value, secrets),
-                "layer": str(each.layer),
-                "node_group": each.group,
-                "place": _place(each.span),
+                "name": variable.name,
+                "value": masked(variable.name, variable.value, secrets),
+                "layer": str(variable.layer),
+                "node_group": variable.group,
+                "place": _place(variable.span),
             }
-            for each in process_variables(job.cluster, placement, job.tree)
+            for variable in process_variables(job.cluster, placement, job.tree)
         ],
     }
 

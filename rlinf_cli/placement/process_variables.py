@@ -1,4 +1,4 @@
-"""The variables and the Python of a process, each with what decides it and where that was written."""
+"""The variables and the interpreter of a process, each with its source and the source's location."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ProcessVariable:
 
     Attributes:
         name: of the variable.
-        value: what the process will see; a part in `<...>` is known only on the node or at launch.
-        layer: what sets it.
-        span: where that was written, or None for the runtime's and when the file is not at hand.
+        value: the value in the process; a part in `<...>` is known only on the node or at launch.
+        layer: the layer that sets it.
+        span: where it is set in the file; None for the runtime's, or without the file.
         group: the node group whose `env_configs` set it, or None.
     """
 
@@ -51,10 +51,10 @@ class Interpreter(NamedTuple):
     """The Python of a process.
 
     Attributes:
-        path: its absolute path; None for the one that Ray runs with on the node.
-        layer: what decides it, in words.
-        by_up: the one that Ray runs with where `rlinf up` starts it, if `path` is None and the file names one.
-        span: where that was written, or None.
+        path: its absolute path; None for Ray's interpreter on the node.
+        layer: what sets it, in words.
+        by_up: Ray's interpreter under `rlinf up`, if `path` is None and the file names one.
+        span: where it is set, or None.
     """
 
     path: str | None
@@ -64,13 +64,13 @@ class Interpreter(NamedTuple):
 
 
 def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: MappingNode | None = None) -> Interpreter:
-    """Return the Python of a process, with what decides it."""
+    """Return the interpreter of a process, with its source."""
     node = placement.cluster_node_rank
     environment = process_environment(cluster, node, placement.node_group_label)
     at = environment.interpreter_path
     if at is None:
         by_up = ray_interpreter(cluster, node)
-        layer = f"Ray's own; with `rlinf up` it is {by_up or 'the path of rlinf itself'}"
+        layer = f"Ray's; with `rlinf up`: {by_up or 'the path of rlinf itself'}"
         return Interpreter(None, layer, by_up=by_up)
     group = environment.interpreter_group
     layer = f"{Layer.ENV_CONFIGS} of {group}" if group else ".".join(map(str, at))
@@ -88,22 +88,22 @@ def process_variables(
     Args:
         cluster: the machines.
         placement: the process.
-        tree: the file of `cluster`, for the places of its values.
-        environment: that of the process's node and group, for callers that have many processes of one.
+        tree: the file of `cluster`, for the locations of its values.
+        environment: that of the process's node and group; pass it to share it among processes.
     """
     if environment is None:
         environment = process_environment(cluster, placement.cluster_node_rank, placement.node_group_label)
     runtime = {**dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), AT_LAUNCH), **placement.environment()}
-    found = {name: ProcessVariable(name, value, Layer.RUNTIME) for name, value in runtime.items()}
+    variables = {name: ProcessVariable(name, value, Layer.RUNTIME) for name, value in runtime.items()}
     for index, name in enumerate(cluster.forward_env):
         span = place(tree, ("cluster", "forward_env", index)) if tree else None
         if name in PATH_LISTS:
-            found[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
+            variables[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
         else:
-            found[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
+            variables[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
     for variable in environment.variables:
-        found[variable.name] = _from_group(variable, tree)
-    return sorted(found.values(), key=lambda each: each.name)
+        variables[variable.name] = _from_group(variable, tree)
+    return sorted(variables.values(), key=lambda variable: variable.name)
 
 
 def _from_group(variable: GroupVariable, tree: MappingNode | None) -> ProcessVariable:

@@ -43,7 +43,7 @@ class UnitUse:
 def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[UnitUse]:
     """Return every known accelerator and robot, node by node, used or not.
 
-    A node as a whole is listed where it has neither, and where processes were placed on nodes rather than on hardware.
+    A node as a whole is listed if it has neither, or if processes were placed on nodes rather than on hardware.
     """
     users: dict[tuple[int, str, int], list[tuple[str, int]]] = {}
     for component, processes in placements.items():
@@ -54,10 +54,10 @@ def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Place
     uses: list[UnitUse] = []
     for node in topology.nodes:
         for kind, index in (*_units(node), ("node", 0)):
-            found = users.get((node.rank, kind, index), [])
+            users_of_unit = users.get((node.rank, kind, index), [])
             bare = node.num_accelerators == 0 and not node.robots
-            if kind != "node" or found or bare:
-                uses.append(UnitUse(node.rank, kind, index, tuple(found)))
+            if kind != "node" or users_of_unit or bare:
+                uses.append(UnitUse(node.rank, kind, index, tuple(users_of_unit)))
     return uses
 
 

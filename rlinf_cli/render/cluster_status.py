@@ -13,11 +13,11 @@ SCHEMA = "rlinf.status/1"
 
 
 def status_text(report: StatusReport) -> str:
-    """Return the nodes, then what is in the way of those that are not up, then the jobs."""
+    """Return the nodes, then problems of nodes that are not up, then the jobs."""
     ups = sum(node.state is State.UP for node in report.nodes)
     count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     if report.name is None:
-        title = f"a cluster that `rlinf up` did not bring up: {count}"
+        title = f"a cluster not started by `rlinf up`: {count}"
     else:
         title = f"cluster {report.name}: {ups} of {count} {'is' if len(report.nodes) == 1 else 'are'} up"
     title += f", head {report.address}" if report.address else ""
@@ -34,12 +34,12 @@ def status_text(report: StatusReport) -> str:
 
 def _row(node: NodeStatus) -> tuple[str, ...]:
     host = _host(node)
-    versions = tuple(each or "-" for each in (node.python, node.ray, node.rlinf))
+    versions = tuple(version or "-" for version in (node.python, node.ray, node.rlinf))
     return (str(node.rank), ", ".join(node.groups) or "-", host, str(node.state), node.address or "-", *versions)
 
 
 def _host(node: NodeStatus) -> str:
-    # Without a host a node was started on its own machine; only the head's is this one.
+    # A node without a host was started on its own machine; only the head's is this one.
     return node.host or ("this machine" if node.rank == 0 else "started there")
 
 
@@ -50,7 +50,7 @@ def _trouble(node: NodeStatus) -> str:
 
 def _jobs(jobs: tuple[RunningJob, ...] | None) -> str:
     if jobs is None:
-        return "jobs: unknown, the head could not be asked"
+        return "jobs: unknown, the head did not answer"
     if not jobs:
         return "jobs: none"
     rows = [(str(job.pid), job.address, _since(job.since), job.command) for job in jobs]

@@ -1,4 +1,4 @@
-"""A diagnostic code as `rlinf explain` shows it: the meaning, a wrong example with its caret, a right one."""
+"""A diagnostic code as `rlinf explain` shows it: meaning, wrong example with caret, right example."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _numbered(text: str, color: str) -> str:
 
 
 def _with_caret(line: str, color: str) -> list[str]:
-    """Return the line without markers and, where it has them, a second line of carets beneath what they enclose."""
+    """Return the line without markers and, if it had any, a line of carets beneath the marked text."""
     start = line.find(OPEN)
     shown = _unmarked(line)
     if start < 0:

@@ -12,120 +12,122 @@ from rlinf_cli.runs.metric_comparison import Difference, ResultGap, RunResult
 from rlinf_cli.runs.run_comparison import Comparison
 
 SCHEMA = "rlinf.compare/1"
-# More packages than these say together that the environments are different.
+# Differences in more packages than this are summarised.
 _MOST_ROWS = 40
 _ABSENT = "-"
 
 
-def comparison_text(found: Comparison) -> str:
-    """Return what differs, what matters most first, and what came out."""
-    parts = [_runs(found)]
-    parts.append(first_difference(found))
-    if found.differences:
-        parts.append(_differences(found))
-    parts.append("\n".join(verdict_lines(found)))
+def comparison_text(comparison: Comparison) -> str:
+    """Return the differences, most important first, and the results."""
+    parts = [_runs(comparison)]
+    parts.append(first_difference(comparison))
+    if comparison.differences:
+        parts.append(_differences(comparison))
+    parts.append("\n".join(verdict_lines(comparison)))
     return "\n\n".join(parts)
 
 
-def first_difference(found: Comparison) -> str:
-    """Return the difference that matters most, in one line."""
-    if not found.differences:
-        return "the runs differ in nothing that is recorded"
-    first = found.differences[0]
+def first_difference(comparison: Comparison) -> str:
+    """Return the most important difference, in one line."""
+    if not comparison.differences:
+        return "no recorded difference between the runs"
+    first = comparison.differences[0]
     return f"first difference: {first.name} ({first.kind}), {' | '.join(map(_shown, first.values))}"
 
 
-def run_rows(found: Comparison) -> list[tuple[str, ...]]:
+def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return set, run, status, step and result of each run."""
     return [
-        (each.label, shown(run.path), run.state.status, str(result.step), _result(result))
-        for each in found.sets
-        for run, result in zip(each.runs, each.results, strict=True)
+        (run_set.label, shown(run.path), run.state.status, str(result.step), _result(result))
+        for run_set in comparison.sets
+        for run, result in zip(run_set.runs, run_set.results, strict=True)
     ]
 
 
-def _runs(found: Comparison) -> str:
-    rows = run_rows(found)
-    return console.table(("set", "run", "status", "step", found.metric), rows, right=(3,), keep=(0, 1))
+def _runs(comparison: Comparison) -> str:
+    rows = run_rows(comparison)
+    return console.table(("set", "run", "status", "step", comparison.metric), rows, right=(3,), keep=(0, 1))
 
 
-def _differences(found: Comparison) -> str:
-    rows = difference_rows(found.differences[:_MOST_ROWS])
-    text = console.table(("kind", "what", *compared(found)), rows, keep=(0,))
-    rest = len(found.differences) - _MOST_ROWS
+def _differences(comparison: Comparison) -> str:
+    rows = difference_rows(comparison.differences[:_MOST_ROWS])
+    text = console.table(("kind", "what", *compared(comparison)), rows, keep=(0,))
+    rest = len(comparison.differences) - _MOST_ROWS
     return f"{text}\nand {rest} more" if rest > 0 else text
 
 
-def difference_rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
+def difference_rows(differences: Sequence[Difference]) -> list[tuple[str, ...]]:
     """Return the kind, the name, and the value in each run, of each difference."""
-    return [(each.kind, each.name, *map(_shown, each.values)) for each in found]
+    return [(difference.kind, difference.name, *map(_shown, difference.values)) for difference in differences]
 
 
-def compared(found: Comparison) -> list[str]:
-    """Return the names of what is compared: the sets, or the runs of the only one."""
-    first, *others = found.sets
+def compared(comparison: Comparison) -> list[str]:
+    """Return the names of the compared items: the sets, or the runs of a single set."""
+    first, *others = comparison.sets
     return (
-        [each.label for each in found.sets] if others else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
+        [run_set.label for run_set in comparison.sets]
+        if others
+        else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
     )
 
 
-def verdict_lines(found: Comparison) -> list[str]:
-    """Return a line for each set but the first: how far it is from the first, and whether that is noise."""
-    first, *names = compared(found)
-    return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
+def verdict_lines(comparison: Comparison) -> list[str]:
+    """Return a line for each set but the first: its gap to the first, and whether that is noise."""
+    first, *names = compared(comparison)
+    return [f"{name} - {first}: {_verdict(gap)}" for name, gap in zip(names, comparison.verdicts, strict=True)]
 
 
-def _verdict(found: ResultGap) -> str:
-    gap = f"{found.gap:+.3g}"
-    if found.low is None or found.high is None:
-        return f"{gap}; {found.basis}"
-    word = "larger than noise" if found.larger_than_noise else "within noise"
-    return f"{gap} [{found.low:+.3g}, {found.high:+.3g}], {word}, by {found.basis}"
+def _verdict(result_gap: ResultGap) -> str:
+    gap = f"{result_gap.gap:+.3g}"
+    if result_gap.low is None or result_gap.high is None:
+        return f"{gap}; {result_gap.basis}"
+    word = "larger than noise" if result_gap.larger_than_noise else "within noise"
+    return f"{gap} [{result_gap.low:+.3g}, {result_gap.high:+.3g}], {word}, by {result_gap.basis}"
 
 
-def _result(found: RunResult) -> str:
-    text = labels.figure(found.value)
-    if found.low is not None and found.high is not None:
-        text += f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{text} of {found.count}" if found.count and found.metric.startswith("eval/") else text
+def _result(result: RunResult) -> str:
+    text = labels.figure(result.value)
+    if result.low is not None and result.high is not None:
+        text += f" [{result.low:.2f}, {result.high:.2f}]"
+    return f"{text} of {result.count}" if result.count and result.metric.startswith("eval/") else text
 
 
 def _shown(value: str | None) -> str:
     return _ABSENT if value is None else value or "(none)"
 
 
-def comparison_record(found: Comparison) -> dict[str, Any]:
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as data."""
     return {
         "schema": SCHEMA,
-        "metric": found.metric,
+        "metric": comparison.metric,
         "sets": [
             {
-                "label": each.label,
+                "label": run_set.label,
                 "runs": [
                     {"folder": str(run.path), "status": run.state.status, **_result_record(result)}
-                    for run, result in zip(each.runs, each.results, strict=True)
+                    for run, result in zip(run_set.runs, run_set.results, strict=True)
                 ],
             }
-            for each in found.sets
+            for run_set in comparison.sets
         ],
-        "differences": [_difference_record(each) for each in found.differences],
+        "differences": [_difference_record(difference) for difference in comparison.differences],
         "verdicts": [
             {
-                "gap": each.gap,
-                "low": each.low,
-                "high": each.high,
-                "larger_than_noise": each.larger_than_noise,
-                "basis": each.basis,
+                "gap": verdict.gap,
+                "low": verdict.low,
+                "high": verdict.high,
+                "larger_than_noise": verdict.larger_than_noise,
+                "basis": verdict.basis,
             }
-            for each in found.verdicts
+            for verdict in comparison.verdicts
         ],
     }
 
 
-def _result_record(found: RunResult) -> dict[str, Any]:
-    return {"step": found.step, "value": found.value, "low": found.low, "high": found.high, "count": found.count}
+def _result_record(result: RunResult) -> dict[str, Any]:
+    return {"step": result.step, "value": result.value, "low": result.low, "high": result.high, "count": result.count}
 
 
-def _difference_record(each: Difference) -> dict[str, Any]:
-    return {"kind": str(each.kind), "name": each.name, "values": list(each.values)}
+def _difference_record(difference: Difference) -> dict[str, Any]:
+    return {"kind": str(difference.kind), "name": difference.name, "values": list(difference.values)}

@@ -1,4 +1,4 @@
-"""The resolved configuration, each of its values with the place it came from: YAML for people, records for programs."""
+"""The resolved configuration with the origin of each value: YAML for people, records for programs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rlinf_core.config.yaml.reader import read_value
 from rlinf_core.scalars import plain
 
 SCHEMA = "rlinf.config/1"
-# Origins stand in one column, which longer values reach beyond.
+# Origins are aligned in one column, except after longer values.
 _COLUMN = 56
 
 
 def config_text(origins: Iterable[Origin]) -> str:
-    """YAML that loads to the same values, with each value's origin as a comment behind it."""
+    """Return YAML that loads to the same values, with each value's origin as a comment."""
     lines = list(lines_of(nested_of(origins)))
     column = max((len(text) for text, origin in lines if origin and len(text) < _COLUMN), default=0)
     return "\n".join(f"{text.ljust(column)}  # {_where(origin)}" if origin else text for text, origin in lines)
 
 
 def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any]:
-    """Return the contract `rlinf.config/1`: the data as a whole, and every value by its path.
+    """Return the format `rlinf.config/1`: the data as a whole, and every value by its path.
 
-    A number where the model wants text is the text that was written, and so is what JSON has no number for.
+    A number in a text field is the text as written, as is a number that JSON cannot express.
 
     Args:
-        tree: what the origins are of, secrets masked.
+        tree: the tree that the origins belong to, secrets masked.
     """
     values = [(origin, _value(tree, origin)) for origin in origins]
     nested = nested_of(origin for origin, _ in values)
@@ -44,7 +44,7 @@ def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any
 
 
 def _where(origin: Origin) -> str:
-    """Return `job.yaml:9`; the column says little behind a value and costs width."""
+    """Return `job.yaml:9`, without the column."""
     if origin.span is None or origin.kind == "override":
         return origin.where
     return f"{origin.span.source.name}:{origin.span.begin.line}"
@@ -57,7 +57,7 @@ def _value(tree: MappingNode, origin: Origin) -> Any:
         if origin.is_text or infinite:
             return node.raw
     if node is None:
-        # A default: nobody wrote it, so its text is all there is.
+        # A default has no source location, only its text.
         node = read_value(SourceText("default", origin.text), 0, len(origin.text), Diagnostics())
     return None if node is None else plain(to_data(node))
 

@@ -11,24 +11,24 @@ from rlinf_cli.bootstrap.preflight import DoctorReport
 from rlinf_cli.console import console
 
 SCHEMA = "rlinf.doctor/1"
-# More links that are as they should be are told in one line.
+# More good links than this are summarised in one line.
 _MOST_LINKS = 8
 
 
 def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
-    """Return the table, and what it comes to.
+    """Return the table and a summary.
 
     Args:
         report: what was found.
-        every_node: whether nodes of which the same is said have a line each.
+        every_node: whether nodes with equal findings have a line each.
     """
     if every_node:
-        lines = [Merged(each, () if each.rank is None else (each.rank,)) for each in report.findings]
+        lines = [Merged(finding, () if finding.rank is None else (finding.rank,)) for finding in report.findings]
     else:
         lines = merged(_short(report.findings))
     rows = [
-        (str(each.finding.verdict), each.finding.check, each.where, each.finding.what, each.finding.help)
-        for each in lines
+        (str(line.finding.verdict), line.finding.check, line.where, line.finding.what, line.finding.help)
+        for line in lines
     ]
     headers = ("verdict", "check", "where", "what", "do")
     if not any(help for *_, help in rows):
@@ -38,13 +38,15 @@ def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
 
 
 def _short(findings: Sequence[Finding]) -> list[Finding]:
-    fine = [each for each in findings if each.check == "link" and each.verdict is CheckVerdict.OK]
+    fine = [finding for finding in findings if finding.check == "link" and finding.verdict is CheckVerdict.OK]
     if len(fine) <= _MOST_LINKS:
         return list(findings)
-    ranges = figures([each.data["latency_seconds"] for each in fine], [each.data["bytes_per_second"] for each in fine])
+    ranges = figures(
+        [finding.data["latency_seconds"] for finding in fine], [finding.data["bytes_per_second"] for finding in fine]
+    )
     line = Finding("link", CheckVerdict.OK, f"{len(fine)} links: {ranges}", data={"links": len(fine)})
     first = fine[0]
-    return [line if each is first else each for each in findings if each is first or each not in fine]
+    return [line if finding is first else finding for finding in findings if finding is first or finding not in fine]
 
 
 def _summary(report: DoctorReport) -> str:
@@ -56,7 +58,7 @@ def _summary(report: DoctorReport) -> str:
         (report.count(CheckVerdict.SKIPPED), "not checked", "not checked"),
     ]
     listed = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
-    return f"{nodes}: {listed or 'nothing is wrong'}, {report.seconds:.1f} s"
+    return f"{nodes}: {listed or 'all checks passed'}, {report.seconds:.1f} s"
 
 
 def doctor_record(report: DoctorReport) -> dict[str, Any]:
@@ -67,18 +69,18 @@ def doctor_record(report: DoctorReport) -> dict[str, Any]:
         "nodes": report.num_nodes,
         "reached": report.num_reached,
         "seconds": round(report.seconds, 3),
-        "findings": [finding_record(each) for each in report.findings],
+        "findings": [finding_record(finding) for finding in report.findings],
     }
 
 
-def finding_record(each: Finding) -> dict[str, Any]:
+def finding_record(finding: Finding) -> dict[str, Any]:
     """Return a finding as data."""
     return {
-        "check": each.check,
-        "verdict": str(each.verdict),
-        "where": each.where,
-        "rank": each.rank,
-        "what": each.what,
-        "help": each.help or None,
-        "data": dict(each.data),
+        "check": finding.check,
+        "verdict": str(finding.verdict),
+        "where": finding.where,
+        "rank": finding.rank,
+        "what": finding.what,
+        "help": finding.help or None,
+        "data": dict(finding.data),
     }

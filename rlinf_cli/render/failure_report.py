@@ -1,4 +1,4 @@
-"""The report of a failed job: the first failure in full, with the end of its log; its consequences in one line."""
+"""The report of a failed job: the first failure in full, with its log tail; consequences in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG_LINES = 10
 _MOST_NAMED = 6
 _MOST_TEXT = 12
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-# Where our own code and the interpreter's lie: the user's frame says more.
+# Folders of rlinf and of the interpreter: the user's own frame is more useful.
 _INSTALLED = re.compile(r"/(site-packages|lib/python3\.\d+)/")
 
 
@@ -24,9 +24,9 @@ class Failure(NamedTuple):
 
     Attributes:
         error: what was raised.
-        consequence: whether it failed because of what had happened to another.
+        consequence: whether it was caused by another failure.
         group, rank: the worker, or None and None for the driver.
-        method: what had been called.
+        method: the called method.
         place: where it ran, in words, or None.
     """
 
@@ -53,20 +53,20 @@ class FailureReport(NamedTuple):
 
 
 def failures_of(error: BaseException) -> list[Failure]:
-    """Return everything that an exception holds, what failed by itself before what followed from it."""
+    """Return all failures in an exception, root causes before consequences."""
     return sorted(_flat(error), key=lambda failure: failure.consequence)
 
 
 def failure_block(
     error: BaseException, logs: Path | None, run: str | None, components: Mapping[str, str] | None = None
 ) -> FailureReport:
-    """Return what a person wants to know first.
+    """Return the error block of the first failure.
 
     Args:
-        error: what the recipe's program raised.
+        error: the exception of the recipe's program.
         logs: the folder of the run's logs, or None where there is none.
-        run: how `rlinf logs` is told the run, or None.
-        components: the component of a worker group, by the group's name where it is another.
+        run: the argument for `rlinf logs`, or None.
+        components: component by worker group name, where the two differ.
     """
     first, *others = failures_of(error)
     component = (components or {}).get(first.group, first.group) if first.group is not None else None
@@ -79,7 +79,7 @@ def failure_block(
         where.extend([first.error.where] if first.error.where and first.error.where != first.name else [])
         why.extend(first.error.why.splitlines() if first.error.why else [])
     if tail:
-        why.extend(["its log ends with", *(f"  {line}" for line in tail)])
+        why.extend(["last log lines", *(f"  {line}" for line in tail)])
     if others:
         why.append(_folded(others))
     return FailureReport(
@@ -96,13 +96,13 @@ def _flat(error: BaseException) -> Iterator[Failure]:
     if isinstance(error.__cause__, WorkerGroupError):
         yield from _flat(error.__cause__)
     if isinstance(error, WorkerGroupError):
-        for rank, each in zip(error.ranks, error.exceptions, strict=True):
+        for rank, exception in zip(error.ranks, error.exceptions, strict=True):
             place = error.places.get(rank)
-            consequence = is_consequence(error.group, rank, each)
-            yield Failure(each, consequence, error.group, rank, error.method, place)
+            consequence = is_consequence(error.group, rank, exception)
+            yield Failure(exception, consequence, error.group, rank, error.method, place)
     elif isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _flat(each)
+        for exception in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _flat(exception)
     else:
         yield Failure(error)
 
@@ -115,11 +115,11 @@ def _headline(failure: Failure) -> str:
         text = "\n".join([*lines[:_MOST_TEXT], f"... {len(lines) - _MOST_TEXT} more lines"])
     if failure.group is None:
         return text if isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
-    called = "while it was made" if failure.method == "__init__" else f"in `{failure.method}`"
+    called = "in its constructor" if failure.method == "__init__" else f"in `{failure.method}`"
     if isinstance(error, WorkerDiedError) and error.address == failure.name:
         return f"`{failure.name}` died {called}"
-    said = text if isinstance(error, RLinfError) else _named(error, text)
-    return f"`{failure.name}` failed {called}: {said}"
+    message = text if isinstance(error, RLinfError) else _named(error, text)
+    return f"`{failure.name}` failed {called}: {message}"
 
 
 def _named(error: BaseException, text: str) -> str:
@@ -131,9 +131,7 @@ def _named(error: BaseException, text: str) -> str:
 
 
 def _position(error: BaseException) -> str | None:
-    """Return `FILE:LINE in FUNCTION` of whoever raised, in the process that did; none of ours where the user has
-    one.
-    """
+    """Return `FILE:LINE in FUNCTION` of the raising frame, a user's frame where there is one."""
     if isinstance(error, RLinfError):
         return None
     notes: Sequence[str] = getattr(error, "__notes__", ())
@@ -155,8 +153,8 @@ def _folded(others: Sequence[Failure]) -> str:
     for failure in others[:_MOST_NAMED]:
         by_kind.setdefault(type(failure.error).__name__, []).append(failure.name)
     listed = ", ".join(f"{', '.join(names)} ({kind})" for kind, names in by_kind.items())
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{more}"
+    others_text = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{others_text}"
 
 
 def _advice(first: Failure, component: str | None, log: Path | None, run: str | None) -> str:

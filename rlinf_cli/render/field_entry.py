@@ -14,7 +14,7 @@ def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:
     """Return the entry for people.
 
     Args:
-        recipes: whose files this is about, where others differ; empty for all.
+        recipes: the recipes that this field entry applies to; empty for all.
     """
     head = f"{console.style(doc.path or 'the file', 'bold')}: {doc.type}"
     if recipes:

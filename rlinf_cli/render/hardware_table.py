@@ -1,4 +1,4 @@
-"""The hardware of nodes beside what is declared, as text and as data."""
+"""Hardware of nodes against declarations, as text and as data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli.bootstrap.checks.devices import found_text
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, size
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.console import console
 from rlinf_cli.render.doctor_findings import finding_record
@@ -15,21 +15,21 @@ SCHEMA = "rlinf.hardware/1"
 _WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
 
 
-def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
-    """Return a line for each node, then what is not as declared."""
-    by_rank = {each.node.rank: each for each in seen}
+def hardware_text(nodes: Sequence[NodeTarget], probed: Sequence[ProbedNode], findings: Sequence[Finding]) -> str:
+    """Return a line for each node, then the deviations from the declarations."""
+    by_rank = {machine.node.rank: machine for machine in probed}
     headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
     rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]
     blocks = [console.table(headers, rows, right=(0, 3))]
-    wrong = [each for each in findings if each.verdict in _WRONG]
+    wrong = [finding for finding in findings if finding.verdict in _WRONG]
     if wrong:
-        blocks.append("\n".join(_trouble(each) for each in wrong))
+        blocks.append("\n".join(_trouble(finding) for finding in wrong))
     return "\n\n".join(blocks)
 
 
-def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tuple[str, ...]:
-    attached = [each for each in findings if each.rank == node.rank and each.check in ("robot", "camera")]
-    facts = seen.facts if seen else None
+def _row(node: NodeTarget, probed: ProbedNode | None, findings: Sequence[Finding]) -> tuple[str, ...]:
+    attached = [finding for finding in findings if finding.rank == node.rank and finding.check in ("robot", "camera")]
+    facts = probed.facts if probed else None
     return (
         str(node.rank),
         ", ".join(node.groups) or "-",
@@ -38,7 +38,7 @@ def _row(node: NodeTarget, seen: Seen | None, findings: Sequence[Finding]) -> tu
         size(facts["memory"]) if facts else "-",
         _declared(node),
         found_text(facts["accelerators"]) if facts else "not reached",
-        "; ".join(each.what for each in attached) or "-",
+        "; ".join(finding.what for finding in attached) or "-",
     )
 
 
@@ -49,34 +49,38 @@ def _declared(node: NodeTarget) -> str:
     return f"{count} x {node.accelerators.model}" if node.accelerators.model and count else str(count)
 
 
-def _trouble(each: Finding) -> str:
-    line = f"{each.verdict}: {each.where}: {each.what}"
-    return f"{line}\n  do: {each.help}" if each.help else line
+def _trouble(finding: Finding) -> str:
+    line = f"{finding.verdict}: {finding.where}: {finding.what}"
+    return f"{line}\n  do: {finding.help}" if finding.help else line
 
 
-def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> dict[str, Any]:
+def hardware_record(
+    nodes: Sequence[NodeTarget], probed: Sequence[ProbedNode], findings: Sequence[Finding]
+) -> dict[str, Any]:
     """Return the same as data."""
-    by_rank = {each.node.rank: each for each in seen}
+    by_rank = {machine.node.rank: machine for machine in probed}
     return {
         "schema": SCHEMA,
-        "ok": not any(each.verdict in _WRONG for each in findings),
+        "ok": not any(finding.verdict in _WRONG for finding in findings),
         "nodes": [_node_record(node, by_rank.get(node.rank)) for node in nodes],
-        "findings": [finding_record(each) for each in findings],
+        "findings": [finding_record(finding) for finding in findings],
     }
 
 
-def _node_record(node: NodeTarget, seen: Seen | None) -> dict[str, Any]:
+def _node_record(node: NodeTarget, probed: ProbedNode | None) -> dict[str, Any]:
     declared = node.accelerators
-    facts = seen.facts if seen else None
-    found = facts["accelerators"].get("found") if facts else None
+    facts = probed.facts if probed else None
+    accelerators = facts["accelerators"].get("found") if facts else None
     return {
         "rank": node.rank,
         "groups": list(node.groups),
         "host": node.host,
-        "reached": seen is not None,
+        "reached": probed is not None,
         "cores": facts["cores"] if facts else None,
         "memory_bytes": facts["memory"] if facts else None,
         "declared": {"per_node": declared.per_node, "model": declared.model} if declared else None,
-        "found": {"type": found["type"], "count": len(found["models"]), "models": found["models"]} if found else None,
+        "found": {"type": accelerators["type"], "count": len(accelerators["models"]), "models": accelerators["models"]}
+        if accelerators
+        else None,
         "robots": [{"type": kind, **unit.model_dump(mode="json")} for kind, unit in node.robots],
     }

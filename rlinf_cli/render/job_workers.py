@@ -1,4 +1,4 @@
-"""The picture of a job that `rlinf inspect workers` shows, from what its manager knows."""
+"""The view of a job for `rlinf inspect workers`, from its manager's data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class WorkerView:
     Attributes:
         name: its address, or `driver`.
         node: where it runs, in words.
-        pid: its process id, or None before it is there.
-        state: `launching`, `ready`, `dead`, or `silent` when it did not answer.
-        doing: what it is in, in words; `since` for how many seconds, or None.
+        pid: its process id, or None before it has started.
+        state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
+        doing: its current activity, in words; `since`: its duration in seconds, or None.
         waits_for: the addresses or channels that it waits for.
-        stacks: of its threads, where they were asked for.
+        stacks: of its threads, if requested.
     """
 
     name: str
@@ -47,7 +47,7 @@ def views(job: JobSnapshot) -> Iterator[WorkerView]:
         if hello is None:
             yield _absent(name, record, job.dead.get(name))
         elif name not in job.answers:
-            yield _view(name, hello, "silent", "does not answer: it may hold Python's lock in native code")
+            yield _view(name, hello, "silent", "does not answer; native code may hold the GIL")
         else:
             yield _answered(name, hello, processes[name], job.answers[name])
 
@@ -55,20 +55,22 @@ def views(job: JobSnapshot) -> Iterator[WorkerView]:
 def _absent(name: str, record: WorkerRecord[EndpointInfo] | None, died: float | None) -> WorkerView:
     node = (record.node if record else None) or ""
     if died is None:
-        return WorkerView(name, node, None, None, "", "launching", "is being launched")
+        return WorkerView(name, node, None, None, "", "launching", "launching")
     cause = record.cause if record else None
-    doing = f"died: {cause.splitlines()[0]}" if cause else "died: it was killed, or exited without an exception"
+    doing = f"died: {cause.splitlines()[0]}" if cause else "died: killed, or exited without an exception"
     return WorkerView(name, node, None, None, "", "dead", doing, died)
 
 
 def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) -> WorkerView:
     attached = [wait for wait in process.waits if not wait.operation.detached]
     if attached:
-        # The innermost one is what the process is in now.
+        # The innermost operation is the current one.
         wait = attached[-1]
         words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
         return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
-    methods = [one for one in answer.publication.operations if one.operation.kind is OperationKind.METHOD]
+    methods = [
+        operation for operation in answer.publication.operations if operation.operation.kind is OperationKind.METHOD
+    ]
     if methods:
         return _view(
             name, hello, "ready", f"runs `{methods[-1].operation.target}`", methods[-1].age, stacks=answer.stacks

@@ -1,4 +1,4 @@
-"""Samples of a language model's answers as text and as data."""
+"""Sampled answers of a language model as text and as data."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import Any
 
 from rlinf_cli.console import console
 
-# Likelier tokens than the first are plain, then yellow, and below the second red.
+# Log-probability thresholds: plain above the first, yellow between, red below the second.
 _LIKELY, _UNLIKELY = -0.7, -3.0
 
 
 def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) -> str:
     """Return a block for each sample: reward and reason, prompt, answer."""
-    return "\n\n".join(_block(each, colour) for each in samples)
+    return "\n\n".join(_block(sample, colour) for sample in samples)
 
 
 def legend() -> str:
-    """Return what the colours of tokens mean."""
+    """Return the legend of the token colours."""
     return f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
 
 
 def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the samples as `rlinf samples --output json` prints them."""
-    return {"schema": "rlinf.samples/1", "run": str(folder), "step": step, "samples": [dict(each) for each in samples]}
+    return {
+        "schema": "rlinf.samples/1",
+        "run": str(folder),
+        "step": step,
+        "samples": [dict(sample) for sample in samples],
+    }
 
 
 def _block(sample: Mapping[str, Any], colour: bool) -> str:
     parts = "".join(f", {name} {value:g}" for name, value in sample.get("parts", {}).items())
-    ended = {"length": ", cut at its limit", "aborted": ", aborted"}.get(sample["finish_reason"], "")
+    ended = {"length": ", cut off at the length limit", "aborted": ", aborted"}.get(sample["finish_reason"], "")
     head = (
         f"prompt {sample['slot']}, answer {sample['sample']}: reward {sample['reward']:g} ({sample['reason']}{ended})"
     )
@@ -42,18 +47,18 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
         lines += [line for turn in turns for line in _turn(turn, branched=branched)]
     else:
         lines += _indented("asked", _safe(sample["prompt"]))
-    # What an agent ends with may be no answer, and its task may know of no right one: a game has neither.
+    # An agent may end without an answer, and its task may have no right one: a game has neither.
     lines += _indented("answered", text) if text or not turns else []
     lines += _indented("right is", _safe(sample["answer"])) if sample["answer"] or not turns else []
     return "\n".join(lines)
 
 
 def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
-    """Return the lines of a turn of a conversation, with its time; of a tool with its name and what went wrong.
+    """Return the lines of a conversation turn with its time; for a tool also its name and error.
 
     Args:
         turn: as a sample has it.
-        branched: whether the run had several conversations, which are told apart.
+        branched: whether the run had several conversations, which are then numbered.
     """
     text, details = _safe(turn["text"]).rstrip("\n"), list[str]()
     if branched and turn["who"] != "tool":
@@ -68,22 +73,22 @@ def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
 
 
 def _indented(label: str, text: str) -> list[str]:
-    # An answer may end with the line end that it stops at.
+    # An answer may end with its stop sequence, a newline.
     first, *rest = text.rstrip("\n").split("\n")
     return [f"  {label:>8}  {first}", *(f"            {line}" for line in rest)]
 
 
 def _coloured(pieces: Sequence[str], logprobs: Sequence[float]) -> str:
-    found: list[str] = []
+    details: list[str] = []
     for piece, logprob in zip(pieces, logprobs, strict=False):
         plain = _safe(piece)
         colour = None if logprob > _LIKELY else "yellow" if logprob > _UNLIKELY else "red"
-        found.append(plain if colour is None else console.style(plain, colour))
-    return "".join(found)
+        details.append(plain if colour is None else console.style(plain, colour))
+    return "".join(details)
 
 
 def _safe(text: str) -> str:
-    """Return a text as a terminal may be given it: control characters but line ends as escapes."""
+    """Return a text that is safe for terminals: control characters except newlines are escaped."""
     from rlinf_core.config.render import visible
 
     return "\n".join(visible(line) for line in text.split("\n"))

@@ -15,22 +15,22 @@ from rlinf_cli.placement.job_layout import masked
 UP_SCHEMA = "rlinf.up/1"
 PLAN_SCHEMA = "rlinf.up-plan/1"
 DOWN_SCHEMA = "rlinf.down/1"
-# More failures of one run are counted.
+# Failures beyond these are only counted.
 _MOST_FAILURES = 10
 
 
 def show_failures(failures: Sequence[NodeFailure]) -> None:
-    """Print a block for each node that failed: node, phase, cause, exit code, last lines, remedy."""
+    """Print a block for each failed node: phase, cause, exit code, last lines, remedy."""
     shown = failures if console.verbosity.verbose else failures[:_MOST_FAILURES]
-    for each in shown:
-        why = "\n".join(part for part in (each.why, _spoken(each)) if part)
-        console.error_block(f"{each.phase}: {each.message}", where=each.node, why=why, do=each.help)
+    for failure in shown:
+        why = "\n".join(part for part in (failure.why, _spoken(failure)) if part)
+        console.error_block(f"{failure.phase}: {failure.message}", where=failure.node, why=why, do=failure.help)
     if len(shown) < len(failures):
         console.error(f"and {len(failures) - len(shown)} more nodes failed; --verbose shows all of them")
 
 
 def _spoken(failure: NodeFailure) -> str:
-    """Return the exit code and the last lines, where the cause does not hold them."""
+    """Return the exit code and the last lines, unless the cause already holds them."""
     code = f"exit code {failure.rc}" if failure.rc and f"exit code {failure.rc}" not in failure.why else ""
     lines = "" if failure.lines.strip() == failure.why.strip() else failure.lines.strip()
     return "\n".join(part for part in (code, f"last lines:\n{lines}" if lines else "") if part)
@@ -41,10 +41,10 @@ def up_text(report: startup.UpReport) -> str:
     ups = [node for node in report.nodes if node.up]
     started = sum(node.changed for node in ups)
     if report.ok and not started:
-        how = "nothing was missing"
+        how = "nothing to start"
     else:
         how = f"{started} started" + (f", {len(ups) - started} were up" if len(ups) > started else "")
-    state = "is up" if report.ok else f"is not whole: {len(ups)} of {len(report.nodes)} nodes are up"
+    state = "is up" if report.ok else f"is incomplete: {len(ups)} of {len(report.nodes)} nodes are up"
     count = f": {len(ups)} node{'' if len(ups) == 1 else 's'}" if report.ok else ""
     head = f", head {report.address}" if report.address else ""
     return f"cluster {report.name} {state}{count}{head} ({how}), {report.seconds:.1f} s"
@@ -78,32 +78,32 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
     """Failures as data."""
     return [
         {
-            "rank": each.rank,
-            "node": each.node,
-            "phase": str(each.phase),
-            "message": each.message,
-            "why": each.why or None,
-            "help": each.help or None,
-            "exit_code": each.rc,
-            "last_lines": each.lines or None,
+            "rank": failure.rank,
+            "node": failure.node,
+            "phase": str(failure.phase),
+            "message": failure.message,
+            "why": failure.why or None,
+            "help": failure.help or None,
+            "exit_code": failure.rc,
+            "last_lines": failure.lines or None,
         }
-        for each in failures
+        for failure in failures
     ]
 
 
 def down_text(report: teardown.DownReport) -> str:
-    """Return what became of each node, in one line."""
-    found = sum(node.found for node in report.nodes)
+    """Return the outcome for all nodes, in one line."""
+    present = sum(node.found for node in report.nodes)
     reached = sum(node.reached and not node.left for node in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
-    if report.ok and not found:
-        return f"cluster {report.name}: nothing of it was on {nodes}, {report.seconds:.1f} s"
+    if report.ok and not present:
+        return f"cluster {report.name}: found nothing on {nodes}, {report.seconds:.1f} s"
     if report.ok:
         return (
-            f"cluster {report.name} is down: no process, port, file or shared memory of it is left on {nodes},"
+            f"cluster {report.name} is down: no process, port, file or shared memory left on {nodes},"
             f" {report.seconds:.1f} s"
         )
-    return f"cluster {report.name} is not wholly down: {reached} of {nodes} are clean, {report.seconds:.1f} s"
+    return f"cluster {report.name} is not fully down: {reached} of {nodes} are clean, {report.seconds:.1f} s"
 
 
 def down_record(report: teardown.DownReport) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def down_record(report: teardown.DownReport) -> dict[str, Any]:
 
 
 def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> str:
-    """Return what would be done on each node."""
-    blocks = [f"cluster {name}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}, nothing is connected to"]
+    """Return the planned actions for each node."""
+    blocks = [f"cluster {name}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}, no connection made"]
     for node in nodes:
         role = "head" if node.is_head else "joins node 0"
         fixed = node.ports.fixed(head=node.is_head)
@@ -143,7 +143,7 @@ def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) ->
             *(f"  variable     {key}={value}" for key, value in _masked_env(node).items()),
         ]
         blocks.append("\n".join(lines))
-    blocks.append("authentication: " + ("a token of the cluster's own" if authenticated else "none"))
+    blocks.append("authentication: " + ("a token made for this cluster" if authenticated else "none"))
     return "\n\n".join(blocks)
 
 

@@ -36,7 +36,7 @@ def workers_record(job: JobSnapshot) -> dict[str, Any]:
 
 
 def workers_text(job: JobSnapshot) -> str:
-    """Return one line for each process, and below them the stacks where they were asked for."""
+    """Return a line for each process, and their stacks if requested."""
     workers = list(views(job))
     rows = [_row(worker) for worker in workers]
     table = console.table(["WORKER", "NODE", "PID", "DEVICE", "SINCE", "DOES"], rows, right=(2, 4))
@@ -56,7 +56,7 @@ def _row(worker: WorkerView) -> list[str]:
 
 
 def _does(worker: WorkerView) -> str:
-    """Return what it does, with those whom it waits for unless the words name them already."""
+    """Return the activity, with the awaited peers unless it names them already."""
     unnamed = [name for name in worker.waits_for if name.removeprefix("channel ") not in worker.doing]
     if not unnamed:
         return worker.doing

@@ -1,1 +1,1 @@
-"""Pages of HTML about runs: what a page shows is gathered, drawn and written by a module each."""
+"""HTML reports of runs; gathering, charts and pages have a module each."""

@@ -16,18 +16,18 @@ Spec: TypeAlias = dict[str, Any]
 PALETTE: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8F98", "#B3A100")
 _HEIGHT: Final = 220
 _SMALL_HEIGHT: Final = 110
-# Of a chart with rows: its axis and its legend.
+# Axis and legend of a chart with rows.
 _AROUND: Final = 80
 _FONT: Final = "system-ui, sans-serif"
-# Fewer steps than these are bars: an area over two points says nothing.
+# Below this many steps, bars: an area over two points is meaningless.
 _FEWEST_FOR_AREA: Final = 8
 
 
 def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPoint]], *, share: bool) -> Spec:
-    """Return curves over steps: training as means within the band of all values, evaluations with their intervals.
+    """Return curves over steps: training as a mean with its band, evaluations with their intervals.
 
     Args:
-        title: what is shown; told to screen readers too.
+        title: the title, also for screen readers.
         series: by the label of the line.
         share: whether values are between 0 and 1.
     """
@@ -47,7 +47,7 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
             "series:N",
             title=None,
             scale=alt.Scale(domain=list(series), range=list(PALETTE[: len(series)])),
-            # The symbol of a band would be as pale as the band.
+            # The legend symbol of a band would be as pale as the band.
             legend=alt.Legend(orient="top", symbolOpacity=1),
         ),
     )
@@ -56,7 +56,7 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
     train, evaluation = alt.datum.kind == "train", alt.datum.kind == "eval"
     interval = {"y": alt.Y("low:Q", title=None, scale=scale), "y2": "high:Q"}
     layers: list[Any] = []
-    # A layer without any rows makes the chart library warn.
+    # The chart library warns about an empty layer.
     if any(row[0] == "train" for row in rows):
         layers.append(base.transform_filter(train).mark_area(opacity=0.25, line=False).encode(**interval))
     if any(row[0] == "eval" and row[4] for row in rows):
@@ -64,7 +64,7 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
     layers.append(base.mark_line(strokeWidth=2).encode(y=value))
     if any(row[0] == "eval" for row in rows):
         layers.append(base.transform_filter(evaluation).mark_point(filled=True, size=45).encode(y=value))
-    # Wide and unseen, so that a value is found without aiming.
+    # Wide and transparent, so that hovering needs no precision.
     layers.append(base.mark_point(size=120, opacity=0).encode(y=value, tooltip=tooltip))
     return _finished(alt.layer(*layers), title, _HEIGHT)
 
@@ -127,7 +127,7 @@ def stacked_by_component(title: str, rows: Sequence[tuple[str, str, float]]) -> 
 
 
 def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
-    """Return what each process did in one step, which took some seconds. The time axis zooms."""
+    """Return the timeline of one step; its time axis zooms."""
     alt = _altair()
     # Longer bars first, so that what happened within them lies above.
     ordered = sorted(bars, key=lambda bar: -bar.seconds)
@@ -147,7 +147,7 @@ def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
             x=alt.X("start:Q", title="seconds from the beginning of the step", scale=alt.Scale(domain=[0, seconds])),
             x2="end:Q",
             color=_by("kind", kinds),
-            # Shorter bars than a pixel are seen by their outline.
+            # The outline keeps bars below a pixel visible.
             stroke=alt.Stroke(**_scale("kind", kinds)),
             tooltip=["process:N", "kind:N", "name:N", alt.Tooltip("ms:Q", format=".4g")],
         )
@@ -158,7 +158,7 @@ def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
 
 
 def compared(title: str, runs: Sequence[tuple[str, int, Sequence[Band]]]) -> Spec:
-    """Return one metric of several runs over each other: label, number of the colour, values."""
+    """Return one metric of several runs, overlaid; each run is a label, a colour index and values."""
     alt = _altair()
     rows = [(label, band.step, _number(band.mean)) for label, _, bands in runs for band in bands]
     labels = [label for label, _, _ in runs]
@@ -182,7 +182,7 @@ def compared(title: str, runs: Sequence[tuple[str, int, Sequence[Band]]]) -> Spe
 
 
 def _altair() -> Any:
-    """Return the module, whose types say less than pyright asks for."""
+    """Return the module untyped: its types do not satisfy pyright."""
     import altair
 
     return altair
@@ -205,7 +205,7 @@ def _scale(name: str, domain: Sequence[str]) -> dict[str, Any]:
 
 
 def _data(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
-    """Return rows as CSV, which takes half of the room of JSON."""
+    """Return rows as CSV, half the size of JSON."""
     alt = _altair()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -215,7 +215,7 @@ def _data(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
 
 
 def _finished(chart: Any, title: str, height: int) -> Spec:
-    """Return a chart as a specification that takes the width of its place and the colours of its page."""
+    """Return a chart as a specification with the width of its container and the colours of its page."""
     alt, text = _altair(), "currentColor"
     sized = chart.properties(
         width="container",
@@ -223,7 +223,7 @@ def _finished(chart: Any, title: str, height: int) -> Spec:
         description=title,
         autosize=alt.AutoSizeParams(type="fit", contains="padding"),
     )
-    found = sized.configure(
+    specification = sized.configure(
         background="transparent",
         font=_FONT,
         view={"stroke": None},
@@ -233,7 +233,7 @@ def _finished(chart: Any, title: str, height: int) -> Spec:
         },
         legend={"labelColor": text, "titleColor": text, "labelFontSize": 12},
     )  # fmt: skip
-    return found.to_dict(validate=False)
+    return specification.to_dict(validate=False)
 
 
 def _number(value: float | None, digits: int = 5) -> str:

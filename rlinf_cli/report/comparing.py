@@ -12,24 +12,24 @@ from rlinf_cli.report.series import Band, banded
 from rlinf_cli.runs.run_comparison import Comparison
 
 
-def compared_page(found: Comparison) -> str:
-    """Return the page: what came out, the curves over each other, and what differs, what matters most first."""
+def compared_page(comparison: Comparison) -> str:
+    """Return the page: results, overlaid curves, and differences, most important first."""
     runs: list[tuple[str, int, list[Band]]] = []
-    for place, each in enumerate(found.sets):
-        for run, lines in zip(each.runs, each.metrics, strict=True):
-            points = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+    for place, run_set in enumerate(comparison.sets):
+        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
+            points = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
             points = [point for point in points if math.isfinite(point[1])]
             bands = banded([step for step, _ in points], [value for _, value in points])
-            runs.append((f"{each.label}  {run.path.name}", place, bands))
+            runs.append((f"{run_set.label}  {run.path.name}", place, bands))
     context = {
-        "count": sum(len(each.runs) for each in found.sets),
-        "first": first_difference(found),
-        "metric": found.metric,
-        "runs": run_rows(found),
-        "verdicts": verdict_lines(found),
-        "curves": [("curve", found.metric)],
-        "differences": difference_rows(found.differences),
-        "compared": compared(found),
+        "count": sum(len(run_set.runs) for run_set in comparison.sets),
+        "first": first_difference(comparison),
+        "metric": comparison.metric,
+        "runs": run_rows(comparison),
+        "verdicts": verdict_lines(comparison),
+        "curves": [("curve", comparison.metric)],
+        "differences": difference_rows(comparison.differences),
+        "compared": compared(comparison),
         "made": time.time(),
     }
-    return comparison_page(context, {"curve": charts.compared(f"{found.metric} of each run over steps", runs)})
+    return comparison_page(context, {"curve": charts.compared(f"{comparison.metric} of each run over steps", runs)})

@@ -1,4 +1,4 @@
-"""The documents of a run that its report shows, as they are read: `origins.json` and `placement.json`."""
+"""Models of `origins.json` and `placement.json` as a report reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OriginsFile(FileModel):
 
 
 class PlacedProcess(FileModel):
-    """A process of the placement, with the environment that it gets."""
+    """A process of the placement, with its environment."""
 
     rank: Rank
     node_rank: Rank

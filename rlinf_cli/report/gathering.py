@@ -37,7 +37,7 @@ _MOST_FAULTS = 3
 
 
 class Setting(NamedTuple):
-    """A value of the configuration, and where it came from: a file with its line, `override` or `default`."""
+    """A value of the configuration and its origin: file and line, `override` or `default`."""
 
     path: str
     value: str
@@ -55,7 +55,7 @@ class ProcessRow(NamedTuple):
 
 
 class EnvRow(NamedTuple):
-    """A variable in the processes of a component: its value, or the values that differ from rank to rank."""
+    """A variable of a component's processes: one value, or a range where it differs by rank."""
 
     component: str
     name: str
@@ -80,7 +80,7 @@ class StepTimeline(NamedTuple):
 
 
 class PeakRow(NamedTuple):
-    """The most memory that a process held in a phase, and the forecast of that, in MiB; None: there is none."""
+    """The peak memory of a process in a phase, and its forecast, in MiB; None where unknown."""
 
     process: str
     phase: str
@@ -102,10 +102,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContent:
-    """Content of a report. Parts that the run did not leave are empty.
+    """Content of a report. Parts that the run does not have are empty.
 
     Attributes:
-        status, reason: how the run ended, as its state tells it or its vanished process shows.
+        status, reason: how the run ended, from its state or because its process has vanished.
         settings: the whole configuration.
         picture: the placement as an SVG document.
         videos: files below the run folder, the newest last.
@@ -135,7 +135,7 @@ class RunContent:
 
 
 def gather(folder: RunFolder) -> RunContent:
-    """Return what the report of a run shows. A part that cannot be read becomes a note.
+    """Return the content of a run's report. A part that cannot be read becomes a note.
 
     Raises:
         OSError: the metrics cannot be read.
@@ -172,13 +172,13 @@ def gather(folder: RunFolder) -> RunContent:
 
 
 def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
-    """Return what came out, as names and figures."""
+    """Return the results as names and figures."""
     newest = {name: column.values[-1] for name, column in series.columns.items()}
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
-        found = labels.figures_text(labels.headlines(metrics, "eval"))
-        rows.append(("last evaluation", f"{found} (step {step})"))
+        headline = labels.figures_text(labels.headlines(metrics, "eval"))
+        rows.append(("last evaluation", f"{headline} (step {step})"))
     training = labels.headlines(newest, "env", "rollout")
     if training:
         rows.append(("last training step", labels.figures_text(training)))
@@ -195,17 +195,17 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
 
 def _settings(origins: OriginsFile) -> list[Setting]:
     rows: list[Setting] = []
-    for each in origins.values:
-        where = f"{each.file}:{each.line}" if each.origin == "file" and each.line else each.origin
-        text = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False)
-        rows.append(Setting(each.path, text, each.origin, where))
+    for value in origins.values:
+        where = f"{value.file}:{value.line}" if value.origin == "file" and value.line else value.origin
+        text = value.value if isinstance(value.value, str) else json.dumps(value.value, ensure_ascii=False)
+        rows.append(Setting(value.path, text, value.origin, where))
     return rows
 
 
 def _processes(placement: PlacementFile) -> list[ProcessRow]:
     rows: list[ProcessRow] = []
     for name, process in _every_process(placement):
-        held = ", ".join(str(each) for each in process.local_hardware_ranks)
+        held = ", ".join(str(rank) for rank in process.local_hardware_ranks)
         unit = f"{process.hardware_type or 'accelerator'} {held}" if held else "-"
         node = f"{process.node_rank} ({process.node_group})"
         rows.append(ProcessRow(f"{name}:{process.rank}", node, unit, process.python or "the node's own"))
@@ -213,7 +213,7 @@ def _processes(placement: PlacementFile) -> list[ProcessRow]:
 
 
 def _environment(placement: PlacementFile) -> list[EnvRow]:
-    """Return the variables of each component's processes; a value that differs from rank to rank is told as a range."""
+    """Return the variables of each component's processes; a value that differs by rank becomes a range."""
     values: dict[tuple[str, str], list[str]] = {}
     layers: dict[tuple[str, str], str] = {}
     counts: dict[str, int] = {}
@@ -223,19 +223,19 @@ def _environment(placement: PlacementFile) -> list[EnvRow]:
             values.setdefault((component, name), []).append(value)
             layers[component, name] = process.env_layers.get(name, "")
     rows: list[EnvRow] = []
-    for (component, name), found in values.items():
-        distinct = list(dict.fromkeys(found))
+    for (component, name), rank_values in values.items():
+        distinct = list(dict.fromkeys(rank_values))
         text = distinct[0] if len(distinct) == 1 else " | ".join(distinct[:8])
         if len(distinct) > 8:
             text = f"{distinct[0]} ... {distinct[-1]} ({len(distinct)} values, by rank)"
-        if len(found) < counts[component]:
-            text += f" (in {len(found)} of {counts[component]} processes)"
+        if len(rank_values) < counts[component]:
+            text += f" (in {len(rank_values)} of {counts[component]} processes)"
         rows.append(EnvRow(component, name, text, layers[component, name]))
     return rows
 
 
 def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
-    return [(name, process) for name, each in placement.components.items() for process in each.processes]
+    return [(name, process) for name, placed in placement.components.items() for process in placed.processes]
 
 
 def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
@@ -247,59 +247,59 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
     ends = {step: (end, seconds) for step, end, seconds in series.moments if step in roles}
     try:
         windows = {step: (end - seconds, end) for step, (end, seconds) in ends.items()}
-        found = bars_of_steps(folder.trace_file, windows)
+        bars = bars_of_steps(folder.trace_file, windows)
     except OSError as error:
         notes.append(f"the trace cannot be read: {error.strerror}")
         return []
     return [
-        StepTimeline(step, tuple(roles[step]), ends[step][1], *found[step]) for step in sorted(roles) if found[step][0]
+        StepTimeline(step, tuple(roles[step]), ends[step][1], *bars[step]) for step in sorted(roles) if bars[step][0]
     ]
 
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
-    """Return answers of the last step that has some, the best and the worst of them, and a few of the first step."""
+    """Return the best and worst answers of the last step with samples, and a few of the first step."""
     steps = answer_samples.sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for step, most in wanted:
         try:
-            every = [_sample(step, each) for each in answer_samples.read_samples(folder, step)[1]]
+            every = [_sample(step, sample) for sample in answer_samples.read_samples(folder, step)[1]]
         except (RunError, ValueError, TypeError, KeyError) as error:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue
-        ordered = sorted(every, key=lambda each: -each.reward)
+        ordered = sorted(every, key=lambda sample: -sample.reward)
         if len(ordered) > most:
             best = _one_of_each_prompt(ordered)[: most // 2]
-            taken = {id(each) for each in best}
-            rest = [each for each in reversed(ordered) if id(each) not in taken]
+            taken = {id(sample) for sample in best}
+            rest = [sample for sample in reversed(ordered) if id(sample) not in taken]
             ordered = [*best, *reversed(_one_of_each_prompt(rest)[: most - len(best)])]
-        found += ordered
-    return found
+        samples += ordered
+    return samples
 
 
 def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
-    """Return samples with the first of each prompt before the second ones: answers to one prompt are alike."""
+    """Return samples interleaved by prompt, since answers to one prompt are alike."""
     seen: Counter[str] = Counter()
     rounds: list[int] = []
-    for each in ordered:
-        rounds.append(seen[each.prompt])
-        seen[each.prompt] += 1
-    return [each for _, each in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
+    for sample in ordered:
+        rounds.append(seen[sample.prompt])
+        seen[sample.prompt] += 1
+    return [sample for _, sample in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
 
 
 def _sample(step: int, data: Mapping[str, Any]) -> Sample:
     def text(name: str) -> str:
-        found = str(data.get(name, ""))
-        return found if len(found) <= _MOST_TEXT else f"{found[:_MOST_TEXT]} ... ({len(found)} characters)"
+        text = str(data.get(name, ""))
+        return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"
 
     return Sample(step, text("prompt"), text("text"), text("answer"), float(data["reward"]), text("reason"))
 
 
 def _videos(folder: Path) -> list[Path]:
     """Return the newest videos of the run, the newest last."""
-    found = [path for path in folder.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))[-_MOST_VIDEOS:]
+    videos = [path for path in folder.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
+    return sorted(videos, key=lambda path: (path.stat().st_mtime, path.name))[-_MOST_VIDEOS:]
 
 
 def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
@@ -311,7 +311,7 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
 
 
 def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
-    """Return the most memory that each process held in each of its phases, beside the forecast that was kept."""
+    """Return the peak memory of each process by phase, beside the saved forecast."""
     try:
         peaks = read_peaks(folder.memory_file)
         forecast = read_forecast(folder.path)

@@ -1,4 +1,4 @@
-"""Pages of HTML: sections with charts, all in one file that loads nothing."""
+"""HTML pages: sections with charts in one self-contained file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.gathering import RunContent
 from rlinf_cli.report.series import Band, EvaluatedPoint, RunSeries, banded, evaluated
 
-# Together with the chart library's code, which is most of a page, less than 3 MB.
+# Keeps a page, most of which is the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90
 _SMALL_POINTS: Final = 120
 _TIME_POINTS: Final = 100
@@ -24,7 +24,7 @@ _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
 _TIME: Final = "time/"
-# What happens beside the steps, and is not a part of their time.
+# Phases outside the steps, not part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
 
@@ -43,7 +43,7 @@ class Video(NamedTuple):
 
 
 class MetricGroup(NamedTuple):
-    """Small curves of the metrics whose names begin alike."""
+    """Small curves of the metrics that share a prefix."""
 
     name: str
     metrics: Sequence[tuple[str, str]]
@@ -53,13 +53,13 @@ def report_page(report: RunContent, path: Path, *, live: bool = False) -> str:
     """Return the page of a run.
 
     Args:
-        path: where it will lie: videos that are too large for the page are addressed from there.
-        live: whether the page shall load itself again while the run goes on.
+        path: where the page is written; large videos are linked relative to it.
+        live: whether the page reloads itself while the run goes on.
     """
     specs: dict[str, Spec] = {}
     context = {
         "report": report,
-        "asked": [each for each in report.settings if each.origin in ("file", "override")],
+        "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
         "curves": _curves(report.series, specs),
         "times": _times(report.series, specs),
         "timelines": _timelines(report, specs),
@@ -84,7 +84,7 @@ def _page(template: str, specs: Mapping[str, Spec], context: Mapping[str, Any]) 
     from rlinf_cli.live.labels import clock, duration, figure
     from rlinf_cli.report.script import chart_script
 
-    # Everything is escaped: what a model wrote and what a file is called is anybody's text.
+    # Everything is escaped: model output and file names are untrusted text.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -106,25 +106,25 @@ def _moment(seconds: float) -> str:
 
 def _curves(series: RunSeries, specs: dict[str, Spec]) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
-    found: list[tuple[str, str]] = []
+    curves: list[tuple[str, str]] = []
     for number, panel in enumerate(PANELS):
         lines = _lines(panel, series)
         if lines:
             name = f"curve-{number}"
             specs[name] = charts.curve(f"{panel.title} over steps", lines, share=panel.share)
-            found.append((name, panel.title))
-    return found
+            curves.append((name, panel.title))
+    return curves
 
 
 def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]:
     lines: dict[str, Sequence[Band] | Sequence[EvaluatedPoint]] = {}
     known: list[tuple[Any, Any]] = []
     for label, names in panel.series:
-        name = next((each for each in names if each in series.columns), None)
+        name = next((name for name in names if name in series.columns), None)
         if name is None:
             continue
         column = series.columns[name]
-        # Two series of the same values, as where episodes end with success, are one.
+        # Show two series with equal values once, as where success ends the episode.
         if (column.steps, column.values) in known:
             continue
         known.append((column.steps, column.values))
@@ -136,7 +136,7 @@ def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequen
 
 
 def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
-    """Add where the time went: by phase over steps, and by component."""
+    """Add charts of time: by phase over steps, and by component."""
     from rlinf_cli.live.labels import short_phase
 
     means: dict[str, float] = {}
@@ -166,16 +166,16 @@ def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
 
 
 def _timelines(report: RunContent, specs: dict[str, Spec]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for each in report.timelines:
-        name = f"timeline-{each.step}"
-        specs[name] = charts.timeline(f"timeline of step {each.step}", each.bars, each.seconds)
-        found.append((name, each))
-    return found
+    figures: list[tuple[str, Any]] = []
+    for timeline in report.timelines:
+        name = f"timeline-{timeline.step}"
+        specs[name] = charts.timeline(f"timeline of step {timeline.step}", timeline.bars, timeline.seconds)
+        figures.append((name, timeline))
+    return figures
 
 
 def _chosen(series: RunSeries, specs: dict[str, Spec], space: str, words: Sequence[str]) -> list[tuple[str, str]]:
-    """Add small curves of the metrics whose names have one of some words; return identifier and name of each."""
+    """Add small curves of the metrics whose names contain one of the words; return identifier and name of each."""
     names = [name for name in series.columns if any(word in name for word in words) and not name.startswith("eval/")]
     return [_small(series, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
 
@@ -193,8 +193,8 @@ def _groups(series: RunSeries, specs: dict[str, Spec]) -> list[MetricGroup]:
         grouped.setdefault(name.partition("/")[0], []).append(name)
     number = iter(range(len(names)))
     return [
-        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in found])
-        for group, found in grouped.items()
+        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in columns])
+        for group, columns in grouped.items()
     ]
 
 
@@ -204,10 +204,10 @@ def _svg_address(svg: str) -> str:
 
 
 def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
-    """Return videos: small ones as a part of the page, others by their place, the newest first."""
+    """Return videos, newest first: small ones embedded, others as links."""
     from urllib.parse import quote
 
-    found: list[Video] = []
+    videos: list[Video] = []
     left = _ALL_VIDEO_BYTES
     for path in reversed(paths):
         size = path.stat().st_size
@@ -216,8 +216,8 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        found.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
-    return found
+        videos.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
+    return videos
 
 
 def _poster(video: Path) -> str:

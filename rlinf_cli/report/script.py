@@ -14,10 +14,10 @@ MODULES: Final = ("jinja2", "altair", "vl_convert")
 
 
 def require_modules(what: str) -> None:
-    """Check that the packages of pages are there.
+    """Check that the packages for HTML pages are installed.
 
     Args:
-        what: is told as the error, as in `no report was written`.
+        what: the error message, as in `no report was written`.
 
     Raises:
         RLinfError: one is missing.

@@ -1,4 +1,4 @@
-"""Series of metrics for pictures: columns read from `metrics.jsonl`, and long ones reduced to means within bands."""
+"""Metric series for charts: columns of `metrics.jsonl`, long ones downsampled to means with bands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 from rlinf_cli.runs.metric_comparison import interval_of
 from rlinf_core.runners.metrics import Metrics
 
-# More points than a picture has columns say nothing more.
+# More points than pixels add nothing.
 MOST_POINTS: Final = 300
 
 
 @dataclass
 class Column:
-    """The finite values of one metric, with the steps that have one, in order."""
+    """The finite values of one metric and their steps, in order."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -28,7 +28,7 @@ class Band(NamedTuple):
     """The values of a metric in a stretch of steps.
 
     Attributes:
-        step: the middle one of the steps that have a value.
+        step: the median of the steps that have a value.
         mean: of the values.
         low, high: the least and the greatest.
     """
@@ -55,7 +55,7 @@ class RunSeries:
     Attributes:
         columns: by the metrics' names.
         evaluations: (step, metrics) of each step that was evaluated.
-        moments: (step, second since 1970 at which it was over, seconds that it took), of steps that tell it.
+        moments: (step, end as seconds since 1970, duration in seconds) of the steps that recorded it.
         steps: how many steps have metrics.
         first, last: the seconds since 1970 of the first and last line; None without any.
     """
@@ -70,28 +70,28 @@ class RunSeries:
 
 def series_of(lines: Iterable[Metrics]) -> RunSeries:
     """Return the metrics of a run by name. Reads the lines once and keeps numbers only."""
-    found = RunSeries()
+    series = RunSeries()
     for line in lines:
-        found.steps += 1
-        found.first = line.time if found.first is None else found.first
-        found.last = line.time
+        series.steps += 1
+        series.first = line.time if series.first is None else series.first
+        series.last = line.time
         evaluated = False
         for name, value in line.metrics.items():
             evaluated = evaluated or name.startswith("eval/")
             if math.isfinite(value):
-                column = found.columns.setdefault(name, Column())
+                column = series.columns.setdefault(name, Column())
                 column.steps.append(line.step)
                 column.values.append(value)
         if evaluated:
-            found.evaluations.append((line.step, line.metrics))
+            series.evaluations.append((line.step, line.metrics))
         seconds = line.metrics.get("time/step", math.nan)
         if math.isfinite(seconds):
-            found.moments.append((line.step, line.time, seconds))
-    return found
+            series.moments.append((line.step, line.time, seconds))
+    return series
 
 
 def banded(steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS) -> list[Band]:
-    """Return a series in at most `most` stretches of as many values each; a short one as it is."""
+    """Return a series as at most `most` bands of equally many values; a short one unchanged."""
     count = len(steps)
     bounds = range(count + 1) if count <= most else [count * number // most for number in range(most + 1)]
     bands: list[Band] = []
@@ -113,12 +113,12 @@ def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]
 
 
 def telling_steps(moments: Sequence[tuple[int, float, float]]) -> dict[str, int]:
-    """Return the steps worth a closer look: the slowest, the one of median length, and the last.
+    """Return three representative steps: the slowest, the one of median duration, and the last.
 
     The first step of a run, which compiles and fills caches, is left out where there are others.
     """
     timed = list(moments[1:] if len(moments) > 1 else moments)
     if not timed:
         return {}
-    ordered = sorted(timed, key=lambda each: each[2])
+    ordered = sorted(timed, key=lambda moment: moment[2])
     return {"slowest": ordered[-1][0], "median": ordered[(len(ordered) - 1) // 2][0], "last": timed[-1][0]}

@@ -1,4 +1,4 @@
-"""Single steps out of a run's trace, for a picture: a trace as a whole is too large for a page."""
+"""Extraction of single steps from a run's trace: a whole trace is too large for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from rlinf_core.foreign.file_models import FileModel
 from rlinf_core.foreign.files import open_regular
 
-# The moment of an event, in microseconds since 1970, without reading the whole line as JSON.
+# The timestamp of an event, in microseconds since 1970, without parsing the whole line as JSON.
 _MOMENT: Final = re.compile(r'"ts":\s*([0-9.eE+]+)')
 _TRANSFER_ENDS: Final = "e"
 _LONGEST_LINE: Final = 1 << 20
@@ -30,7 +30,7 @@ class _Event(FileModel):
 
 
 class TraceBar(NamedTuple):
-    """Something that a process did within a step.
+    """An activity of a process within a step.
 
     Attributes:
         process: as in `actor:0`.
@@ -50,18 +50,19 @@ class TraceBar(NamedTuple):
 def bars_of_steps(
     path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500
 ) -> dict[int, tuple[list[TraceBar], int]]:
-    """Return what the processes did in some steps, by step: the longest `most` bars by time, and how many are left out.
+    """Return the activities of selected steps, by step: the `most` longest bars in order of time, and the number left
+    out.
 
     Args:
-        path: of the trace, which may still be being written. Read once, line by line.
-        windows: of each step its beginning and end, in seconds since 1970.
+        path: the trace, which may still be growing; read once, line by line.
+        windows: start and end of each step, in seconds since 1970.
         most: how many bars a step may have.
 
     Raises:
         OSError: the trace cannot be read.
     """
     names: dict[int, str] = {}
-    found: dict[int, list[TraceBar]] = {step: [] for step in windows}
+    bars_by_step: dict[int, list[TraceBar]] = {step: [] for step in windows}
     open_transfers: dict[int, float] = {}
     with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
@@ -69,7 +70,7 @@ def bars_of_steps(
             if moment is None:
                 _take_name(line, names)
                 continue
-            # Nothing lasts as long as a day, so what began then has nothing to say.
+            # No activity lasts a day, so older events are irrelevant.
             try:
                 at = float(moment[1]) / 1e6
             except ValueError:
@@ -89,8 +90,8 @@ def bars_of_steps(
             process = names.get(event.pid, "?")
             for step, (begin, end) in windows.items():
                 if began < end and began + seconds > begin:
-                    found[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
-    return {step: _longest(bars, most) for step, bars in found.items()}
+                    bars_by_step[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
+    return {step: _longest(bars, most) for step, bars in bars_by_step.items()}
 
 
 def _longest(bars: list[TraceBar], most: int) -> tuple[list[TraceBar], int]:
@@ -99,7 +100,7 @@ def _longest(bars: list[TraceBar], most: int) -> tuple[list[TraceBar], int]:
 
 
 def _take_name(line: str, names: dict[int, str]) -> None:
-    """Note how a process is called, where the line says it."""
+    """Record the name of a process, if the line holds one."""
     if '"process_name"' not in line:
         return
     event = _event(line)

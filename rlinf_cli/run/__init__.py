@@ -1,1 +1,1 @@
-"""A run from beginning to end: `rlinf train` and what it leaves for other commands."""
+"""Running a recipe: `rlinf train`, and the documents it leaves for other commands."""

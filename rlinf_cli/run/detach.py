@@ -1,4 +1,4 @@
-"""A process that goes on when the command that started it has returned, and its terminal is closed."""
+"""Detached processes, which outlive their command and its terminal."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# What the child calls once it is on its own: what it tells its parent, and the file that its output goes to.
+# Called by the child when it is ready, with its message to the parent and its output file.
 Settle: TypeAlias = Callable[[Any, Path], None]
 
 
 def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
-    """Run `work` in a child of a session of its own. Nothing of this process may run on threads yet.
+    """Run `work` in a child process with its own session. This process must not have started threads.
 
-    Until the child settles it shares this process's output, so what keeps it from starting is said where it is read.
+    Until the child settles it shares this process's output, so startup errors are visible.
 
     Args:
-        work: what the child does; it returns its exit code.
+        work: the child's function; it returns the exit code.
 
     Returns:
-        In the parent: what the child told, and 0; or None and the exit code of a child that ended before.
+        In the parent: the child's message and 0; or None and the exit code of a child that ended before.
     """
     reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
-        # Otherwise what is still buffered would be printed by both.
+        # Otherwise both would print the buffered output.
         stream.flush()
     child = os.fork()
     if child == 0:
@@ -38,7 +38,7 @@ def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
         try:
             text = pipe.read()
         except (KeyboardInterrupt, SystemExit) as end:
-            # The child is no longer in this terminal's session. What it says as it ends is still read here.
+            # The child has left this terminal's session, but its last output is still read here.
             os.kill(child, signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM)
             os.waitpid(child, 0)
             raise
@@ -51,16 +51,16 @@ def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
 def _run(work: Callable[[Settle], int], writing: int) -> int:
     os.setsid()
 
-    def settle(told: Any, output: Path) -> None:
+    def settle(message: Any, output: Path) -> None:
         _redirect(output)
-        os.write(writing, json.dumps(told).encode())
+        os.write(writing, json.dumps(message).encode())
         os.close(writing)
 
     return work(settle)
 
 
 def _redirect(output: Path) -> None:
-    """Send standard output and error to a file, and leave nothing to be read."""
+    """Redirect standard output and error to a file, and standard input from /dev/null."""
     from rlinf_cli.live.driver_log import open_log_of
 
     nothing = os.open(os.devnull, os.O_RDONLY)

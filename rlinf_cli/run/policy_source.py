@@ -1,4 +1,4 @@
-"""The job and the checkpoint of commands that use a policy: of a file, or of a run."""
+"""The job and the checkpoint for commands that use a policy, from a file or a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class UsedJob(NamedTuple):
-    """A checked job that a command uses.
+    """A validated job that a command uses.
 
     Attributes:
         job: of the file, or of the run's `config.yaml`.
         recipe: of the job.
-        run: the run folder; None where a file was named.
+        run: the run folder; None if a file was named.
     """
 
     job: Job
@@ -29,17 +29,17 @@ class UsedJob(NamedTuple):
 
 
 def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
-    """Return the job of a file or a run, checked, and attach to the cluster that it names.
+    """Return the validated job of a file or a run, and choose its cluster.
 
     Args:
         name: a file, a shipped configuration, a run folder, or the name of a run in `log_path`.
         overrides: `key=value` and `~key` arguments.
-        log_path: where runs are.
+        log_path: the folder of the runs.
 
     Raises:
         typer.Exit: the configuration has errors, which are printed.
         ConfigError: it selects no recipe.
-        RLinfError: it is to run on machines that this one is none of.
+        RLinfError: its machines do not include this one.
     """
     from rlinf_cli.file.job_file import load, show_findings, sound, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
@@ -59,16 +59,16 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
     elsewhere = cluster_elsewhere(parts, file)
     if elsewhere is not None:
         raise RLinfError(
-            "the machines of the file are others than this one",
+            "this machine is not one of the file's machines",
             where=job.name,
             help=f"run the same command on their head, `{elsewhere.nodes[0].host}`",
         )
-    choose_cluster(parts, file, told=True)
+    choose_cluster(parts, file, already_shown=True)
     return UsedJob(job, job.recipe, run)
 
 
 def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
-    """Return the run that is meant by a path or a name; None where there is none of it."""
+    """Return the run folder for a path or a name; None if there is no such run."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
@@ -78,36 +78,36 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     return None
 
 
-def checkpoint_of(given: str | None, run: RunFolder | None) -> Path | None:
-    """Return the folder `global_step_N` that is meant: the one given, else the newest of the run.
+def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
+    """Return the `global_step_N` folder: the given one, else the newest of the run.
 
     Args:
-        given: a `global_step_N` folder, or a run folder or its `checkpoints`, of which the newest is taken.
+        checkpoint: a `global_step_N` folder, or a run folder or its `checkpoints` for the newest one.
         run: see above.
 
     Raises:
-        CheckpointError: there is none, or it is not whole.
+        CheckpointError: there is none, or it is incomplete.
     """
     from rlinf_core.errors import CheckpointError
     from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
-    if given is None and run is None:
+    if checkpoint is None and run is None:
         return None
-    if given is not None:
-        path = Path(given)
+    if checkpoint is not None:
+        path = Path(checkpoint)
         if os.path.lexists(path / STATE):
             run = RunFolder.open(path)
-        elif (found := CheckpointStore(path).latest()) is not None:
-            return found.path
+        elif (newest := CheckpointStore(path).latest()) is not None:
+            return newest.path
         else:
             return open_checkpoint(path).path
     latest = run.checkpoints.latest() if run is not None else None
     if latest is None:
         raise CheckpointError(
             "the run has no checkpoint",
-            where=str(run.path if run is not None else given),
-            help="name one by `--checkpoint`",
+            where=str(run.path if run is not None else checkpoint),
+            help="name one with `--checkpoint`",
         )
     return latest.path

@@ -1,4 +1,4 @@
-"""The cluster that a job's driver joins: one of this machine, or one whose head it has to run on."""
+"""Choice of the cluster that a job's driver joins, and running the driver on a remote head."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
-    """Return the cluster that the driver has to go to; None where it can run here.
+    """Return the remote cluster whose head must run the driver; None if it can run here.
 
     Raises:
-        ClusterError: the file names hosts, this machine runs no node of theirs, and nobody has brought them up from
-            here.
+        ClusterError: the file names hosts, none of their nodes is this machine, and they were not brought up from here.
     """
     from rlinf_cli.bootstrap import cluster_identity
     from rlinf_core import env_vars
@@ -34,18 +33,17 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     if attach.known() is not None:
         return None
     raise ClusterError(
-        "the machines of the file are not up",
+        "the file's machines are not up",
         where=job.name,
-        why="it names hosts, this machine runs none of their nodes, and no `rlinf up` of this file is recorded here",
-        help="`rlinf up FILE` brings them up; one that has another name is named by `RLINF_CLUSTER`",
+        why="the file names hosts, this machine is none of them, and no `rlinf up` of this file is recorded here",
+        help="run `rlinf up FILE`, or set `RLINF_CLUSTER` to a cluster with another name",
     )
 
 
 def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detached: bool) -> int:
-    """Run the job's driver on the head, and return its exit code. What it prints is printed here.
+    """Run the job's driver on the head, forward its output, and return its exit code.
 
-    The job travels as one file, with its overrides and what its references stand for, and with it the values that
-    variables of `cluster.forward_env` have here.
+    The job is sent as a single resolved file, together with the values of the `cluster.forward_env` variables here.
 
     Raises:
         ConfigError: one of them is not set.
@@ -56,28 +54,28 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ)
     head = record.nodes[0].host
-    console.message(f"the driver runs on {head}, and the run folder is there")
+    console.message(f"the driver and the run folder are on {head}")
     flags = [
         "--told",
         *(["--detach"] if detached else []),
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),
     ]
-    # Without what the login's home holds: a `random.py` there is not the standard library's.
+    # -P keeps the login's home off `sys.path`: a `random.py` there would shadow the standard library's.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
     return run_on_head(record, arguments, stdin=resolved_text(job.tree).encode(), env=forwarded)
 
 
-def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
-    """Choose the cluster that the driver of this process will join, and say which in one line.
+def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
+    """Choose the cluster that this process's driver will join, and print it in one line.
 
-    It is the one that the environment names, else the one that `rlinf up` made of the same file, else any on this
-    machine with as many nodes.
+    The environment names it; else it is the one that `rlinf up` made from the same file, else one on this machine with
+    as many nodes.
 
     Args:
-        job: what is to be trained.
-        file: as it was named.
-        told: whether the person knows it already.
+        job: the job.
+        file: the file as named on the command line.
+        already_shown: whether the user knows it already.
 
     Raises:
         ClusterError: none runs here and one is needed, or several fit.
@@ -91,12 +89,12 @@ def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
     if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None and attach.is_known(name):
         os.environ[env_vars.CLUSTER.name] = name
     may_start = attach.may_be_embedded(num_nodes, job.cluster)
-    found = attach.destination(None, num_nodes, may_start=may_start)
-    if found is None:
-        text = "a Ray of its own on this machine"
-    elif isinstance(found, attach.Known):
-        text = f"cluster {found.name}, head {found.address}"
+    cluster = attach.destination(None, num_nodes, may_start=may_start)
+    if cluster is None:
+        text = "a private Ray on this machine"
+    elif isinstance(cluster, attach.Known):
+        text = f"cluster {cluster.name}, head {cluster.address}"
     else:
-        text = f"the cluster at {found}"
-    if not told:
+        text = f"the cluster at {cluster}"
+    if not already_shown:
         console.message(f"runs on {text}")

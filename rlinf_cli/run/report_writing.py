@@ -1,4 +1,4 @@
-"""The report at the end of a run: written by a process of its own, so that it can neither fail nor hold up the run."""
+"""The report at the end of a run, written by a separate process so that it can neither fail nor delay the run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.process.requirements import install_command, missing_modules
 
 NAME: Final = "report.html"
-# The modules that a report needs.
+# Modules that a report needs.
 MODULES: Final = ("jinja2", "altair", "vl_convert")
-# The first report of an installation prepares the chart library's code, for several seconds.
+# The first report of an installation bundles the chart library's code, which takes seconds.
 PATIENCE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05
 
 
 def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Callable[[], bool]) -> Path | None:
-    """Write `report.html` into the run folder; return its path, or None where there is none, which `warn` is told.
+    """Write `report.html` into the run folder; return its path, or None after calling `warn`.
 
     Args:
-        folder: of a run whose end is already written.
-        warn: told in one line why there is no report.
-        stopped: whether the person wants the command to end now; looked at all the time.
+        folder: the folder of a finished run.
+        warn: called with the reason if no report is written.
+        stopped: polled; True if the user wants the command to end now.
     """
     try:
         if not env_vars.REPORT.get():
@@ -51,17 +51,17 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
         return None
     with process:
         why = _wait(process, stopped)
-        told = b"" if why is not None or process.stderr is None else process.stderr.read()
+        stderr = b"" if why is not None or process.stderr is None else process.stderr.read()
     path = folder / NAME
     if why is None and process.returncode == 0 and path.exists():
         return path
-    why = why or reason(told.decode(errors="replace"), process.returncode)
+    why = why or reason(stderr.decode(errors="replace"), process.returncode)
     warn(f"no report: {why}; `rlinf report {folder}` tries again")
     return None
 
 
 def _wait(process: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> str | None:
-    """Wait for a process within limits; return why it was ended, or None where it ended itself."""
+    """Wait for a process; return why it was terminated, or None if it ended on its own."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None:
         late = time.monotonic() > deadline

@@ -1,4 +1,4 @@
-"""Documents that a run leaves for `rlinf report` and `rlinf compare`: its story, its placement, its provenance."""
+"""Documents that a run leaves for `rlinf report` and `rlinf compare`: events, placement, provenance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ORIGINS: Final = "origins.json"
 
 
 class DocumentWriter(View):
-    """Writes the documents of a run as it goes on. The run is fine without them: a failure is one warning."""
+    """The writer of a run's documents. They are optional: a failure is logged once."""
 
     def __init__(self, progress: RunProgress, job: Job, folder: RunFolder) -> None:
         super().__init__(progress)
@@ -48,46 +48,46 @@ class DocumentWriter(View):
             self._keep(self._placement(event.topology))
         elif isinstance(event, RunStarted):
             self._write_pending()
-            found = self._provenance
-            self._guarded(lambda: write_provenance(self._folder.path, found.result()))
+            provenance = self._provenance
+            self._guarded(lambda: write_provenance(self._folder.path, provenance.result()))
             counts = ", ".join(f"{name} {count}" for name, count in event.components.items())
             begin = event.first_step - 1
             if event.resumed_from is not None:
-                self.tell(run_events.RESUMED, begin, f"goes on from {event.resumed_from.name} with {counts}")
+                self.add_event(run_events.RESUMED, begin, f"resumed from {event.resumed_from.name} with {counts}")
             else:
-                self.tell(run_events.STARTED, begin, f"started with {counts}", self._unread())
+                self.add_event(run_events.STARTED, begin, f"started with {counts}", self._unread())
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
-            self.tell(run_events.RESTARTED, event.step, event.reason, [what])
+            self.add_event(run_events.RESTARTED, event.step, event.reason, [what])
 
     def _collect(self) -> Future[Provenance]:
-        """Return the provenance of the run, which is collected while its workers start: git may be slow."""
+        """Return the provenance of the run, collected while its workers start: git may be slow."""
         recipe = self._job.recipe
         packages = {"rlinf_core", *([recipe.config.partition(".")[0]] if recipe is not None else [])}
         inputs = recipe.function("inputs") if recipe is not None else None
         background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
-        found = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
+        provenance = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
         background.shutdown(wait=False)
-        return found
+        return provenance
 
     def _unread(self) -> list[str]:
-        """Return the keys of the file that change nothing, each with its place and why."""
-        return [f"{each.span}: {each.message}" for each in without_effect(self._job.diagnostics)]
+        """Return the keys of the file without effect, each with its location and the reason."""
+        return [f"{diagnostic.span}: {diagnostic.message}" for diagnostic in without_effect(self._job.diagnostics)]
 
-    def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
-        """Add to the run's story."""
+    def add_event(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
+        """Add to the run's events."""
         from rlinf_core.config.secrets import mask_text
 
         def masked(line: str) -> str:
             return hidden(mask_text(line))
 
-        lines = [masked(line) for each in details for line in each.splitlines()]
+        lines = [masked(line) for detail in details for line in detail.splitlines()]
         first = masked(text.splitlines()[0])
         self._guarded(lambda: run_events.append_event(self._folder.path, kind, step, first, lines))
 
     def _keep(self, documents: dict[str, str]) -> None:
         self._pending |= documents
-        # The folder of a resumed run stays as it is until the run has its workers.
+        # The folder of a resumed run is not modified until its workers have started.
         if self._folder.state.earlier is None:
             self._write_pending()
 
@@ -101,7 +101,7 @@ class DocumentWriter(View):
             write()
         except OSError as error:
             if not self._warned:
-                LOGGER.warning("a part of what the report shows is not kept: %s", error)
+                LOGGER.warning("a part of the report's data was not saved: %s", error)
             self._warned = True
 
     def _origins(self) -> dict[str, str]:

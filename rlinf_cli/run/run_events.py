@@ -1,8 +1,8 @@
-"""The story of a run: its start, checkpoints, restarts and end, one JSON object a line in `events.jsonl`.
+"""The events of a run: start, checkpoints, restarts and end, one JSON object per line in `events.jsonl`.
 
     {"time": 1773482102.5, "kind": "restarted", "step": 20, "text": "`env:1` died in `interact`", "details": []}
 
-What a person would look for in the driver's log, and a program cannot: the story outlives the log's wording.
+A stable, machine-readable form of what the driver's log says.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FAILED: Final = "failed"
 
 
 class StoryEvent(NamedTuple):
-    """Something that happened to a run.
+    """An event of a run.
 
     Attributes:
-        time: when, in seconds since 1970.
+        time: in seconds since 1970.
         kind: one of the kinds above.
-        step: the last step that was done.
+        step: the last finished step.
         text: what happened, in one line.
-        details: further lines: where, why, and what to do.
+        details: further lines: location, cause, remedy.
     """
 
     time: float
@@ -57,13 +57,13 @@ class _Line(FileModel):
 
 
 def append_event(folder: Path, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
-    """Add an event to the story of the run in `folder`.
+    """Append an event of the run in `folder`.
 
     Raises:
         OSError: it cannot be written.
     """
     event = {"time": time.time(), "kind": kind, "step": step, "text": text, "details": list(details)}
-    # One write, so that a reader finds the line or none.
+    # A single write, so that a reader sees the whole line or nothing.
     descriptor = open_log(folder, FILE)
     try:
         os.write(descriptor, (json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
@@ -72,12 +72,12 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
 
 
 def read_story(folder: Path) -> list[StoryEvent]:
-    """Return the story of the run in `folder`, in order; see `story_with_faults`."""
+    """Return the events of the run in `folder`, in order; see `story_with_faults`."""
     return story_with_faults(folder)[0]
 
 
 def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
-    """Return the story of the run in `folder`, in order, and what is wrong with lines that are left out."""
+    """Return the events of the run in `folder`, in order, and the errors of skipped lines."""
     try:
         lines = read_text(folder / FILE).splitlines(keepends=True)
     except FileNotFoundError:
@@ -90,9 +90,9 @@ def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
         try:
             data = _Line.model_validate_json(line)
         except ValidationError as error:
-            # The last one may be in the making.
+            # The last line may be incomplete.
             if line.endswith("\n"):
-                faults.append(f"line {number} of {FILE} is left out: {first_fault(error)}")
+                faults.append(f"line {number} of {FILE} was skipped: {first_fault(error)}")
             continue
         story.append(StoryEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
     return story, faults

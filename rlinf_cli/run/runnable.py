@@ -1,4 +1,4 @@
-"""Checks that a recipe can be run here, as far as that is known before anything is started or written."""
+"""Checks that a recipe can run here, before anything is started or written."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rlinf_core.suggest import quoted
 if TYPE_CHECKING:
     from rlinf_core.job.recipe import Recipe
 
-# The modules that the driver of any run imports.
+# Modules that every driver imports.
 _DRIVER_MODULES: Final = ("ray", "torch", "numpy")
 
 
 def obstacle(recipe: Recipe) -> str | None:
-    """Return why a recipe cannot be run by this interpreter, in a few words; None when it can."""
+    """Return why this interpreter cannot run a recipe, in a few words; None if it can."""
     if recipe.program is None:
-        return "no program in this version; its files can be validated and laid out"
+        return "it has no program in this version; its files can only be validated and laid out"
     missing = missing_modules(_DRIVER_MODULES)
     return f"needs {quoted(missing)}, which this Python does not have" if missing else None
 
 
 def check_has_program(recipe: Recipe) -> None:
-    """Refuse to run a recipe that this version cannot run anywhere.
+    """Check that this version can run a recipe.
 
     Raises:
         RLinfError: it has no program.
@@ -32,16 +32,16 @@ def check_has_program(recipe: Recipe) -> None:
     if recipe.program is None:
         raise RLinfError(
             f"recipe `{recipe.name}` cannot be run yet",
-            why="it has no program in this version: its files can be validated and laid out",
-            help="`rlinf train --dry-run` shows what would run; `rlinf recipes` lists the others",
+            why="it has no program in this version; its files can only be validated and laid out",
+            help="use `rlinf train --dry-run`, or another recipe from `rlinf recipes`",
         )
 
 
 def check_installed() -> None:
-    """Refuse to drive a run in an interpreter that lacks what every driver imports.
+    """Check that this interpreter has the packages of every driver.
 
     Raises:
-        RLinfError: packages are missing; `help` has the command that installs them.
+        RLinfError: packages are missing; `help` holds the install command.
     """
     missing = missing_modules(_DRIVER_MODULES)
     if missing:

@@ -1,4 +1,4 @@
-"""A recipe's program, run from beginning to end: who is told what, and what the run leaves behind however it ends."""
+"""Run a recipe: views, signals, exit status, and the final state of the run folder."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
-    """Run a sound job in this process, and shows how it goes.
+    """Run a valid job in this process, and show its progress.
 
     Raises:
-        RLinfError: there is no run folder to be had.
+        RLinfError: no run folder can be made.
     """
     with signals_held() as release:
         return Training(job, recipe, make_folder(job, recipe), output).run(release)
 
 
 def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
-    """Run a sound job in a process of its own, which outlives this one and its terminal.
+    """Run a valid job in a detached process, which outlives this one and its terminal.
 
-    Returns as soon as that process has its run folder, or has failed to get one.
+    Returns once that process has made its run folder, or has failed to.
     """
     from pathlib import Path
 
@@ -65,10 +65,10 @@ def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
 
         return guarded(lambda: _run_settled(job, recipe, settle))
 
-    told, code = detach.start(work)
-    if told is None:
+    message, code = detach.start(work)
+    if message is None:
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
-    folder, pid = Path(told["folder"]), int(told["pid"])
+    folder, pid = Path(message["folder"]), int(message["pid"])
     if output is Output.JSON:
         console.result_json(summary_record("running", recipe.name, folder, pid=pid))
     else:
@@ -85,17 +85,17 @@ def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
         output = folder.log_file(PRINTED, 0)
         output.parent.mkdir(parents=True, exist_ok=True)
         settle({"folder": str(folder.path), "pid": os.getpid()}, output)
-        # The driver's log tells how it goes; this output is for what else is printed, and for how it ended.
+        # Progress goes to the driver's log; this output is for everything else, and the final summary.
         console.verbosity.quiet = True
         return Training(job, recipe, folder, Output.TEXT).run(release)
 
 
 @contextmanager
 def signals_held() -> Generator[Callable[[], None], None, None]:
-    """Within the block signals that end a run wait until the function that it gives is called.
+    """Hold terminating signals within the block, until the yielded function is called.
 
-    From its folder's first moment a run can be found and told to end (`rlinf stop`). Before it has handlers it would
-    just die, and its folder would say for ever that it runs.
+    A run can be found and stopped (`rlinf stop`) once its folder exists. Without handlers it would die at that point
+    and leave the status `running` forever.
     """
     command_signals.check()
     came: list[int] = []
@@ -112,7 +112,7 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
             signal.raise_signal(came.pop(0))
 
     for number in ENDING_SIGNALS:
-        # What is ignored, as under nohup, stays so.
+        # Ignored signals, as under nohup, stay ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             earlier[number] = signal.signal(number, remember)
     try:
@@ -120,23 +120,23 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        # One that came when the run had ended changes nothing any more.
+        # A signal after the end of the run has no effect.
         if not released:
             release()
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
-    """Return the folder of a run that starts now.
+    """Create the folder of a new run, or reopen that of a resumed one.
 
     Raises:
-        RLinfError: it cannot be made, or there is nothing to continue from.
+        RLinfError: it cannot be made, or there is no checkpoint to resume from.
     """
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
-    # A user's recipe may have no `runner` section, or one of its own.
+    # A user's recipe may have no `runner` section, or a different one.
     runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
     facts = recipe.function("facts")
     text = config_text_of(job)
@@ -149,7 +149,7 @@ class Training:
     """One run in its folder.
 
     Args:
-        output: form of the summary on standard output.
+        output: format of the summary on standard output.
     """
 
     def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
@@ -165,25 +165,25 @@ class Training:
             within=Training._run_program.__code__,
             on_first=self._progress.end,
             patience=self._patience,
-            # What a launch has started is ended by the guardian of its cluster.
+            # The cluster's guardian process ends everything that a launch has started.
             holds_nothing=lambda: self._progress.started is None,
             before_hard=self._before_hard_end,
         )
 
     def run(self, ready: Callable[[], None]) -> ExitCode:
-        """Run the program to its end, and tell how it ended: on the streams, in the run's state, by the code.
+        """Run the program to its end; report the outcome on the streams, in the run's state, and as the exit code.
 
         Args:
-            ready: called as soon as signals end the run cleanly.
+            ready: called once signals end the run cleanly.
         """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
-            # From here on a signal raises within the program alone.
+            # From here on a signal raises only within the program.
             ready()
-            for each in self._unread:
-                log.info("%s: %s", each.span, each.message)
+            for diagnostic in self._unread:
+                log.info("%s: %s", diagnostic.span, diagnostic.message)
             try:
                 self._run_program(log)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
@@ -199,7 +199,7 @@ class Training:
             return self._finished(log)
 
     def _is_interrupted(self, failure: BaseException | None) -> bool:
-        """Return whether a signal ended the run. One that came when it had come to its end did not."""
+        """Return whether a signal ended the run; False for one that came after its end."""
         if self._interrupts.code is None:
             return isinstance(failure, KeyboardInterrupt)
         return failure is not None or self._progress.finished is None
@@ -207,18 +207,18 @@ class Training:
     def _run_program(self, log: logging.Logger) -> None:
         with ExitStack() as stack:
             views = [stack.enter_context(view) for view in self._views(log)]
-            # Standard output is for the summary: what the program and its workers print is not.
+            # Standard output is reserved for the summary; output of the program and its workers goes elsewhere.
             stack.enter_context(redirect_stdout(sys.stderr))
 
             def listen(event: Event) -> None:
                 self._progress.take(event)
                 for view in views:
                     view.show(event)
-                self._end_where_told(event)
+                self._end_if_asked(event)
 
             self._interrupts.check()
             with sigterm_deferred(), suppress(ImportError):
-                # Its linear algebra starts threads, none of which may take the signal while Ray's native code has it.
+                # Its BLAS starts threads, which must not receive the signals that Ray's native code handles.
                 import_module("numpy")
             program = self._recipe.function("program")
             if program is None:
@@ -226,7 +226,7 @@ class Training:
             program(self._job, self._folder, listen)
 
     def _patience(self) -> float:
-        """Return the seconds that a signal leaves the run to finish a step, so that a checkpoint keeps it."""
+        """Return the seconds after a signal in which the run may finish its step and write a checkpoint."""
         runner = getattr(self._job.config, "runner", None)
         progress = self._progress
         if not getattr(runner, "save_on_interrupt", False) or not progress.has_unsaved_steps:
@@ -237,8 +237,8 @@ class Training:
             return 0.0
         return STEP_SECONDS
 
-    def _end_where_told(self, event: Event) -> None:
-        """End the run at an event where nothing is half done, once a signal has told it to end."""
+    def _end_if_asked(self, event: Event) -> None:
+        """End the run after a signal, at an event where no step is half done."""
         if isinstance(event, PhaseStarted):
             if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
                 self._interrupts.extend()
@@ -270,11 +270,13 @@ class Training:
         from rlinf_cli.run import run_events
 
         log.info("finished after step %d", self._progress.step)
-        self._documents.tell(run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
+        self._documents.add_event(
+            run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}"
+        )
         self._write_report()
         if self._output is Output.TEXT:
             console.result(summary_text(self._progress, self._folder.path, self._report, self._unread))
-        return self._told(RunStatus.FINISHED, ExitCode.OK)
+        return self._close(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
@@ -283,12 +285,12 @@ class Training:
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason)
-        self._documents.tell(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
+        self._documents.add_event(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
         log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         console.message(self._kept())
         self._say_how_to_go_on()
-        return self._told(RunStatus.INTERRUPTED, code, reason)
+        return self._close(RunStatus.INTERRUPTED, code, reason)
 
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
         import traceback
@@ -300,47 +302,47 @@ class Training:
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)
         trace = "".join(traceback.format_exception(error)).rstrip()
-        # Not on the screen, too: the block says what a person wants to know first.
+        # Not on the screen: the error block already shows it.
         log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
         if console.verbosity.verbose:
             console.error(trace)
         block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
         details = [part for part in (block.where, block.why, block.do) if part]
-        self._documents.tell(run_events.FAILED, self._progress.step, block.what, details)
+        self._documents.add_event(run_events.FAILED, self._progress.step, block.what, details)
         self._say_how_to_go_on()
         self._write_report()
         if self._report is not None:
             console.message(f"report: {shown(self._report)}")
-        return self._told(
+        return self._close(
             RunStatus.FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason
         )
 
     def _write_report(self) -> None:
-        """Write the report of a run whose end is written already; a signal gives it up."""
+        """Write the report of a finished run; a signal aborts it."""
         from rlinf_cli.run.report_writing import write_report_at_end
 
         before = self._interrupts.code
         self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
 
     def _kept(self) -> str:
-        """Return which of the steps that were done a checkpoint keeps."""
+        """Return which finished steps a checkpoint preserves."""
         done, latest = self._progress.step, self._folder.checkpoints.latest()
         if latest is None:
-            return "nothing is kept: no checkpoint was written"
+            return "nothing was saved: no checkpoint was written"
         first = latest.step + 1
         lost = f"step {first} is" if first == done else f"steps {first} to {done} are"
-        return f"kept: checkpoint {latest.path.name}" + (f"; {lost} lost" if first <= done else "")
+        return f"saved: checkpoint {latest.path.name}" + (f"; {lost} lost" if first <= done else "")
 
     def _say_how_to_go_on(self) -> None:
         if self._folder.checkpoints.latest() is not None:
             from rlinf_cli.live.run_summary import shown
 
             place = f"runner.resume_dir={shown(self._folder.path)}"
-            console.message(f"the same command with `{place}` goes on from the last checkpoint")
+            console.message(f"run the same command with `{place}` to resume from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> RLinfError | None:
-        """Write how the run ended, and after which step where one was done; return what keeps it from that."""
+        """Write the end status and the last finished step; return the error that prevents it, if any."""
         try:
             if self._progress.started is not None:
                 self._folder.update(step=self._progress.step)
@@ -350,12 +352,12 @@ class Training:
         return None
 
     def _end_as_can_be(self, status: str, reason: str) -> None:
-        """Do the same where possible; a folder that cannot be written must not hide why the run ends."""
+        """Do the same, but only log a failure: it must not hide why the run ended."""
         error = self._end(status, reason)
         if error is not None:
-            console.error(f"how the run ended could not be written to {self._folder.path}: {error.why}")
+            console.error(f"the end of the run could not be recorded in {self._folder.path}: {error.why}")
 
-    def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
+    def _close(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if self._output is Output.JSON:
             from rlinf_cli.live.run_summary import summary_record
 
@@ -372,7 +374,7 @@ class Training:
         return code
 
     def _before_hard_end(self, code: ExitCode) -> None:
-        """Write how the run ends, and tell it past the streams, which may be in use at this moment."""
+        """Write the end status, and print it bypassing the streams, which may be in use at this moment."""
         if sys.stderr.isatty():
             # The live view hides the cursor.
             os.write(2, b"\x1b[?25h")
@@ -384,7 +386,7 @@ class Training:
 
 
 def _components(job: Job) -> dict[str, str]:
-    """Return the component of each worker group that its section gives a name of its own."""
+    """Return the component of each worker group whose section sets `group_name`."""
     placed = job.cluster.component_placement if job.cluster is not None else ()
     groups = {name: getattr(getattr(job.config, name, None), "group_name", None) for name in placed}
     return {group: name for name, group in groups.items() if isinstance(group, str)}
@@ -396,7 +398,7 @@ def _reason_of_end(code: ExitCode) -> str:
 
 
 def _leave_cluster() -> BaseException | None:
-    """End what the program may have left; the first failure of a call that nobody had waited for."""
+    """End what the program may have left; return the first failure of a call whose result was never read."""
     engine: Any = sys.modules.get("rlinf_core.cluster.engine")
     if engine is None or engine.current() is None:
         return None

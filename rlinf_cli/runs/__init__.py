@@ -1,1 +1,1 @@
-"""Runs that are over or going on: finding them, tables, logs, comparisons."""
+"""Past and running runs: lookup, tables, logs, comparisons."""

@@ -1,4 +1,4 @@
-"""The logs of a run: a file for each process, read together in the order of time, and followed as they grow."""
+"""The logs of a run: one file per process, merged by time, and followed as they grow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rlinf_core.foreign.files import open_regular
 
-# How our own loggers begin a line; as text these sort as the moments do.
+# The timestamp that starts a log line; its text sorts by time.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _FILE = re.compile(r"rank_(\d+(?:_\d+)*)\.log")
 _BLOCK = 64 * 1024
@@ -18,7 +18,7 @@ ALL = -1
 
 
 class LogFile(NamedTuple):
-    """The log of one process. `rank` is its rank; a child of it has that of its parent first, as in `0_1`."""
+    """The log of one process. `rank` is its rank; a child process adds its index, as in `0_1`."""
 
     component: str
     rank: str
@@ -26,7 +26,7 @@ class LogFile(NamedTuple):
 
 
 class LogEntry(NamedTuple):
-    """One message: the line that began it, and those that belong to it."""
+    """One log message: its first line and continuation lines."""
 
     moment: str
     lines: tuple[str, ...]
@@ -34,16 +34,16 @@ class LogEntry(NamedTuple):
 
 def log_files(folder: Path) -> list[LogFile]:
     """Return the logs in a run's `logs`, by component and rank."""
-    found: list[LogFile] = []
+    files: list[LogFile] = []
     for path in folder.glob("*/rank_*.log"):
         match = _FILE.fullmatch(path.name)
         if match:
-            found.append(LogFile(path.parent.name, match[1], path))
-    return sorted(found, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
+            files.append(LogFile(path.parent.name, match[1], path))
+    return sorted(files, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
 
 
 def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) -> list[LogFile]:
-    """Return those of one component, of one rank (with its children), or of both."""
+    """Filter by component, by rank (with its children), or both."""
     return [
         file
         for file in files
@@ -52,7 +52,7 @@ def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) ->
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a text file, `ALL` for every one; nothing where it cannot be read."""
+    """Return the last `count` lines of a text file, `ALL` for all; empty if it cannot be read."""
     lines, rest, _ = tail(path, count)
     if rest:
         lines.append(rest)
@@ -60,19 +60,17 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def tail(path: Path, count: int) -> tuple[list[str], str, int]:
-    """Return the last whole lines of a file, what stands behind the last of them, and the byte behind that line's
-    end.
-    """
+    """Return the last complete lines of a file, the incomplete rest, and the offset after the last complete line."""
     blocks: list[bytes] = []
-    found = 0
+    line_ends = 0
     try:
         with open_regular(path) as file:
             at = end = file.seek(0, 2)
-            while at > 0 and (count == ALL or found <= count):
+            while at > 0 and (count == ALL or line_ends <= count):
                 start = max(0, at - _BLOCK)
                 file.seek(start)
                 blocks.append(file.read(at - start))
-                found += blocks[-1].count(b"\n")
+                line_ends += blocks[-1].count(b"\n")
                 at = start
     except OSError:
         return [], "", 0
@@ -86,31 +84,31 @@ def _text(line: bytes) -> str:
 
 
 def entries(lines: Sequence[str], fallback: str = "") -> list[LogEntry]:
-    """Lines as messages: one without a moment belongs to the message before it.
+    """Group lines into messages: a line without a timestamp belongs to the message before it.
 
     Args:
-        fallback: the moment of lines before which there is none.
+        fallback: the timestamp of leading lines without one.
     """
-    found: list[LogEntry] = []
+    messages: list[LogEntry] = []
     moment, part = fallback, list[str]()
     for line in lines:
         match = _MOMENT.match(line)
         if match and part:
-            found.append(LogEntry(moment, tuple(part)))
+            messages.append(LogEntry(moment, tuple(part)))
             part = []
         moment = match[0] if match else moment
         part.append(line)
-    return [*found, LogEntry(moment, tuple(part))] if part else found
+    return [*messages, LogEntry(moment, tuple(part))] if part else messages
 
 
 def merged(parts: Iterable[Sequence[LogEntry]]) -> list[str]:
-    """Return the lines of several logs in the order of their moments; within a log they stay as they are."""
+    """Return the lines of several logs by time; the order within a log is kept."""
     together = sorted((entry for part in parts for entry in part), key=lambda entry: entry.moment)
     return [line for entry in together for line in entry.lines]
 
 
 def moment_of(path: Path) -> str:
-    """When a file was written last, as loggers write moments; empty where it is gone."""
+    """Return a file's modification time in the loggers' format; empty if it is gone."""
     try:
         changed = path.stat().st_mtime
     except OSError:
@@ -119,10 +117,10 @@ def moment_of(path: Path) -> str:
 
 
 class Follower:
-    """Reads what is appended to a file from now on, whole lines only.
+    """A reader of the complete lines appended to a file.
 
     Args:
-        at: the byte to begin with.
+        at: the start offset in bytes.
     """
 
     def __init__(self, path: Path, at: int) -> None:
@@ -131,11 +129,11 @@ class Follower:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """Return the lines that have been finished since the last time."""
+        """Return the lines completed since the last call."""
         try:
             with open_regular(self.path) as file:
                 if file.seek(0, 2) < self._at:
-                    # It was begun anew.
+                    # The file was truncated.
                     self._at, self._rest = 0, b""
                 file.seek(self._at)
                 data = file.read()

@@ -1,4 +1,4 @@
-"""Comparison of runs: what differs between them, and whether their results differ by more than noise.
+"""Comparison of runs: their differences, and whether their results differ by more than noise.
 
 Pure: reads nothing. Intervals are of 95 %.
 """
@@ -16,7 +16,7 @@ from rlinf_cli.runs.provenance import Provenance
 
 
 class Kind(StrEnum):
-    """A kind of difference. The order is that in which kinds matter: the first difference is told first."""
+    """A kind of difference, in order of importance."""
 
     RECIPE = "recipe"
     EVALUATION = "evaluation protocol"
@@ -31,10 +31,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which runs differ.
+    """A difference between runs.
 
     Attributes:
-        kind: what kind of thing it is.
+        kind: its kind.
         name: a key of the configuration, a package, a file.
         values: its value in each run, None where a run has none.
     """
@@ -50,12 +50,12 @@ class RunResult:
 
     Attributes:
         metric: its full name.
-        value: of an evaluation the last one; of training the mean of the last `LAST_STEPS` steps that have one; NaN
-            where there is none.
+        value: the last one of evaluations; of training, the mean over the last `LAST_STEPS` steps with a value; NaN if
+        there is none.
         step: of the last value.
-        low, high: its interval; None where it is not known.
-        count: what it is the mean of: episodes, or steps; None where that is not known.
-        basis: what the interval is made of, in words; empty without one.
+        low, high: its interval; None if unknown.
+        count: the number of episodes or steps averaged; None if unknown.
+        basis: the source of the interval, in words; empty without one.
     """
 
     metric: str
@@ -73,8 +73,8 @@ class ResultGap:
 
     Attributes:
         gap: the difference.
-        low, high: its interval; None where noise cannot be known.
-        basis: what the interval is made of, in words.
+        low, high: its interval; None if the noise is unknown.
+        basis: the source of the interval, in words.
     """
 
     gap: float
@@ -84,13 +84,13 @@ class ResultGap:
 
     @property
     def larger_than_noise(self) -> bool | None:
-        """Whether the interval leaves 0 out; None where noise cannot be known."""
+        """Whether the interval excludes 0; None if the noise is unknown."""
         if self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
 
 
-# Keys of the run itself that change neither what is learned nor how it is judged.
+# Keys of the run itself that affect neither training nor evaluation.
 _INCIDENTAL: Final = (
     "runner.logger",
     "runner.resume_dir",
@@ -103,50 +103,58 @@ _INCIDENTAL: Final = (
     "runner.max_samples",
     "actor.checkpoint_save_path",
 )
-# Steps whose mean stands for the result of training: a single step is too noisy.
+# Training results are averaged over this many steps: a single step is too noisy.
 LAST_STEPS: Final = 10
 _FEWEST_STEPS: Final = 3
 
 
 def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Provenance | None]) -> list[Difference]:
-    """Return everything in which runs differ, what matters most first.
+    """Return all differences between runs, most important first.
 
     Args:
         configs: the resolved configuration of each run, as plain data.
-        provenances: those of each run, in the same order; None where a run has none, which is no difference.
+        provenances: of each run, in the same order; None for a run without, which is no difference.
     """
     flat = [_flat(config) for config in configs]
-    found = [_of_key(name, [each.get(name) for each in flat]) for name in _names(flat) if not _incidental(name)]
+    differences = [
+        _of_key(name, [config.get(name) for config in flat]) for name in _names(flat) if not _incidental(name)
+    ]
     parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
     for part, kind in parts:
-        known = [cast("Mapping[str, str]", getattr(each, part)) if each is not None else None for each in provenances]
-        for name in _names([each for each in known if each is not None]):
-            values = tuple(None if each is None else each.get(name) for each in known)
-            # A run without provenance says nothing of versions and code.
-            if len({value for value, each in zip(values, known, strict=True) if each is not None}) > 1:
-                found.append(Difference(kind, name, values))
-    found = [each for each in found if len(set(each.values)) > 1]
-    # What training changes in evaluations matters as much as an evaluation of its own kind, and comes before it.
-    leading = _leading_evaluations({each.name: each for each in found})
+        known = [
+            cast("Mapping[str, str]", getattr(provenance, part)) if provenance is not None else None
+            for provenance in provenances
+        ]
+        for name in _names([versions for versions in known if versions is not None]):
+            values = tuple(None if versions is None else versions.get(name) for versions in known)
+            # A run without provenance has no versions or code to compare.
+            if len({value for value, versions in zip(values, known, strict=True) if versions is not None}) > 1:
+                differences.append(Difference(kind, name, values))
+    differences = [difference for difference in differences if len(set(difference.values)) > 1]
+    # Evaluation keys that only follow training keys are reported after them.
+    leading = _leading_evaluations({difference.name: difference for difference in differences})
     order = list(Kind)
-    return sorted(found, key=lambda each: order.index(Kind.EVALUATION if each.name in leading else each.kind))
+    return sorted(
+        differences,
+        key=lambda difference: order.index(Kind.EVALUATION if difference.name in leading else difference.kind),
+    )
 
 
-def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
-    """Return the keys of training sections that differ as the same keys of evaluation sections do.
+def _leading_evaluations(by_name: Mapping[str, Difference]) -> set[str]:
+    """Return the training keys that differ in the same way as the corresponding evaluation keys.
 
-    An evaluation takes from training what its own section leaves out (`env.eval.task` from `env.train.task`), and a
+    An evaluation inherits from training what its own section omits (`env.eval.task` from `env.train.task`), and a
     resolved configuration holds both.
     """
     twins = {
         name: ".".join("train" if word == "eval" else word for word in name.split("."))
-        for name, each in found.items()
-        if each.kind is Kind.EVALUATION
+        for name, difference in by_name.items()
+        if difference.kind is Kind.EVALUATION
     }
     return {
         twin
         for name, twin in twins.items()
-        if name != twin and twin in found and found[twin].values == found[name].values
+        if name != twin and twin in by_name and by_name[twin].values == by_name[name].values
     }
 
 
@@ -155,17 +163,17 @@ def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _flat(value: object, name: str = "") -> dict[str, str]:
-    """Return every single value by the dotted path of its key, as text."""
+    """Return every scalar as text, by the dotted path of its key."""
     if isinstance(value, Mapping) and value:
-        found: dict[str, str] = {}
-        for key, each in cast("Mapping[Any, Any]", value).items():
-            found |= _flat(each, f"{name}.{key}" if name else str(key))
-        return found
-    if isinstance(value, list) and any(isinstance(each, (Mapping, list)) for each in cast("list[Any]", value)):
-        found = {}
-        for number, each in enumerate(cast("list[Any]", value)):
-            found |= _flat(each, f"{name}[{number}]")
-        return found
+        values: dict[str, str] = {}
+        for key, child in cast("Mapping[Any, Any]", value).items():
+            values |= _flat(child, f"{name}.{key}" if name else str(key))
+        return values
+    if isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in cast("list[Any]", value)):
+        values = {}
+        for number, child in enumerate(cast("list[Any]", value)):
+            values |= _flat(child, f"{name}[{number}]")
+        return values
     return {name: _text(cast("object", value))}
 
 
@@ -194,24 +202,26 @@ def _of_key(name: str, values: Sequence[str | None]) -> Difference:
 def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
     """Return the result of a run by one metric, with its interval.
 
-    That of an evaluation is the one which was written with it (`<metric>_low`, `<metric>_high`), or for a share of
-    episodes Wilson's, by their number (`eval/episodes`). That of training is Student's for the mean of the last steps,
-    which depend on each other: a hint.
+    An evaluation's interval is the one recorded with it (`<metric>_low`, `<metric>_high`), or for a share of episodes
+    Wilson's, from their number (`eval/episodes`). A training interval is Student's t for the mean of the last steps;
+    these are correlated, so it is only a hint.
 
     Args:
         metric: its full name, as in `eval/success_at_end`.
         steps: metrics of each step, in order.
     """
-    found = [(step, each) for step, each in steps if math.isfinite(each.get(metric, math.nan))]
-    if not found:
+    evaluated_steps = [
+        (step, step_metrics) for step, step_metrics in steps if math.isfinite(step_metrics.get(metric, math.nan))
+    ]
+    if not evaluated_steps:
         return RunResult(metric, math.nan, 0)
-    step, metrics = found[-1]
+    step, metrics = evaluated_steps[-1]
     space = metric.rpartition("/")[0]
     if _is_evaluation(space):
         low, high, count = interval_of(metric, metrics)
         basis = "the last evaluation" if low is not None else ""
         return RunResult(metric, metrics[metric], step, low, high, count, basis)
-    values = [each[metric] for _, each in found[-LAST_STEPS:]]
+    values = [step_metrics[metric] for _, step_metrics in evaluated_steps[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
         return RunResult(metric, mean(values), step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
@@ -220,11 +230,11 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
 
 
 def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
-    """Return the 95 % interval of one evaluation's figure, and how many episodes it is the mean of; None: not known.
+    """Return the 95 % interval of an evaluation metric, and the number of episodes averaged; None if unknown.
 
     Args:
         metric: its full name, below `eval/`; it has a value.
-        metrics: those of the same evaluation.
+        metrics: all metrics of the same evaluation.
     """
     space, _, name = metric.rpartition("/")
     low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
@@ -240,20 +250,20 @@ def _is_evaluation(space: str) -> bool:
 
 
 def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:
-    """Return how far the results of two sets of runs differ, and by how much they would by chance.
+    """Return the gap between the results of two sets of runs, with its confidence interval.
 
-    Runs of a set differ in nothing but seeds. With several in both sets the interval is Welch's of the two means; else
-    it is made of the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10), which
-    does not know how much other seeds would differ.
+    Runs of a set differ only in their seeds. With several runs in both sets the interval is Welch's for the two means;
+    else it combines the intervals of the first run of each (Newcombe, Statistics in Medicine 17, 1998, method 10),
+    which ignores the variance between seeds.
     """
-    ours, theirs = [each.value for each in first], [each.value for each in second]
+    ours, theirs = [result.value for result in first], [result.value for result in second]
     gap = mean(theirs) - mean(ours)
     if len(ours) > 1 and len(theirs) > 1:
         return ResultGap(gap, *_welch(ours, theirs), f"{len(ours)} and {len(theirs)} seeds")
     a, b = first[0], second[0]
     gap = b.value - a.value
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        return ResultGap(gap, None, None, "a single value each; several seeds would show the noise")
+        return ResultGap(gap, None, None, "a single value each; run several seeds to measure the noise")
     low = gap - math.hypot(b.value - b.low, a.high - a.value)
     high = gap + math.hypot(b.high - b.value, a.value - a.low)
     return ResultGap(gap, low, high, f"{a.basis} of one run each; other seeds may differ more")

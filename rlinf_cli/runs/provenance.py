@@ -1,4 +1,4 @@
-"""The provenance of a run, kept in its `environment.json`: all but the configuration that can make two runs differ."""
+"""The provenance of a run, in its `environment.json`: everything but the configuration that can make runs differ."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCHEMA: Final = "rlinf.environment/1"
 ENVIRONMENT: Final = "environment.json"
 
 _DIST_INFO: Final = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
-# Of a large file the size and both ends are looked at: a file of weights must not take minutes.
+# Of a large file only the size and both ends are hashed: a weights file must not take minutes.
 _END_BYTES: Final = 1 << 20
-# A repository may lie on a slow disk; a run does not wait for it.
+# A repository may be on a slow disk; a run does not wait for it.
 _GIT_SECONDS: Final = 10.0
 
 
@@ -36,9 +36,9 @@ class Provenance(NamedTuple):
     """Versions, code, input files and machine of a run.
 
     Attributes:
-        versions: of python, rlinf, and every package in the driver's interpreter.
+        versions: of Python, rlinf, and every package in the driver's interpreter.
         code: digests of the source of rlinf and of the recipe's package; in a git repository also its `commit`, and a
-            digest of what is `uncommitted` (empty where nothing is).
+        digest of `uncommitted` changes (empty if there are none).
         inputs: digests of the files and folders that the configuration names, by their paths.
         machine: host, platform, number of processors.
     """
@@ -58,11 +58,11 @@ class _Environment(FileModel):
 
 
 def collect(packages: Iterable[str] = ("rlinf_core", "recipes"), inputs: Iterable[Path] = ()) -> Provenance:
-    """Return the provenance of a run that this process starts now.
+    """Return the provenance of a run that this process is starting.
 
     Args:
         packages: import names whose source counts as the run's code.
-        inputs: files and folders that the run reads; those that do not exist are left out.
+        inputs: files and folders that the run reads; missing ones are skipped.
     """
     return Provenance(
         versions={"python": platform.python_version(), "rlinf": __version__, **_installed()},
@@ -76,20 +76,20 @@ def collect(packages: Iterable[str] = ("rlinf_core", "recipes"), inputs: Iterabl
     )
 
 
-def write_provenance(folder: Path, found: Provenance) -> None:
-    """Keep the provenance of the run in `folder`.
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write the provenance of the run in `folder`.
 
     Raises:
         OSError: it cannot be written.
     """
-    durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **found._asdict()}, indent=2) + "\n")
+    durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **provenance._asdict()}, indent=2) + "\n")
 
 
 def read_provenance(folder: Path) -> Provenance | None:
-    """Return the provenance of the run in `folder`, or None: an older rlinf kept none.
+    """Return the provenance of the run in `folder`; None for a run of an older rlinf.
 
     Raises:
-        RunError: there is one that cannot be read.
+        RunError: it cannot be read.
     """
     path = folder / ENVIRONMENT
     try:
@@ -102,8 +102,8 @@ def read_provenance(folder: Path) -> Provenance | None:
 
 
 def _installed() -> dict[str, str]:
-    """Return the versions of the installed packages, by the names of their folders: much faster than reading each."""
-    found: dict[str, str] = {}
+    """Return the versions of the installed packages, from their folder names: much faster than reading metadata."""
+    versions: dict[str, str] = {}
     for place in sys.path:
         try:
             names = os.listdir(place or ".")
@@ -112,12 +112,12 @@ def _installed() -> dict[str, str]:
         for name in names:
             parts = _DIST_INFO.fullmatch(name)
             if parts is not None:
-                found.setdefault(parts["name"].lower().replace("_", "-"), parts["version"])
-    return dict(sorted(found.items()))
+                versions.setdefault(parts["name"].lower().replace("_", "-"), parts["version"])
+    return dict(sorted(versions.items()))
 
 
 def _source_digest(package: str) -> str:
-    """Return a digest of the Python files of a package; empty where it has none."""
+    """Return a digest of the Python files of a package; empty if it has none."""
     spec = find_spec(package)
     digest, empty = sha256(), True
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -133,9 +133,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _content_digest(path: Path) -> str:
-    """Return a digest of a file, or of all files in a folder; empty where there is neither."""
+    """Return a digest of a file, or of all files in a folder; empty if neither exists."""
     try:
-        files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         if not files:
             return ""
         digest = sha256()

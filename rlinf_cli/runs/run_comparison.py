@@ -31,7 +31,7 @@ from rlinf_core.scalars import plain
 
 @dataclass(frozen=True)
 class RunSet:
-    """Runs that differ in nothing but their seeds.
+    """Runs that differ only in their seeds.
 
     Attributes:
         label: its letter in tables.
@@ -51,10 +51,10 @@ class Comparison:
     """The comparison of sets of runs.
 
     Attributes:
-        metric: the result that is compared.
-        sets: the first one is what the others are compared with.
-        differences: between the sets; of one set, between its runs.
-        verdicts: of each set but the first; of one set with two runs, that of the second run.
+        metric: the compared metric.
+        sets: the sets of runs; the first is the baseline.
+        differences: between the sets; for a single set, between its runs.
+        verdicts: of each set but the first; for a single set, of each run but the first.
     """
 
     metric: str
@@ -68,7 +68,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
 
     Args:
         folders: two or more.
-        metric: the result that counts; None: that by which the first run's evaluations, else its steps, are judged.
+        metric: the metric to compare; None for the headline metric of evaluations, else of steps.
 
     Raises:
         RunError: a run has no configuration or no such metric.
@@ -82,9 +82,9 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     for number in range(len(folders)):
         for chosen in alike:
             first = chosen[0]
-            found = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
-            # Where a run was made shapes its speed and not its result.
-            if all(each.kind in (Kind.SEEDS, Kind.MACHINE) for each in found):
+            pair_differences = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
+            # The machine of a run affects its speed, not its result.
+            if all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in pair_differences):
                 chosen.append(number)
                 break
         else:
@@ -101,18 +101,18 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     compared = [chosen[0] for chosen in alike] if len(alike) > 1 else list(range(len(folders)))
     between = differences([configs[number] for number in compared], [provenances[number] for number in compared])
     if len(alike) > 1:
-        verdicts = tuple(verdict(sets[0].results, each.results) for each in sets[1:])
+        verdicts = tuple(verdict(sets[0].results, run_set.results) for run_set in sets[1:])
     else:
-        # Seeds of one thing: each run is compared with the first, by what is known of a single run.
-        verdicts = tuple(verdict([results[0]], [each]) for each in results[1:])
+        # A single set: each run is compared with the first, by single-run intervals.
+        verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
     return Comparison(metric, sets, tuple(between), verdicts)
 
 
-def draw(found: Comparison, path: Path) -> None:
-    """Draw the metric of all runs over each other; the ending of `path` says in which format.
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draw the metric of all runs in one chart; the extension of `path` selects the format.
 
     Raises:
-        RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
+        RunError: matplotlib is not installed, the format is unknown, or the file cannot be written.
     """
     from recipes.training.curve import require_matplotlib, save_figure, thinned
 
@@ -125,15 +125,15 @@ def draw(found: Comparison, path: Path) -> None:
     FigureCanvasAgg(figure)
     palette: Any = colormaps["tab10"]
     axes = figure.subplots()
-    for colour, each in enumerate(found.sets):
-        for run, lines in zip(each.runs, each.metrics, strict=True):
-            pairs = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+    for colour, run_set in enumerate(comparison.sets):
+        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
+            pairs = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
             points = [(step, value) for step, value in pairs if math.isfinite(value)]
             if points:
                 steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
-                label, color = f"{each.label}  {run.path.name}", palette(colour % palette.N)
+                label, color = f"{run_set.label}  {run.path.name}", palette(colour % palette.N)
                 axes.plot(steps, values, label=label, color=color, linewidth=1.3)
-    axes.set_title(found.metric, fontsize=10)
+    axes.set_title(comparison.metric, fontsize=10)
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -146,25 +146,25 @@ def draw(found: Comparison, path: Path) -> None:
 
 
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
-    """Return the metric that all runs have and that people look at first."""
+    """Return the first headline metric that all runs have."""
     names = [{name for line in lines for name in line.metrics} for lines in metrics]
     shared = names[0].intersection(*names[1:])
     for space in ("eval", "env", "rollout"):
-        found = labels.headline_metric(shared, space)
-        if found is not None:
-            return found
-    raise RunError("the runs have no result in common", help="name a metric of theirs with `--metric`")
+        metric = labels.headline_metric(shared, space)
+        if metric is not None:
+            return metric
+    raise RunError("the runs have no headline metric in common", help="choose a metric with `--metric`")
 
 
 def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResult:
-    found = result_of(metric, [(line.step, line.metrics) for line in lines])
-    if found.value != found.value:
+    result = result_of(metric, [(line.step, line.metrics) for line in lines])
+    if result.value != result.value:
         raise RunError(
             f"the run has no metric `{metric}`",
             where=str(folder.metrics_file),
-            help="name one that all of the runs have with `--metric`",
+            help="use `--metric` with one that all runs have",
         )
-    return found
+    return result
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The deletion of a run: its folder, and its checkpoints elsewhere where they are its own for certain."""
+"""Deletion of a run: its folder, and checkpoints elsewhere that are certainly its own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rlinf_core.runners.storage.run_state import STATE
 
 
 def delete_run(run: RunFolder) -> None:
-    """Delete a run that has ended: its checkpoints, then its folder, whose state goes last.
+    """Delete a finished run: its checkpoints, then its folder, the state file last.
 
-    What is cut short in between is still a run, which can be deleted again. Links are deleted, not followed.
-    Checkpoints outside of the folder go only where they bear the mark of this very run (`ownership`).
+    An interrupted deletion leaves a run that can be deleted again. Links are deleted, not followed. Checkpoints outside
+    of the folder are deleted only if they bear this run's mark (`ownership`).
 
     Raises:
-        OSError: something cannot be deleted, the run goes on again or may do, or its folder is reached by a link.
-        RunError: its state cannot be read any more.
+        OSError: something cannot be deleted, the run has (or may have) started again, or its folder is a link.
+        RunError: its state cannot be read.
     """
     if run.path.is_symlink():
-        raise OSError(None, "it is a link; delete the run where that leads to, or the link by hand", str(run.path))
-    # A command that goes on with the run claims it, too.
+        raise OSError(None, "it is a link; delete the run at its target, or remove the link by hand", str(run.path))
+    # A command that resumes the run claims it, too.
     with durable.claimed(run.path / STATE) as ours:
         if not ours or run.refresh().going_on:
-            raise OSError(None, "the run has begun again", str(run.path))
+            raise OSError(None, "the run has started again", str(run.path))
         elsewhere = outside(run.path, run.state)
         if elsewhere is not None and why_not_own(run.path, run.state) is None:
             shutil.rmtree(elsewhere)

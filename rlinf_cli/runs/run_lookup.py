@@ -1,4 +1,4 @@
-"""The runs of a folder: the one that a command is about, all of them, and the outcome of each."""
+"""Lookup of runs in a folder: one, all, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_state import RunState, UnreadableRun
 
 DEFAULT_LOG_PATH = Path("runs")
-# The process is gone and wrote no end.
-_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
+# The process is gone without writing an end status.
+_VANISHED: Final = "its process vanished: it was killed, or its machine went down"
 _MOST_UNREADABLE: Final = 5
 
 
@@ -28,13 +28,13 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     """Return the folder of a run.
 
     Args:
-        run: its path, or its name in `log_path`; None for the one that is running, or the last where none is. Where
-            several are running the person is asked.
-        ask: whether that may be done; otherwise it is the youngest.
+        run: its path, or its name in `log_path`; None for the running one, else the last. If several are running, the
+        user is asked.
+        ask: whether to ask; otherwise the newest is taken.
 
     Raises:
         RunError: there is none.
-        typer.BadParameter: several are running, and there is no terminal to ask at.
+        typer.BadParameter: several are running, and there is no terminal to ask on.
     """
     from rlinf_core.errors import RunError
 
@@ -44,13 +44,13 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     if ask:
         warn_of_unreadable(log_path)
     running = [folder for folder in folders if folder.state.alive]
-    # One that only may be going on, elsewhere, hides none that does here.
+    # A run that may be running elsewhere must not hide one that is running here.
     running = running or [folder for folder in folders if folder.state.going_on]
     if not folders:
         raise RunError(
             "there is no run",
             where=str(log_path),
-            help="name the run folder, or where run folders are with `--log-path`; `rlinf train` makes them",
+            help="name the run folder, or the folder of the runs with `--log-path`; `rlinf train` creates runs",
         )
     running.sort(key=_age)
     if len(running) > 1 and ask:
@@ -63,7 +63,7 @@ def _age(folder: RunFolder) -> tuple[float, str]:
 
 
 def all_runs(log_path: Path) -> list[RunFolder]:
-    """Return the run folders in `log_path`, by name. Those that cannot be read are left out; see `unreadable`."""
+    """Return the run folders in `log_path`, by name, without unreadable ones (see `unreadable`)."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import runs_in
 
@@ -82,21 +82,19 @@ def warn_of_unreadable(log_path: Path) -> None:
     from rlinf_cli.live.run_summary import shown
 
     broken = unreadable(log_path)
-    for each in broken[:_MOST_UNREADABLE]:
-        console.warn(f"{shown(each.path)} is left out: {each.why}")
+    for folder in broken[:_MOST_UNREADABLE]:
+        console.warn(f"{shown(folder.path)} is skipped: {folder.why}")
     if len(broken) > _MOST_UNREADABLE:
-        console.warn(f"{len(broken) - _MOST_UNREADABLE} further folders cannot be read either")
+        console.warn(f"{len(broken) - _MOST_UNREADABLE} more folders cannot be read")
 
 
 def _asked(running: list[RunFolder]) -> RunFolder:
-    """Return the one of several live runs that the person chooses."""
+    """Ask the user which of several running runs is meant."""
     from rlinf_cli.live.run_summary import shown
 
     names = [shown(folder.path) for folder in running]
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise typer.BadParameter(
-            f"{len(running)} runs are going on: name one of {', '.join(names)}", param_hint="'RUN'"
-        )
+        raise typer.BadParameter(f"{len(running)} runs are active: name one of {', '.join(names)}", param_hint="'RUN'")
     for number, (name, folder) in enumerate(zip(names, running, strict=True), start=1):
         state = folder.state
         started = time.strftime("%H:%M:%S", time.localtime(state.created))
@@ -121,18 +119,18 @@ def _named(run: str, log_path: Path) -> RunFolder:
     raise RunError(
         f"there is no run `{run}`",
         where=str(log_path),
-        help=did_you_mean(run, names) or "name the run folder; `--log-path` says where run folders are",
+        help=did_you_mean(run, names) or "name the run folder, or set the folder of the runs with `--log-path`",
     )
 
 
 def outcome(state: RunState) -> tuple[str, str]:
-    """Return the status of a run and the reason, also where its process could not write them any more."""
+    """Return the status of a run and the reason, also if its process could not record them."""
     if state.status != RunStatus.RUNNING:
         return state.status, state.reason
     match state.presence:
         case Presence.ALIVE:
             return RunStatus.RUNNING, state.reason
         case Presence.UNKNOWN:
-            return RunStatus.UNKNOWN, f"it was driven by {state.process}, which cannot be seen from here"
+            return RunStatus.UNKNOWN, f"its driver was {state.process}, which is not visible from here"
         case Presence.GONE:
             return outcome(state.as_before()) if state.earlier is not None else (RunStatus.FAILED, _VANISHED)

@@ -1,4 +1,4 @@
-"""The rows of `rlinf runs`: what is known of a run without its workers."""
+"""The rows of `rlinf runs`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_core.runners.storage.ownership import outside, why_not_own
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
-# Of a file of metrics, looked through from its end.
+# Block size for reading a metrics file backwards.
 _LAST_BYTES = 64 << 20
 
 
@@ -30,12 +30,12 @@ class RunRow:
 
     Attributes:
         result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
-            where there is none.
+        without one.
         value: that figure.
-        size: bytes of its folder, and of its checkpoints where they are elsewhere and its own.
-        elsewhere: the folder of its checkpoints where that is outside of its own folder.
-        elsewhere_size: bytes in there; 0 where it is not the run's own.
-        foreign: why that is not the run's own to delete; None where it is.
+        size: bytes of its folder and of its own checkpoints outside.
+        elsewhere: the folder of its checkpoints, if outside of the run folder.
+        elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.
+        foreign: why `elsewhere` is not the run's to delete; None if it is.
         created: seconds since 1970.
         ended: likewise, or None.
     """
@@ -58,10 +58,12 @@ class RunRow:
     foreign: str | None
 
     def record(self) -> dict[str, Any]:
-        """Return the run as it is told in JSON."""
-        found = self.evaluation
+        """Return the JSON record of the run."""
+        evaluation = self.evaluation
         metrics = (
-            {name: number if math.isfinite(number) else None for name, number in found.metrics.items()} if found else {}
+            {name: number if math.isfinite(number) else None for name, number in evaluation.metrics.items()}
+            if evaluation
+            else {}
         )
         evaluated = {name: number for name, number in sorted(metrics.items()) if name.startswith("eval/")}
         return {
@@ -73,7 +75,7 @@ class RunRow:
             "reason": self.reason,
             "step": self.step,
             "result": {"name": self.result.split()[0], "value": self.value} if self.result else None,
-            "evaluation": {"step": found.step, "metrics": evaluated} if found else None,
+            "evaluation": {"step": evaluation.step, "metrics": evaluated} if evaluation else None,
             "created": self.created,
             "ended": self.ended,
             "bytes": self.size,
@@ -95,7 +97,7 @@ def selected(
     recipe: str | None = None,
     among: Sequence[RunFolder] | None = None,
 ) -> list[RunFolder]:
-    """Return the runs of a folder, or those of `among`, that have one of the statuses and are of the recipe."""
+    """Return the runs of a folder, or of `among`, filtered by status and recipe."""
     return [
         run
         for run in (all_runs(log_path) if among is None else among)
@@ -119,7 +121,7 @@ def _row(run: RunFolder) -> RunRow:
     elsewhere = outside(run.path, state)
     elsewhere = elsewhere if elsewhere is not None and os.path.lexists(elsewhere) else None
     foreign = why_not_own(run.path, state) if elsewhere is not None else None
-    # What is not the run's may be the whole machine.
+    # A foreign folder may be the whole machine.
     elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
     return RunRow(
         name=run.path.name,
@@ -175,19 +177,19 @@ def _size(folder: Path) -> int:
     for root, _, files in os.walk(folder):
         for name in files:
             try:
-                found = os.lstat(os.path.join(root, name))
+                info = os.lstat(os.path.join(root, name))
             except OSError:
                 continue  # deleted meanwhile
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            total += info.st_size if stat.S_ISREG(info.st_mode) else 0
     return total
 
 
 def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
-    """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
+    """Return the metrics of the last step in `path`, and of the last evaluated step; None if there is none.
 
-    A file that cannot be read has none: the table shows the other runs.
+    An unreadable file counts as empty, so that the table still shows the other runs.
 
-    Reads no more lines than it needs, from the end.
+    Reads backwards, no more than needed.
     """
     last: Metrics | None = None
     try:

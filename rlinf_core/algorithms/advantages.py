@@ -118,15 +118,15 @@ def turn_gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advanta
         after, following = after * goes_on, following * goes_on
         total = total + torch.where(mask[step], rewards[step], 0)
         difference = total + settings.gamma * following - values[step]
-        found = difference + settings.gamma * settings.gae_lambda * after
+        delta = difference + settings.gamma * settings.gae_lambda * after
         begins = starts[step]
-        advantages[step] = torch.where(begins, found, 0)
-        after, following = torch.where(begins, found, after), torch.where(begins, values[step], following)
+        advantages[step] = torch.where(begins, delta, 0)
+        after, following = torch.where(begins, delta, after), torch.where(begins, values[step], following)
         total = torch.where(begins, 0, total)
     returns = torch.where(starts, advantages + values[:-1], 0)
     for step in range(1, len(rewards)):
-        for each in (advantages, returns):
-            each[step] = torch.where(continues[step], each[step - 1], each[step])
+        for tensor in (advantages, returns):
+            tensor[step] = torch.where(continues[step], tensor[step - 1], tensor[step])
     return _with_values(advantages, returns, trajectories, settings)
 
 
@@ -272,14 +272,14 @@ def gae_advantages(
     after, following = torch.zeros_like(rewards[0]), values[-1]
     for step in range(len(rewards) - 1, -1, -1):
         after, following = after * goes_on[step], following * goes_on[step]
-        found = rewards[step] + gamma * following - values[step] + gamma * gae_lambda * after
+        delta = rewards[step] + gamma * following - values[step] + gamma * gae_lambda * after
         if mask is None:
-            advantages[step] = after = found
+            advantages[step] = after = delta
             following = values[step]
         else:
             counts = mask[step].bool()
-            advantages[step] = torch.where(counts, found, 0)
-            after, following = torch.where(counts, found, after), torch.where(counts, values[step], following)
+            advantages[step] = torch.where(counts, delta, 0)
+            after, following = torch.where(counts, delta, after), torch.where(counts, values[step], following)
     return advantages
 
 

@@ -62,8 +62,10 @@ def checked_options(owner: object, written: Mapping[str, Any], section: str) -> 
     try:
         return options_for(owner, written)
     except ValidationError as error:
-        found = "; ".join(f"`{'.'.join(map(str, (section, *each['loc'])))}`: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"the options of `{getattr(owner, '__name__', owner)}` are wrong", why=found) from error
+        problems = "; ".join(
+            f"`{'.'.join(map(str, (section, *problem['loc'])))}`: {problem['msg']}" for problem in error.errors()
+        )
+        raise ConfigError(f"the options of `{getattr(owner, '__name__', owner)}` are wrong", why=problems) from error
 
 
 def option_names(model: type[BaseModel]) -> set[str] | None:

@@ -30,40 +30,41 @@ class Channel:
     Made by `Channel.create` or `Channel.connect`, in the driver or in a worker. It may be passed to workers as an
     argument of a call, and used by several threads and tasks at once.
 
-    Items with the same `key` are a queue of their own: they leave in the order in which they were accepted, and those
-    who wait for them are served first come. What one process puts under one key is accepted in the order of its calls.
+    Each `key` has its own queue: items leave in the order of acceptance, and waiting consumers are served first come,
+    first served. Puts of one process under one key are accepted in the order of its calls.
 
     Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
 
-    * `CommunicationTimeoutError` when it passes, saying what it found and who waits for whom; the operation is undone,
+    * `CommunicationTimeoutError` when it passes, with the channel's state and the waits; the operation is undone,
     * `ChannelClosed` once the channel is closed: a put was not accepted, or nothing is left to get,
-    * `DeadlockError` as soon as it is sure that nobody will ever wake it,
-    * `WorkerDiedError` when the channel's process is gone, or, for a get, all that ever put into it,
+    * `DeadlockError` as soon as no process can ever wake it,
+    * `WorkerDiedError` when the channel's process is gone, or, for a get, all of its producers,
     * `PayloadError` when an item does not pickle, or cannot be rebuilt where it is got.
 
     With `async_op=True` an operation returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(f)`;
-    what is put must not change before the handle's `wait`. A get whose handle is dropped is given up. A put is not, and
-    the log tells of it if it fails and nobody has asked.
+    the item must not change before the handle's `wait`. A get whose handle is dropped is cancelled. A put is not; its
+    failure is logged if it was never read.
 
     Attributes:
         name: of the channel; its process has the address `name:0`.
     """
 
     def __init__(self, name: str, backend: ChannelBackend | None = None) -> None:
-        """Not for users: see `create` and `connect`. Without a backend it is found when it is first used."""
+        """Wrap a backend; users call `create` or `connect`. Without one it is looked up on first use."""
         self.name = name
         self._found = backend
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, local: bool = False) -> Channel:
-        """Return a new channel. It lives until the job ends, or until it is closed and drained, whoever created it.
+        """Return a new channel. It lives until the job ends, or until it is closed and drained, independently of its
+        creator.
 
         Args:
-            name: what others connect to; no running group, and no channel before it, may have it.
-            maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
-            node_rank: the node of its process: what is put moves there once.
-            local: whether it stays within this process, for its threads and tasks; items are then handed over as they
-                are, and there is no name to connect to.
+            name: the name to connect to; not the name of a running group or an earlier channel.
+            maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
+            node_rank: the node of its process, to which each item is sent.
+            local: whether it is only for threads and tasks of this process; items are then passed by reference, and
+            there is no name to connect to.
 
         Raises:
             InvalidNameError: the name cannot be one, or is taken.
@@ -154,13 +155,13 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Put any picklable object; return when it is accepted: from then on it survives this process.
+        """Put any picklable object; return when it is accepted, after which it survives this process.
 
-        A full queue holds the caller back. The handle of an asynchronous put finishes when the item is accepted.
+        A full queue blocks the caller. The handle of an asynchronous put finishes when the item is accepted.
 
         Args:
-            item: what to put; tensors and arrays in it are not copied by pickle, wherever they are nested.
-            weight: what it adds to a batch: a finite number from 0.
+            item: the object; tensors and arrays in it are not copied by pickle, however nested.
+            weight: its weight in a batch: a finite number from 0.
             key: the queue.
             async_op: whether to return a handle at once.
             timeout: seconds.
@@ -219,8 +220,8 @@ class Channel:
     ) -> Any:
         """Return the next items of a key until their weights reach or exceed `batch_weight`, as a list.
 
-        Nobody else gets an item in between. Items of weight 0 come along and add nothing. Once the channel is closed,
-        what is left is a batch although it weighs less.
+        No other consumer gets an item in between. Items of weight 0 are included and add nothing. Once the channel is
+        closed, the remaining items are a batch even if they weigh less.
 
         Raises:
             ValueError: `batch_weight` is not a finite number above 0.
@@ -255,7 +256,7 @@ class Channel:
         return self._backend.maxsize
 
     def qsize(self, key: Key = DEFAULT_KEY) -> int:
-        """Return how many items of a key nobody has taken or reserved."""
+        """Return the number of free items of a key."""
         return self._backend.ask(Query.DEPTH, checked_key(key))
 
     def empty(self, key: Key = DEFAULT_KEY) -> bool:
@@ -267,22 +268,22 @@ class Channel:
         return self._backend.ask(Query.FULL, checked_key(key))
 
     def peek_all(self, key: Key = DEFAULT_KEY) -> list[Any]:
-        """Copy of the items of a key that nobody has taken or reserved, in order; they stay."""
+        """Return copies of the free items of a key, in order, without removing them."""
         return self._backend.ask(Query.PEEK, checked_key(key))
 
     def statistics(self) -> dict[Key, KeyStatistics]:
-        """Return what has gone through each key."""
-        found: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
-        return {key_of(text): statistics for text, statistics in found.items()}
+        """Return statistics by key."""
+        by_key: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
+        return {key_of(text): statistics for text, statistics in by_key.items()}
 
     def losses(self) -> list[Any]:
-        """Items that were on their way into the channel when their producer died; the last thousand, as `LostItem`."""
+        """Items in flight to the channel when their producer died; the last thousand, as `LostItem`."""
         return self._backend.ask(Query.LOSSES, DEFAULT_KEY)
 
     # The end
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no more items: what is there can still be got, then gets raise `ChannelClosed`. Safe to call twice."""
+        """Accept no more items: remaining ones can still be got, then gets raise `ChannelClosed`. Idempotent."""
         self._backend.close(checked_timeout(timeout))
 
     @property

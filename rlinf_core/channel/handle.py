@@ -27,7 +27,7 @@ from rlinf_core.errors import CommunicationTimeoutError
 T = TypeVar("T")
 U = TypeVar("U")
 _log = logging.getLogger("rlinf")
-# How often the deadlines of operations that nobody waits for are checked, in seconds.
+# Seconds between deadline checks of operations without a waiter.
 _LOOK_EVERY = 0.25
 
 
@@ -44,14 +44,14 @@ _Dropped: TypeAlias = ChannelOperation[Any] | _FailedPut
 class GetHandle(Work[T]):
     """The handle of an asynchronous get.
 
-    It delegates to the operation, which the runtime holds too: so that its caller dropping the handle is noticed.
+    It delegates to the operation, which the runtime also holds, so that a dropped handle is noticed.
     """
 
     __slots__ = ("_bound", "_operation")
 
     def __init__(self, operation: ChannelOperation[T]) -> None:
         self._operation = operation
-        # Whether its result was handed out, or goes to a function.
+        # Whether its result was returned, or goes to a function.
         self._bound = False
 
     def __getattr__(self, name: str) -> Any:
@@ -104,9 +104,9 @@ class GetHandle(Work[T]):
 
 
 class PutOperation(ChannelOperation[None]):
-    """An asynchronous put. It is its caller's, and of those who carry it out."""
+    """An asynchronous put, shared by its caller and its sender."""
 
-    # Set once somebody has heard how it ended.
+    # Set once its outcome has been read.
     __slots__ = ("_heard",)
 
     def result(self) -> None:
@@ -128,13 +128,13 @@ class PutOperation(ChannelOperation[None]):
 
 
 class Reaper:
-    """The thread of a process that ends channel operations for which no caller waits.
+    """The thread of a process that ends channel operations without a waiting caller.
 
-    It cancels gets whose handle was dropped, logs failed puts of which nobody heard, and expires operations whose
-    deadline passes while nobody waits for them. It starts with the first operation that may need it.
+    It cancels gets with dropped handles, logs failed puts whose outcome was never read, and expires operations without
+    a waiter at their deadlines. It starts with the first operation that may need it.
 
     Attributes:
-        dropped: what destructors leave to this thread. They run in any thread at any point, also inside `put` itself.
+        dropped: work that destructors leave to this thread. They run in any thread at any point, even inside `put`.
     """
 
     def __init__(self) -> None:
@@ -182,16 +182,16 @@ class Reaper:
                             del self._tables[id(table)]
 
     def handle_dropped(self, first: _Dropped | None = None) -> None:
-        """Handle everything that destructors have left by now, `first` of all."""
+        """Handle all work left by destructors so far, `first` first."""
         failures: Counter[tuple[str, str | None, str]] = Counter()
-        for one in [first, *self._waiting()]:
-            if isinstance(one, _FailedPut):
-                failures[one.channel, one.key, " ".join(str(one.error).split())] += 1
-            elif one is not None:
+        for handle in [first, *self._waiting()]:
+            if isinstance(handle, _FailedPut):
+                failures[handle.channel, handle.key, " ".join(str(handle.error).split())] += 1
+            elif handle is not None:
                 try:
-                    self._cancel(one)
+                    self._cancel(handle)
                 except Exception:  # noqa: BLE001 - one failure must not stop the reaper
-                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", one.target)
+                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", handle.target)
         for (channel, key, error), count in failures.items():
             _log.error(
                 "channel `%s`, key `%s`: %d puts failed that nobody waited for, and their items are lost: %s",
@@ -202,12 +202,12 @@ class Reaper:
             )
 
     def _waiting(self) -> list[_Dropped | None]:
-        found: list[_Dropped | None] = []
+        dropped: list[_Dropped | None] = []
         while True:
             try:
-                found.append(self.dropped.get_nowait())
+                dropped.append(self.dropped.get_nowait())
             except Empty:
-                return found
+                return dropped
 
     def _cancel(self, operation: ChannelOperation[Any]) -> None:
         operation.cancel()
@@ -223,10 +223,10 @@ class Reaper:
 
 
 def _expire(operations: dict[int, ChannelOperation[Any]]) -> None:
-    """Expire the operations whose deadline has passed while nobody waited for them."""
+    """Expire the operations without a waiter whose deadline has passed."""
     now = time.monotonic()
     for operation in list(operations.copy().values()):
-        # A caller that waits expires its operation to the millisecond, and says who waits for whom.
+        # A waiting caller expires its operation itself, precisely and with a description of the waits.
         if now >= operation.deadline + _LOOK_EVERY:
             operation.expire(CommunicationTimeoutError(operation.title, operation.seconds), wait=False)
 
@@ -239,7 +239,7 @@ def reaper() -> Reaper:
 
 
 def _begin_anew() -> None:
-    """Start over in a forked child: what its parent's callers hold is not its own."""
+    """Start over in a forked child: the handles of its parent's callers are not its own."""
     global _reaper
     _reaper = Reaper()
 

@@ -166,13 +166,13 @@ def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
     return [actor.ready.remote()]
 
 
-def _node_of_rank(given: int) -> Node:
-    rank = as_index(given)
+def _node_of_rank(node_rank: int) -> Node:
+    rank = as_index(node_rank)
     if rank is None:
-        raise ValueError(f"{short_repr(given)} is not the rank of a node: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(node_rank)} is not the rank of a node: ranks are whole numbers from 0")
     cluster = Cluster()
     ip = cluster.get_node_ip(rank)
-    return Node(next(ray_id for ray_id, one in cluster.node_ranks.items() if one == rank), ip, rank)
+    return Node(next(ray_id for ray_id, known_rank in cluster.node_ranks.items() if known_rank == rank), ip, rank)
 
 
 def _manager() -> ManagerClient:

@@ -1,10 +1,10 @@
-"""Load balancing: handing items of unlike weight to data-parallel ranks, one at a time as they come.
+"""Load balancing: assigning items of different weight to data-parallel ranks, one at a time as they arrive.
 
     balancer = LeastLoaded(num_ranks=4)
     async for trajectory in channel:
         rank = balancer.assign(trajectory.length)
 
-Both ways are pure bookkeeping: what an item is and how it gets to its rank is the caller's business.
+The balancers only do the bookkeeping: items and their delivery are up to the caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Balancer(ABC):
         num_ranks: how many ranks there are.
 
     Raises:
-        ValueError: there is none.
+        ValueError: `num_ranks` is not positive.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -41,16 +41,16 @@ class Balancer(ABC):
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """The weight that each rank has been given."""
+        """The total weight assigned to each rank."""
         return tuple(self._loads)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of items that each rank has been given."""
+        """The number of items assigned to each rank."""
         return tuple(self._counts)
 
     def assign(self, weight: float = 1) -> int:
-        """Return the rank that gets an item of this weight.
+        """Assign an item of this weight; return its rank.
 
         Raises:
             ValueError: the weight is negative or not finite.
@@ -67,7 +67,7 @@ class Balancer(ABC):
         """Return the rank for the next item."""
 
     def _given(self, rank: int) -> None:
-        """Take note that `rank` got an item."""
+        """Record that `rank` got an item."""
         del rank
 
 

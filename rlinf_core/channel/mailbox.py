@@ -166,8 +166,8 @@ class AckReader:
 
     def drop(self, op_id: int) -> None:
         """Free the ack slot of a delivery that was taken back."""
-        for ack_slot, one in self._pending:
-            if one == op_id:
+        for ack_slot, delivery in self._pending:
+            if delivery == op_id:
                 self._pending.remove((ack_slot, op_id))
                 self._free.append(ack_slot)
                 return

@@ -1,4 +1,4 @@
-"""One operation on a channel, as its caller holds it."""
+"""The caller's side of one operation on a channel."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlinf_core.waiting import OperationKind
 
 
 class ChannelFull(ChannelError, QueueFull):  # noqa: N818 - named like queue.Full
-    """A put that must not wait found its queue full."""
+    """A non-blocking put found its queue full."""
 
 
 class ChannelEmpty(ChannelError, QueueEmpty):  # noqa: N818 - named like queue.Empty
-    """A get that must not wait found its queue empty."""
+    """A non-blocking get found its queue empty."""
 
 
 T = TypeVar("T")
 # A packed item, a received message, or a `LocalItem`.
 Piece: TypeAlias = object
-# How long after its deadline an operation still waits for the channel's answer, in seconds.
+# Seconds after its deadline that an operation still waits for the channel's answer.
 _GRACE = 5.0
 
 
@@ -53,20 +53,20 @@ class ResultKind(Enum):
 
 
 class Pipeline(Protocol):
-    """The asynchronous puts of one key, which go together."""
+    """The pipeline of asynchronous puts of one key."""
 
     def ended(self, op_ids: Sequence[int]) -> None:
         """Record that these puts have ended."""
 
 
 class ChannelOperation(DecodedWork[T], Generic[T]):
-    """A put, a get or a question that was issued. Items are unpickled by the first who asks for the result.
+    """An issued put, get or query. Items are unpickled on the first read of the result.
 
     Attributes:
-        op_id: names it among all of this process.
-        pieces: what has come of its result, of which `missing` items are still to come.
-        sending: what sends it in the background, if that takes time.
-        slots: where its answer may be found, if it has a slot there.
+        op_id: its id, unique in this process.
+        pieces: the received items of its result; `missing` more are to come.
+        sending: its background send, if any.
+        slots: the answer slots, if it has one.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         detached: bool = False,
         slots: AnswerSlots | None = None,
     ) -> None:
-        """`withdraw` ends it on the other side, and tells whether that will say what became of it."""
+        """`withdraw` cancels it at the channel, and returns whether the channel will report its outcome."""
         encoded = shape is not ResultKind.NOTHING
         super().__init__(kind, channel, seconds, waits, key=key, detached=detached, encoded=encoded)
         self.op_id = op_id
@@ -119,7 +119,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
     # Answers of the channel
 
     def claim(self) -> bool:
-        """Claim the result, which is about to be signed for; return False when nobody wants it any more."""
+        """Claim the result before its acknowledgement; return False if it is no longer wanted."""
         if self._opening is None:
             return True
         with self._opening:
@@ -135,7 +135,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         return self._settle(value, None)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
-        """Take some of the items; return whether all are here."""
+        """Add received items; return whether all have arrived."""
         if self.missing < 0:
             self.missing = total
             self.pieces = [None] * total
@@ -144,14 +144,14 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         return self.missing == 0
 
     def refuse(self, reason: Reason, why: str) -> bool:
-        """End with the channel's reason why nothing was done."""
+        """Fail with the channel's reason for the refusal."""
         if self._was_accepted():
             return self.finish(cast("T", None))
         self._end_in_slot()
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
-        """Return whether it is a put whose acceptance is in its slot, and nobody has looked yet."""
+        """Return whether it is a put whose acceptance is still unread in its slot."""
         return self.kind is OperationKind.PUT and self.slots is not None and self.slots.answered(self.op_id)
 
     def _end_in_slot(self) -> None:
@@ -214,7 +214,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
                 if not self.wait_until(self.deadline):
                     self.expire(self._too_late(self.seconds))
             except BaseException:
-                # Interrupted: nobody will take its result.
+                # Interrupted: its result will not be read.
                 self.cancel()
                 raise
         return self.result()
@@ -231,7 +231,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """End it, since nobody waits for it any more."""
+        """Cancel it, as no caller waits for it any more."""
         if not self._done:
             self.fail(CancelledOperationError(f"`{self.title}` was interrupted"))
 
@@ -243,7 +243,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         self._given_up = True
 
     def discard(self) -> bool:
-        """Drop a result that nobody has read; return whether there was one."""
+        """Drop an unread result; return whether there was one."""
         if self._opening is None or not self._done or self._error is not None:
             return False
         with self._opening:
@@ -253,10 +253,10 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         return True
 
     def expire(self, late: CommunicationTimeoutError, *, wait: bool = True) -> None:
-        """End it at its deadline: it is cancelled at the channel, and fails with the reason that the channel gives.
+        """Expire it at its deadline: cancel it at the channel, and fail with the channel's reason.
 
-        A result that came at the last moment counts. With `wait` this waits for the channel's answer; without, the
-        operation ends when the answer arrives, or at once where the channel cannot be asked.
+        A result that arrives in the meantime counts. With `wait` this waits for the channel's answer; without, the
+        operation ends when the answer arrives, or at once if the channel is unreachable.
         """
         self._late = late
         if not wait:
@@ -280,7 +280,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
 
 
 def let_go(pieces: Sequence[Piece]) -> None:
-    """Drop items that nobody will open. What was lent goes back by other means; what was copied here is ours."""
+    """Free copies of unread items; leases are released elsewhere."""
     for piece in pieces:
         if isinstance(piece, ReceivedMessage) and piece.frame.place is None:
             piece.release()

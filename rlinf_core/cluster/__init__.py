@@ -1,1 +1,1 @@
-"""Ray as the engine: starting or joining it, what its nodes have, and processes placed on them."""
+"""Ray as the engine: starting or joining it, facts about its nodes, and placed processes."""

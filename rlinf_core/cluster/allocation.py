@@ -1,8 +1,8 @@
 """The command that starts a process on a node: its interpreter and variables, checked before Ray is asked.
 
-Ray waits without end for an interpreter that does not exist or lacks ray, and for an environment that does not fit in
-one argument of a process. It also expands `$NAME` in variables, and takes those of the worker that launches another.
-All of an environment therefore travels in one file on the node, which `node/node_env.py` reads there.
+Ray waits forever for an interpreter that does not exist or lacks ray, and for an environment that does not fit in one
+process argument. It also expands `$NAME` in variables, and inherits those of a launching worker. So the whole
+environment is written to a file on the node, which `node/node_env.py` reads there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
 from rlinf_core.waiting import stretched
 
-# A bound that everything on the way to a process fits in: Linux refuses one string of more than 128 KiB.
+# Linux rejects a string of more than 128 KiB; this leaves room for everything else.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 _PREFLIGHT_SECONDS = 60.0
 _PREFLIGHT = (
@@ -35,10 +35,10 @@ _PREFLIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessCommand:
-    """The interpreter and the variables of a process, as they travel to its node.
+    """The interpreter and the variables of a process, as sent to its node.
 
-    Without an interpreter it is the one that Ray runs with. Variables are pairs, exactly as the process is to see them.
-    With modules, it is forked from a process of the node that has imported them, one for each job.
+    Without an interpreter, Ray's own is used. Variables are pairs, exactly as in the process. With modules, it is
+    forked from a process on the node that has imported them, one for each job.
     """
 
     interpreter: str | None
@@ -48,16 +48,16 @@ class ProcessCommand:
 
     @classmethod
     def of(cls, variables: Mapping[str, str], interpreter: str | None, where: str) -> ProcessCommand | None:
-        """Return the command for some variables and an interpreter; None where a process gets neither.
+        """Return the command for variables and an interpreter; None if there are neither.
 
         Raises:
-            ClusterError: the variables are too large to reach a process.
+            ClusterError: the variables are too large for a process.
         """
         size = sum(len(name) + len(value.encode()) + 2 for name, value in variables.items())
         if size > MAX_ENVIRONMENT_BYTES:
             largest = max(variables, key=lambda name: len(variables[name]))
             raise ClusterError(
-                f"the environment variables take {size} bytes, a process can be given {MAX_ENVIRONMENT_BYTES}",
+                f"the environment variables take {size} bytes, the limit for a process is {MAX_ENVIRONMENT_BYTES}",
                 where=where,
                 help=f"shorten them; the largest is `{largest}` with {len(variables[largest].encode())} bytes",
             )
@@ -68,14 +68,14 @@ class ProcessCommand:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The answer of a node to a command: what Ray is to run in place of its own Python, and what is wrong with it."""
+    """A node's answer to a command: what Ray is to run in place of its own Python, or the error."""
 
     executable: str
     fault: str | None = None
 
 
 def prepare(command: ProcessCommand) -> Prepared:
-    """Write the environment of a command to a private file of this node, and try its interpreter."""
+    """Write the environment of a command to a private file on this node, and check its interpreter."""
     interpreter = command.interpreter or sys.executable
     words = [interpreter]
     if command.variables:
@@ -92,7 +92,7 @@ def prepare(command: ProcessCommand) -> Prepared:
 
 
 def _fault_of(words: list[str]) -> str | None:
-    """Return what keeps an interpreter from running workers of this node's Ray, or None when nothing does.
+    """Return why an interpreter cannot run workers of this node's Ray, or None if it can.
 
     Its Python must be the same minor version, its ray the same version, and it must find rlinf.
     """
@@ -102,7 +102,7 @@ def _fault_of(words: list[str]) -> str | None:
     except FileNotFoundError:
         return "it does not exist"
     except PermissionError:
-        return "it may not be executed"
+        return "it is not executable"
     except OSError as error:
         return f"it cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired:
@@ -121,9 +121,9 @@ def _fault_of(words: list[str]) -> str | None:
 def runtime_env(prepared: Prepared | None, *, in_worker: bool) -> dict[str, Any] | None:
     """Return Ray's runtime_env of a process; without a command that of Ray's own Python in the node's environment.
 
-    Where a worker starts it, Ray would give it what that worker was started with.
+    Otherwise Ray would inherit the environment of a launching worker.
     """
     if prepared is not None:
-        # Ray puts it into a shell command as it is.
+        # Ray inserts it unquoted into a shell command.
         return {"py_executable": prepared.executable}
     return {"py_executable": ""} if in_worker else None

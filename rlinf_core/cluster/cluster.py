@@ -45,7 +45,7 @@ from rlinf_core.waiting import contact_seconds
 
 _log = logging.getLogger("rlinf")
 _JOIN_POLL_SECONDS = 0.25
-# A node that computes at its limits takes long to start a process. Of one that is gone Ray tells within about a minute.
+# An overloaded node starts processes slowly. Ray reports a lost node within about a minute.
 _ANSWER_SECONDS = 180.0
 
 
@@ -57,16 +57,16 @@ class Cluster:
     a worker it is the worker's own cluster.
 
     Args:
-        num_nodes: how many nodes the job needs; by default what the configuration says, else all that are there.
+        num_nodes: how many nodes the job needs; by default as in the configuration, else all nodes of the cluster.
         cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
             and the environment of the nodes come from it.
-        address: the head to join, `HOST:PORT`, or `local` for an embedded Ray whatever else runs here; by default
+        address: the head to join, `HOST:PORT`, or `local` for an embedded Ray in any case; by default
             `RLINF_ADDRESS`, else the cluster of `rlinf up` that `RLINF_CLUSTER` names or that this machine belongs to.
 
     Raises:
         ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
-        PlacementError: the nodes are not what the configuration declares.
-        EnvironmentVariableError: a variable of `env_vars` holds what it cannot mean.
+        PlacementError: the nodes do not match the configuration.
+        EnvironmentVariableError: a variable of `env_vars` is invalid.
     """
 
     def __init__(self, num_nodes: int | None = None, *, cluster_cfg: Any = None, address: str | None = None) -> None:
@@ -74,12 +74,12 @@ class Cluster:
         wanted = num_nodes if num_nodes is not None else (self.config.num_nodes if self.config else None)
         if wanted is not None and (as_index(wanted) or 0) < 1:
             raise ClusterError(
-                f"a cluster of {short_repr(wanted)} nodes was asked for", help="give a whole number from 1"
+                f"a cluster of {short_repr(wanted)} nodes was requested", help="give a whole number from 1"
             )
         if self.config and num_nodes is not None and num_nodes != self.config.num_nodes:
             raise ClusterError(
-                f"`num_nodes` is {num_nodes}, the configuration says {self.config.num_nodes}",
-                help="leave one of them out",
+                f"`num_nodes` is {num_nodes}, but the configuration has {self.config.num_nodes}",
+                help="remove one of them",
             )
         _check_environment()
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
@@ -103,7 +103,7 @@ class Cluster:
 
     @property
     def client(self) -> ManagerClient:
-        """This process's line to the manager of its job.
+        """This process's connection to the manager of its job.
 
         Raises:
             ClusterError: the manager does not start, or the cluster was shut down.
@@ -121,13 +121,13 @@ class Cluster:
         trace: bool = False,
         on_launch: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """Say what the workers of groups launched from now on leave behind.
+        """Set up logs and traces for workers of groups launched from now on.
 
         Args:
-            log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
-            log_names: what to call a group's folder, by the group's name.
-            trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
-            on_launch: is told a group's name, its number of workers, and how many of them have been started.
+            log_folder: folder on each worker's node for its log, `GROUP/rank_N.log`; None for no logs.
+            log_names: folder names by group name.
+            trace: whether they record spans; `WorkerGroup.take_spans` collects them.
+            on_launch: called with a group's name, its number of workers, and how many of them have been started.
 
         Raises:
             ClusterError: the cluster was shut down.
@@ -146,7 +146,7 @@ class Cluster:
             self._on_launch(group, workers, started)
 
     def declare_groups(self, *names: str) -> None:
-        """Say which worker groups the job will have, besides those that workers launch themselves.
+        """Declare the worker groups that the job will have, besides those that workers launch themselves.
 
         From then on a worker that sends to another group fails at once, instead of waiting for its launch. Declaring
         again adds names.
@@ -171,7 +171,7 @@ class Cluster:
         while wanted is not None and len(joined) < wanted:
             if self._engine.embedded:
                 raise ClusterError(
-                    f"{wanted} nodes are asked for, and the embedded Ray of this process has one",
+                    f"{wanted} nodes are requested, but the embedded Ray of this process has one",
                     help='start Ray on the nodes and pass `address="HOST:PORT"`',
                 )
             if time.monotonic() > deadline:
@@ -180,37 +180,37 @@ class Cluster:
                     where=self._engine.address,
                     why="; ".join([missing_ranks(joined, wanted), *departed(nodes)]),
                     help="start the missing ones, as `rlinf up FILE` does without touching the others, or allow more"
-                    f" time by `{env_vars.CONNECT_TIMEOUT.name}`",
+                    " time with `{env_vars.CONNECT_TIMEOUT.name}`",
                 )
             time.sleep(_JOIN_POLL_SECONDS)
             nodes = ray.nodes()
             joined = members(nodes)
         if wanted is not None and len(joined) > wanted:
             raise ClusterError(
-                f"{wanted} nodes are asked for, and the cluster has {len(joined)}",
+                f"{wanted} nodes are requested, but the cluster has {len(joined)}",
                 where=self._engine.address,
-                help="correct `num_nodes`, or take the others down",
+                help="correct `num_nodes`, or take the other nodes down",
             )
         driver_id = ray.get_runtime_context().get_node_id()
         ip_of_driver = next((member.ip for member in joined if member.ray_id == driver_id), "")
         return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
 
     def _with_facts(self, joined: list[NodeMember], driver_id: str) -> list[NodeMember]:
-        """Ask every node once: one whose Ray this process started, or that started this process, here; the others
-        each by a task on it, for the environment that counts is that of their Ray."""
+        """Probe every node once: this process's own node directly, the others with a task, as the environment of their
+        Ray counts."""
         here = driver_id if self._engine.embedded or self.session.member is not None else None
-        asked = time.time()
+        asked_at = time.time()
         pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
         return [
             replace(
                 member,
-                facts=self._answer(pending[member.ray_id], member, asked) if member.ray_id in pending else probe(),
+                facts=self._answer(pending[member.ray_id], member, asked_at) if member.ray_id in pending else probe(),
             )
             for member in joined
         ]
 
-    def _answer(self, reference: Any, member: NodeMember, asked: float) -> Any:
-        """Return what a task on a node returns; `asked` is when it was asked, in seconds since 1970.
+    def _answer(self, reference: Any, member: NodeMember, asked_at: float) -> Any:
+        """Return the result of a task on a node; `asked` is its start, in seconds since 1970.
 
         Raises:
             ClusterError: the node does not answer, or cannot run the task.
@@ -223,10 +223,10 @@ class Cluster:
             cause = getattr(error, "cause", None) or error
             if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
                 raise cannot_run(member, cause) from None
-            raise does_not_answer(member, cause, asked) from None
+            raise does_not_answer(member, cause, asked_at) from None
 
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
-        """Return a reference to what `function(*args)` returns on a node, in the environment of its Ray."""
+        """Run `function(*args)` on a node, in the environment of its Ray; return a reference to its result."""
         ray = ray_api()
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(member)}
         environment = runtime_env(None, in_worker=self.session.member is not None)
@@ -240,7 +240,7 @@ class Cluster:
 
     @property
     def num_accelerators(self) -> int:
-        """The number of accelerators of all nodes together."""
+        """The total number of accelerators."""
         return self.topology.num_accelerators or 0
 
     @cached_property
@@ -249,7 +249,7 @@ class Cluster:
         return {member.ray_id: rank for rank, member in enumerate(self._members)}
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Return what node `node_rank` has.
+        """Return the facts about node `node_rank`.
 
         Raises:
             ClusterError: there is no such node.
@@ -262,7 +262,7 @@ class Cluster:
         return self.topology.nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """Return the address under which other nodes reach node `node_rank`.
+        """Return the address at which other nodes reach node `node_rank`.
 
         Raises:
             ClusterError: there is no such node.
@@ -288,17 +288,17 @@ class Cluster:
         modules: tuple[str, ...] = (),
         args: Iterable[Any] = (),
     ) -> Any:
-        """Return a Ray actor of `actor_class(*args)` on a node, in the environment that a group gives it there.
+        """Start a Ray actor `actor_class(*args)` on a node, in the environment of a group there.
 
-        Its construction is not waited for. It takes no share of Ray's CPUs: placement has decided already.
+        Does not wait for its construction. It reserves no CPUs in Ray: placement has been decided already.
 
         Args:
             actor_class: an ordinary class.
             node_rank: the rank of the node.
             node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
-            max_concurrency: how many of its methods may run at a time.
-            modules: imported once on the node, by a process that the actor's is forked from; none: it is not forked.
+            max_concurrency: how many of its methods may run concurrently.
+            modules: imported once on the node, by a process from which the actor is forked; empty for no fork.
             args: of its constructor.
 
         Raises:
@@ -325,10 +325,10 @@ class Cluster:
         return ray.remote(actor_class).options(**options).remote(*args)
 
     def prepare(self, places: Iterable[tuple[int, str]], modules: tuple[str, ...] = ()) -> None:
-        """Write the environments of processes to their nodes and try their interpreters, on all nodes at once.
+        """Write the environments of processes to their nodes and check their interpreters, on all nodes in parallel.
 
         Args:
-            places: pairs of a node's rank and the label of the group that places a process there.
+            places: pairs of node rank and label of the group that places a process there.
             modules: as of `allocate`.
 
         Raises:
@@ -339,7 +339,7 @@ class Cluster:
         self._prepare((rank, command) for rank, command in wanted if command is not None)
 
     def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
-        asked = time.time()
+        asked_at = time.time()
         waiting: dict[tuple[int, ProcessCommand], Any] = {}
         for rank, command in commands:
             if (rank, command) not in self._prepared:
@@ -347,7 +347,7 @@ class Cluster:
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
             member = self._members[rank]
-            prepared = prepare(command) if reference is None else self._answer(reference, member, asked)
+            prepared = prepare(command) if reference is None else self._answer(reference, member, asked_at)
             if prepared.fault:
                 raise ClusterError(
                     f"the interpreter `{command.interpreter}` cannot run workers",
@@ -358,7 +358,7 @@ class Cluster:
             self._prepared[rank, command] = prepared
 
     def given_variables(self, node_rank: int, node_group: str) -> frozenset[str]:
-        """Return the names of the variables that the file gives to the processes of a group on a node."""
+        """Return the names of the variables that the file sets for the processes of a group on a node."""
         command = self._command(node_rank, node_group)
         return frozenset(name for name, _ in command.variables) if command is not None else frozenset()
 
@@ -377,12 +377,12 @@ class Cluster:
         return replace(command or ProcessCommand(None, ()), modules=modules, job=self.session.job)
 
     def shutdown(self) -> None:
-        """End the groups that this process launched, and leave the cluster; an embedded one ends. Safe to call twice.
+        """End the groups that this process launched, and leave the cluster; an embedded one is shut down. Idempotent.
 
-        A worker stays in its cluster for as long as it lives: in one only the groups that it launched end.
+        A worker stays in its cluster for its whole life: in a worker only the groups that it launched end.
 
         Raises:
-            WorkerGroupError: a call that nobody waited for had failed.
+            WorkerGroupError: a call whose result was never read had failed.
         """
         self._leave(None)
 
@@ -408,10 +408,10 @@ def _on(member: NodeMember) -> Any:
 
 
 def _check_environment() -> None:
-    """Validate the variables before Ray starts, and not in the first process that reads them."""
+    """Validate the variables before Ray starts, rather than in the first process that reads them."""
     env_vars.check()
     if env_vars.NET_IF.get():
-        # This machine has to have the interface; each other node reads a variable of its own.
+        # This machine must have the interface; other nodes read their own variables.
         advertised_address()
     if current_session() is None:
         _warn_of_unknown()
@@ -419,15 +419,15 @@ def _check_environment() -> None:
 
 @cache  # once in a process
 def _warn_of_unknown() -> None:
-    for each in env_vars.unknown():
-        _log.warning("%s", each)
+    for message in env_vars.unknown():
+        _log.warning("%s", message)
 
 
-def _cluster_config(given: Any) -> ClusterConfig | None:
-    config = getattr(given, "cluster", given)
+def _cluster_config(cluster_cfg: Any) -> ClusterConfig | None:
+    config = getattr(cluster_cfg, "cluster", cluster_cfg)
     if config is None or isinstance(config, ClusterConfig):
         return config
     raise ConfigError(
-        f"`cluster_cfg` is a {type(given).__name__}, not a `ClusterConfig` or an object with one as `.cluster`",
+        f"`cluster_cfg` is a {type(cluster_cfg).__name__}, not a `ClusterConfig` or an object with one as `.cluster`",
         help="load the file with `rlinf_core.load_job`, and pass its `config`",
     )

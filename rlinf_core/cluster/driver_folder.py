@@ -28,23 +28,23 @@ _LONGEST_TMPDIR = 16
 
 
 def new_folder() -> Path:
-    """Return a private folder for this process; those whose owners are gone are removed."""
+    """Return a private folder for this process; remove those of dead owners."""
     base = base_folder()
     for folder in base.iterdir():
         if is_left_behind(folder):
             reap(str(folder))
     folder = Path(tempfile.mkdtemp(prefix="", dir=base))
-    # It ends with the process, and is seen from containers that share the folder as well. Kept open on purpose.
+    # The lock ends with the process, and is visible from containers that share the folder. Kept open on purpose.
     fcntl.flock(os.open(folder, _FOLDER), fcntl.LOCK_EX)
-    # In one step, and last: another process that starts now must not take it for left behind.
+    # Atomically, and last: another process starting now must not take it for abandoned.
     node_facts.write_private(str(folder / _OWNER_FILE), json.dumps(own_identity()._asdict()))
     return folder
 
 
 def is_left_behind(folder: Path) -> bool:
-    """Return whether the process that made the folder is gone for certain.
+    """Return whether the process that made the folder is certainly gone.
 
-    It is where nobody holds its lock, and the process was one of this boot or is seen to have ended.
+    It is if its lock is free, and the process either belonged to this boot or has visibly ended.
     """
     owner = _owner(folder)
     if owner is None:
@@ -68,7 +68,7 @@ def base_folder() -> Path:
     """Return the folder that they are in.
 
     Raises:
-        ClusterError: it cannot be made, or is not this user's alone.
+        ClusterError: it cannot be made, or is not private to this user.
     """
     base = Path(private_base())
     try:
@@ -87,7 +87,7 @@ def base_folder() -> Path:
 
 
 def is_owned(folder: Path) -> bool:
-    """Return whether the process that made the folder lives, and is seen."""
+    """Return whether the process that made the folder is alive and visible."""
     owner = _owner(folder)
     return owner is not None and look(owner) is Presence.ALIVE
 
@@ -125,12 +125,12 @@ class JobRecord:
     started: float
 
     def write(self, folder: Path) -> None:
-        """Put the record into the private folder of the driver, readable by its user only."""
+        """Write the record to the driver's private folder, readable by its user only."""
         node_facts.write_private(str(folder / _JOB_FILE), json.dumps(asdict(self)))
 
 
 def running_jobs() -> list[JobRecord]:
-    """Return the jobs whose drivers run on this machine under this user, the youngest first."""
+    """Return the jobs of this user's drivers on this machine, newest first."""
     return sorted(_records(), key=lambda record: -record.started)
 
 
@@ -143,4 +143,4 @@ def _records() -> Iterator[JobRecord]:
             manager = EndpointInfo(**data.pop("manager"))
             yield JobRecord(manager=manager, **data)
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a driver that has launched nothing yet, or one of another version
+            continue  # a driver that has not launched anything yet, or of another version

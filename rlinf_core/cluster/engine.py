@@ -1,8 +1,7 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
-A Ray that we start is private: its own folder, its own token, loopback only. Its guardian, of
-`node/node_processes.py`, ends and removes what outlives the driver; what a guardian that was killed too leaves,
-the next start removes.
+An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`node/node_processes.py`) ends
+and removes what outlives the driver; if the guardian is killed too, the next start cleans up.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class RayEngine:
 
     Attributes:
         address: of its GCS, as in `10.0.0.1:6379`.
-        embedded: whether this process started it, and so ends it.
-        folder: this process's private folder, or None where Ray was joined by other means than ours.
+        embedded: whether this process started it, and thus ends it.
+        folder: this process's private folder, or None if Ray was joined by other means.
     """
 
     address: str
@@ -52,14 +51,14 @@ class RayEngine:
 
 _engine: RayEngine | None = None
 _ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
-# What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
+# The token of embedded clusters; Ray reads it once, at first use.
 _own_token: str | None = None
-# Whether this process is a fork of one that was in a cluster.
+# Whether this process was forked from one in a cluster.
 _forked = False
 
 
 def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> RayEngine:
-    """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
+    """Join the Ray at `address`, or the one this process is connected to, or start one if there is none.
 
     See `attach.destination`.
 
@@ -69,56 +68,57 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
     global _engine
     if _forked:
         raise ClusterError(
-            "this process is a fork of one in a cluster, and cannot be in one itself",
-            why="of Ray and of its connections only their memory was copied",
-            help='start it anew instead, as `multiprocessing.get_context("spawn")` does, or fork before the `Cluster`',
+            "this process was forked from one in a cluster, and cannot join one itself",
+            why="a fork copies the memory of Ray and its connections, but not their threads",
+            help='start a new process instead, as `multiprocessing.get_context("spawn")` does, or fork before'
+            " making the `Cluster`",
         )
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - so it is where a shell closed it
         raise ClusterError(
             "Ray does not start in a process whose standard error is closed",
-            help="redirect it instead, as by `2>/dev/null`",
+            help="redirect it instead, as with `2>/dev/null`",
         )
     ray_output.keep_plain()
-    # Not imported here: an embedded Ray is told how to authenticate before it is.
+    # Not imported yet: authentication of an embedded Ray is configured first.
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         if _engine is None:
             _engine = RayEngine(str(ray.get_runtime_context().gcs_address), embedded=False)
         return _engine
-    found = attach.destination(address, num_nodes, may_start=may_start)
-    if found is None:
+    cluster = attach.destination(address, num_nodes, may_start=may_start)
+    if cluster is None:
         _engine = _start(namespace)
     else:
-        known, other = (found, found.address) if isinstance(found, attach.Known) else (None, found)
+        known, other = (cluster, cluster.address) if isinstance(cluster, attach.Known) else (None, cluster)
         _authenticate(known)
         _engine = _join(other, namespace, on_loopback=reachable.check(other) == LOOPBACK)
     return _engine
 
 
 def current() -> RayEngine | None:
-    """Return the Ray that this process is connected to, if it is."""
+    """Return the Ray that this process is connected to, if any."""
     return _engine
 
 
 def on_disconnect(end: Callable[[], Sequence[WorkerGroupError]]) -> None:
-    """Before this process leaves its cluster, `end` is called, and returns the failures that nobody has seen.
+    """Register `end`, called before this process leaves its cluster; it returns failures that were never reported.
 
-    Who registered last is called first; registering again changes nothing.
+    The last registered is called first; registering twice has no effect.
     """
     if end not in _ends:
         _ends.append(end)
 
 
 def end_all() -> list[WorkerGroupError]:
-    """Call what `on_disconnect` registered, and return the failures of the job that nobody has seen."""
+    """Call what `on_disconnect` registered, and return the job's failures that were never reported."""
     return [error for end in reversed(_ends) for error in end()]
 
 
 def disconnect() -> list[WorkerGroupError]:
-    """Leave the cluster; an embedded Ray ends, and its folder goes. Safe to call twice.
+    """Leave the cluster; an embedded Ray is shut down, and its folder removed. Idempotent.
 
     Returns:
-        The failures of the job that nobody has seen.
+        The job's failures that were never reported.
     """
     global _engine
     if _forked:
@@ -142,23 +142,23 @@ def _disconnect_at_exit() -> None:
     for error in sorted(disconnect(), key=followed):
         exit_status.end_with_failure()
         LOGGER.error(
-            "a call failed, and nobody waited for it:\n%s", "".join(traceback.format_exception(error)).rstrip()
+            "a call failed, and its result was never read:\n%s", "".join(traceback.format_exception(error)).rstrip()
         )
 
 
 def _after_fork() -> None:
-    """Leave the parent's cluster in a forked child, without a word."""
+    """Leave the parent's cluster in a forked child, silently."""
     global _engine, _forked
     engine, _engine = _engine, None
     if engine is None:
         return
     _forked = True
     _ends.clear()
-    set_absence("this process is a fork of one in a cluster, and in none itself")
+    set_absence("this process was forked from one in a cluster, and is in none itself")
     atexit.unregister(_disconnect_at_exit)
     ray_private.let_go()
     if engine.guardian is not None and engine.guardian.stdin is not None:
-        # It ends when nobody holds this any more: a child may outlive its parent.
+        # The guardian ends when all copies of this pipe are closed: a child may outlive its parent.
         engine.guardian.stdin.close()
 
 
@@ -168,7 +168,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngine:
     ray = ray_api()
     try:
-        # Ray takes the loopback address of a head for one of this machine's others, at which an embedded one is not.
+        # Ray replaces the loopback address of a head by another of this machine, where an embedded one does not listen.
         with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
             ray.init(address=address, namespace=namespace, **_options())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -177,17 +177,17 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngi
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             help="check that its head is up and that this machine has its token (`RAY_AUTH_TOKEN_PATH`)",
         ) from None
-    # An interpreter that ends without `disconnect` leaves the folder to us.
+    # If the interpreter exits without `disconnect`, the folder is removed here.
     atexit.register(_disconnect_at_exit)
     return RayEngine(address, embedded=False, folder=new_folder())
 
 
 def _authenticate(cluster: attach.Known | None) -> None:
-    """Have this process's Ray prove the token of the cluster that it joins."""
+    """Configure this process's Ray with the token of the cluster that it joins."""
     global _own_token
     attach.prepare(cluster)
     if cluster is not None and cluster.token_path:
-        # Ray keeps it: an embedded Ray that this process starts later has the same.
+        # Ray caches it: an embedded Ray that this process starts later uses the same.
         _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
 
 
@@ -212,27 +212,27 @@ def _start(namespace: str) -> RayEngine:
                 **_options(),
             )
     except Exception as error:
-        # Ray has no type of its own for it; its message names the process that did not come.
+        # Ray has no exception type for it; its message names the process that did not start.
         raise ClusterError(
             "Ray does not start on this machine",
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            help="a machine that is very busy or short of memory takes longer than Ray waits: try again when it is not",
+            help="a machine that is very busy or short of memory exceeds Ray's time limit: try again later",
         ) from error
-    # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
+    # If the interpreter exits without `disconnect`, Ray's exit handler ends Ray, and the folder is removed here.
     atexit.register(_disconnect_at_exit)
     return RayEngine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)
 
 
 def _set_up_authentication(folder: Path) -> None:
-    """Give an embedded Ray a token of our own, unless the environment switches authentication off or Ray has been
-    imported already: it reads the mode once, when it is imported."""
+    """Give an embedded Ray its own token, unless the environment disables authentication or Ray has been imported
+    already: it reads the mode once, at import."""
     global _own_token
     if _own_token is None:
         if "ray" in sys.modules or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
             attach.prepare(None)
             return
         _own_token = secrets.token_hex(32)
-    # A second cluster of this process has another folder, and the token that Ray knows from the first.
+    # A second cluster of this process has another folder, but the token that Ray cached from the first.
     os.environ.update(node_facts.ray_environment(str(folder), str(folder), _own_token))
 
 

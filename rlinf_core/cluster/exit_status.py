@@ -1,4 +1,4 @@
-"""The exit status of this process: one that tells the truth, which Ray's own handlers would change."""
+"""The exit status of this process, protected from Ray's own handlers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _terminated = False
 
 
 def end_with_failure() -> None:
-    """End with a failure that came to light in an exit handler, in which nothing can be raised any more."""
+    """Exit with a failure detected in an exit handler, where raising has no effect."""
     global _failed
     _failed = True
 
 
 @contextmanager
 def own_signals() -> Generator[None, None, None]:
-    """Within the block Ray is started: what this process does at SIGTERM stays its own, at any moment.
+    """Keep this process's SIGTERM behaviour while Ray is started within the block.
 
-    Ray ends the process with a crash report and the status 15. Where nobody had another wish, it ends as after
-    `sys.exit`: groups are shut down, and the status is 143.
+    Ray would end the process with a crash report and status 15. By default it ends as after `sys.exit`: groups are shut
+    down, and the status is 143.
     """
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread may set handlers; in another one Ray leaves the signal alone, too.
+        # Only the main thread may set handlers; in other threads Ray does not touch the signal either.
         yield
         return
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -50,7 +50,7 @@ def own_signals() -> Generator[None, None, None]:
         with kept_handler() as set_again:
 
             def connect_undisturbed(*args: Any, **keywords: Any) -> Any:
-                # It holds Python's lock for up to seconds after Ray's handler is set: no thread can set ours again.
+                # It holds the GIL for up to seconds after setting Ray's handler, so no thread can restore ours.
                 with sigterm_deferred():
                     try:
                         return connect(*args, **keywords)
@@ -65,13 +65,13 @@ def own_signals() -> Generator[None, None, None]:
 
 @contextmanager
 def kept_handler() -> Generator[Callable[[], None], None, None]:
-    """Within the block SIGTERM stays handled as it is; give the function that sets that handler again.
+    """Keep the SIGTERM handler within the block; yield a function that restores it.
 
-    Ray's C++ code sets a handler of its own some time while it connects, and the default one when it disconnects. Until
-    Python's is set again a SIGTERM would end the process unheard, so a thread does that each millisecond.
+    Ray's C++ code sets its own handler while it connects, and the default one when it disconnects. Until Python's is
+    restored, a SIGTERM would kill the process, so a thread restores it every millisecond.
     """
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
-    # Larger than any platform's `struct sigaction`, whose fields are of no interest here.
+    # Larger than any platform's `struct sigaction`, whose fields are not used.
     kept = ctypes.create_string_buffer(1024)
     sigaction(signal.SIGTERM, None, kept)
     ended = threading.Event()
@@ -95,20 +95,20 @@ def kept_handler() -> Generator[Callable[[], None], None, None]:
 
 
 def _leave_handler(handler: object) -> None:
-    """Stand for Ray's function that sets a SIGTERM handler in Python, and set none."""
+    """Replace Ray's function that sets a SIGTERM handler in Python, and do nothing."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     global _terminated
-    # What is raised within a call of Ray comes out of it as `SystemExit(1)`.
+    # An exception raised within a call of Ray leaves it as `SystemExit(1)`.
     _terminated = True
-    # The next one is not for exit handlers that are under way.
+    # A second signal must not interrupt running exit handlers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(_TERMINATED)
 
 
 def _tell_the_truth() -> None:
-    """Set the exit status where it would be another one, as the last thing that this process does."""
+    """Correct the exit status, as the last action of this process."""
     status = _TERMINATED if _terminated else _INTERRUPTED if _is_interrupted() else int(_failed)
     if status:
         logging.shutdown()
@@ -116,14 +116,12 @@ def _tell_the_truth() -> None:
             try:
                 stream.flush()
             except (OSError, ValueError):
-                continue  # nobody reads it any more
+                continue  # its reader is gone
         os._exit(status)
 
 
 def _is_interrupted() -> bool:
-    """Return whether Ctrl-C ended the program. Python forgets that when any exit handler runs code by `exec`, as
-    Ray's do.
-    """
+    """Return whether Ctrl-C ended the program. Python forgets that if an exit handler uses `exec`, as Ray's do."""
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
     return not interactive and isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 

@@ -1,4 +1,4 @@
-"""The job that this process belongs to: its manager, started or joined, and this process's line to it."""
+"""The job that this process belongs to: its manager, started or joined, and this process's connection to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def start_manager(session: Session, ip: str, scheduling: Any) -> None:
 
 
 def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
-    """Return this process's line to its job's manager, made when it is first needed, by whichever thread.
+    """Return this process's connection to its job's manager, made on first use; thread-safe.
 
     Raises:
         ClusterError: the manager does not start.
@@ -60,7 +60,7 @@ def _connect(session: Session, ip: str, node: str, node_rank: int) -> ManagerCli
         info = ray.get(_manager.info.remote(), timeout=seconds)
     except (ray.exceptions.RayError, TimeoutError) as error:
         late = f" within {seconds:g} s" if isinstance(error, TimeoutError) else ""
-        help = f"a machine that is very busy takes longer: allow more seconds by `{env_vars.CONNECT_TIMEOUT.name}`"
+        help = f"a very busy machine takes longer: allow more seconds with `{env_vars.CONNECT_TIMEOUT.name}`"
         raise ClusterError(
             f"the job's manager did not start{late}", where=node, why=cause_of(error), help=help if late else None
         ) from None
@@ -77,8 +77,8 @@ def _connect(session: Session, ip: str, node: str, node_rank: int) -> ManagerCli
 
 
 def cause_of(error: BaseException) -> str:
-    """Return why Ray says that an actor has failed: what its constructor raised comes last, below a traceback; what
-    belongs to that line is indented."""
+    """Return the cause from Ray's error about a failed actor: the constructor's exception is last, after a traceback,
+    with continuation lines indented."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
     return lines[-1] if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster and their ranks. Decided purely from what Ray and the probes say."""
+"""The nodes of a cluster and their ranks, computed from Ray's node list and the probes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_core.topology import NodeInfo
 
 @dataclass(frozen=True, slots=True)
 class NodeMember:
-    """A node that joined Ray, with its rank of `rlinf up`, and what it says about itself once it was asked."""
+    """A node that joined Ray, with its rank from `rlinf up`, and its facts once probed."""
 
     ray_id: str
     ip: str
@@ -26,15 +26,15 @@ class NodeMember:
 
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[NodeMember]:
-    """Return the living nodes among what `ray.nodes()` lists."""
-    found: list[NodeMember] = []
+    """Return the living nodes in `ray.nodes()`."""
+    living: list[NodeMember] = []
     for node in nodes:
         if node["Alive"]:
             labels = node.get("Labels", {})
             rank = str(labels.get(RANK_LABEL, ""))
-            given = int(rank) if rank.isdigit() else None
-            found.append(NodeMember(node["NodeID"], node["NodeManagerAddress"], given))
-    return found
+            rank_number = int(rank) if rank.isdigit() else None
+            living.append(NodeMember(node["NodeID"], node["NodeManagerAddress"], rank_number))
+    return living
 
 
 def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMember]:
@@ -44,7 +44,7 @@ def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMembe
     driver's node first.
 
     Raises:
-        ClusterError: some nodes have a rank and others none, a rank is given twice, or one is missing.
+        ClusterError: some nodes have a rank and others none, a rank is used twice, or one is missing.
     """
     for source, ranks in (
         ("the label of `rlinf up`", [member.label_rank for member in joined]),
@@ -60,8 +60,8 @@ def _by_given_rank(joined: Sequence[NodeMember], ranks: Sequence[int | None], so
     for member, rank in zip(joined, ranks, strict=True):
         if rank is None:
             raise ClusterError(
-                f"the node at {member.ip} has no rank, others have one",
-                why=f"ranks come from {source}, which must be given on all nodes or on none",
+                f"the node at {member.ip} has no rank, but others have one",
+                why=f"ranks come from {source}, which must be set on all nodes or on none",
             )
         if rank in by_rank:
             raise ClusterError(
@@ -75,13 +75,13 @@ def _by_given_rank(joined: Sequence[NodeMember], ranks: Sequence[int | None], so
         raise ClusterError(
             f"{len(joined)} nodes have the ranks {format_ranks(sorted(by_rank))}: {format_ranks(missing)} is missing",
             why=f"ranks come from {source}",
-            help=f"ranks run from 0 to {len(joined) - 1} without gaps; correct rank {extra[0]}" if extra else None,
+            help=f"ranks must be 0 to {len(joined) - 1} without gaps; correct rank {extra[0]}" if extra else None,
         )
     return [by_rank[rank] for rank in range(len(joined))]
 
 
 def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
-    """Return which ranks have not joined, as far as labels tell, for a message."""
+    """Return a message on the ranks that have not joined, as far as labels tell."""
     present = {member.label_rank for member in joined if member.label_rank is not None}
     if len(present) == len(joined):
         return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"
@@ -89,25 +89,25 @@ def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
 
 
 def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return which ranks were there and are gone, with the reason that Ray gives, for a message."""
+    """Return a message on ranks that joined and were lost, with Ray's reason."""
     alive = {member.label_rank for member in members(nodes)}
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for node in nodes:
         rank = str(node.get("Labels", {}).get(RANK_LABEL, ""))
         if not node["Alive"] and rank.isdigit() and int(rank) not in alive:
             reason = str(node.get("DeathReasonMessage") or "").strip().partition("\n")[0]
-            gone = f"node {rank} ({node['NodeManagerAddress']}) was there and is gone"
-            found[int(rank)] = f"{gone}: {reason}" if reason else gone
-    return [found[rank] for rank in sorted(found)]
+            lost = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
+            reasons[int(rank)] = f"{lost}: {reason}" if reason else lost
+    return [reasons[rank] for rank in sorted(reasons)]
 
 
-def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> ClusterError:
-    """Return the error for a node that has joined and has not been heard from since `asked`, in seconds since 1970."""
+def does_not_answer(member: NodeMember, cause: BaseException, asked_at: float) -> ClusterError:
+    """Return the error for a joined node that has not answered since `asked`, in seconds since 1970."""
     return ClusterError(
-        f"the node at {member.ip} does not answer since {time.strftime('%H:%M:%S', time.localtime(asked))}",
+        f"the node at {member.ip} has not answered since {time.strftime('%H:%M:%S', time.localtime(asked_at))}",
         why=_last_line(cause),
-        help="see that the machine runs and its network reaches the head (`rlinf status` asks every node); where its"
-        " Ray has ended, `rlinf up FILE` starts it again",
+        help="check that the machine runs and reaches the head (`rlinf status` probes every node); if its Ray has"
+        " ended, `rlinf up FILE` starts it again",
     )
 
 

@@ -1,4 +1,4 @@
-"""Facts about a node, found on the node itself."""
+"""Facts about a node, collected on the node itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeFacts:
         versions: pairs such as `("python", "3.11.7")`.
         accelerator_type: the vendor as in `NVIDIA`, or None without accelerators.
         accelerator_model: the first device's model, or None.
-        accelerator_ids: what the visibility variable calls the devices; empty when that is `0`, `1`, ...
+        accelerator_ids: the devices' names in the visibility variable; empty if they are `0`, `1`, ...
     """
 
     declared_rank: int | None
@@ -40,10 +40,10 @@ class NodeFacts:
 
 
 def probe() -> NodeFacts:
-    """Return the facts of the machine that this runs on."""
+    """Return the facts of this machine."""
     ray = ray_api()
-    found = find_accelerators()
-    devices = found.devices
+    accelerators = find_accelerators()
+    devices = accelerators.devices
     ids = tuple(str(device.index) for device in devices)
     return NodeFacts(
         declared_rank=env_vars.NODE_RANK.get(),
@@ -51,13 +51,13 @@ def probe() -> NodeFacts:
         python=sys.executable,
         versions=(("python", platform.python_version()), ("ray", ray.__version__), ("rlinf", __version__)),
         num_accelerators=len(devices),
-        accelerator_type=found.accelerator.name if devices else None,
+        accelerator_type=accelerators.accelerator.name if devices else None,
         accelerator_model=devices[0].model if devices else None,
         accelerator_ids=() if ids == tuple(map(str, range(len(ids)))) else ids,
     )
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses at this moment, of `RLINF_PORTS` where that is set."""
+    """Return a TCP port of this machine that is free now, within `RLINF_PORTS` if set."""
     with listen_tcp("", _BUFFER_BYTES, env_vars.PORTS.get()) as listener:
         return int(listener.getsockname()[1])

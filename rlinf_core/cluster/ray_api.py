@@ -19,35 +19,35 @@ from rlinf_core.process import import_path
 
 LOOPBACK: Final = "127.0.0.1"
 _NODE_SECONDS, _LOOK_SECONDS = 30.0, 0.01
-# Why this process is in no cluster, where it is in none.
+# Why this process is in no cluster, if it is in none.
 _absence = "this process is in no cluster"
 
 
-@cache  # every group call asks, on both sides
+@cache  # every group call needs it, on both sides
 def ray_api() -> Any:
     """Return the module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
     import_module("ray.util.scheduling_strategies")
     automatic: Any = ray_module("ray._private.auto_init_hook")
     automatic.enable_auto_connect = False
-    # Ray calls it before whatever needs a cluster, and would say that `ray.init()` was forgotten.
+    # Ray calls it before anything that needs a cluster, and would report a forgotten `ray.init()`.
     automatic.auto_init_ray = _check_joined
     return import_module("ray")
 
 
 def session_folder() -> str:
-    """Return the folder of this node's Ray, which goes when that Ray is removed."""
+    """Return the session folder of this node's Ray."""
     node: Any = ray_module("ray._private.worker").global_worker.node
     return str(node.get_session_dir_path())
 
 
 def set_absence(message: str) -> None:
-    """Say what whoever uses Ray from now on is told, until this process is in a cluster again."""
+    """Set the error for Ray use outside of a cluster."""
     global _absence
     _absence = message
 
 
 def no_cluster() -> ClusterError:
-    """Return the error for whoever needs a cluster while this process is in none."""
+    """Return the error for Ray use outside of a cluster."""
     return ClusterError(_absence, help="make a `Cluster`, and launch groups in it")
 
 
@@ -58,10 +58,10 @@ def _check_joined() -> None:
 
 @contextmanager
 def loopback_only() -> Generator[None, None, None]:
-    """Have a Ray that is started in here at `LOOPBACK` listen there alone, and join one that is there.
+    """Make a Ray that is started at `LOOPBACK` within the block listen only there, and joinable there.
 
-    Ray takes a loopback address for a mistake and puts the machine's own in its place, but where clusters of several
-    machines are off, as on macOS. Its processes listen everywhere unless they are given a loopback address.
+    Ray replaces a loopback address by the machine's own unless multi-node clusters are disabled, as on macOS. Its
+    processes listen on every interface unless given a loopback address.
     """
     constants: Any = ray_module("ray._private.ray_constants")
     several = constants.ENABLE_RAY_CLUSTER
@@ -74,10 +74,10 @@ def loopback_only() -> Generator[None, None, None]:
 
 @contextmanager
 def quick_start() -> Generator[None, None, None]:
-    """Have a Ray that is started in here run neither its autoscaler nor its dashboard, and wait in short steps.
+    """Make a Ray that is started within the block skip its autoscaler and dashboard, and poll in short steps.
 
-    Nobody adds nodes to it, and its dashboard is off: what Ray starts in its place only reports usage, which is off,
-    too, and Ray waits a second for it. It also asks for its own node once a second only.
+    No nodes join it, and its dashboard is off: the substitute that Ray starts only reports usage, which is also off,
+    and delays Ray by a second. Ray also polls for its own node only once a second.
     """
     node: Any = ray_module("ray._private.node").Node
     services: Any = ray_module("ray._private.services")
@@ -91,7 +91,7 @@ def quick_start() -> Generator[None, None, None]:
 
 
 def _get_node_soon(get_node: Callable[[str, str], object], gcs_address: str, node_id: str) -> object:
-    """Return Ray's description of a node as soon as the head lists it; asked before, Ray sleeps for a second."""
+    """Return Ray's description of a node as soon as the head lists it; if asked earlier, Ray sleeps for a second."""
     client = gcs_client(gcs_address)
     deadline = time.monotonic() + _NODE_SECONDS
     while time.monotonic() < deadline:
@@ -106,18 +106,18 @@ def _start_nothing(*args: object, **kwargs: object) -> None:
 
 
 class _OwnOrder(list[str]):
-    """A list of folders that nobody adds to."""
+    """A list of folders that ignores `extend`."""
 
     def extend(self, values: object, /) -> None:
         """Leave the list as it is."""
 
 
 def job_config() -> Any:
-    """Return the `job_config` of `ray.init` that has workers import in the order of `import_path`; None where a driver
-    is a script of the user's: Ray puts its folder first in workers, as Python does in the script.
+    """Return the `job_config` of `ray.init` with which workers import in the order of `import_path`; None for a driver
+    that is a user's script: Ray puts its folder first in workers, as Python does in the script.
 
-    Ray appends the driver's working folder, and each worker puts that before the standard library; no option of Ray's
-    changes it. Where rlinf itself is found by that folder alone it stays the first.
+    Ray appends the driver's working folder, and each worker puts that before the standard library, without an option to
+    disable it. If rlinf itself is found only through that folder, it stays first.
     """
     if not import_path.is_managed():
         return None
@@ -128,7 +128,7 @@ def job_config() -> Any:
 
 
 def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
-    """Pickle what plain pickle cannot name elsewhere, such as classes of the driver's script.
+    """Pickle by value what plain pickle cannot import elsewhere, such as classes of the driver's script.
 
     `keep` takes each buffer that stays outside of the stream.
     """
@@ -137,32 +137,32 @@ def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
 
 
 def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
-    """Return what all references hold, or the first failure. The running loop is woken once, not for each of them."""
+    """Return the values of all references, or raise the first failure. The event loop is woken once, not for each."""
     loop = asyncio.get_running_loop()
     together: asyncio.Future[list[Any]] = loop.create_future()
     if not references:
         together.set_result([])
         return together
     answers: list[Future[Any]] = [reference.future() for reference in references]
-    # One is taken for each answer, on whichever thread of Ray's it comes: to take is one step for the interpreter.
+    # One is taken per answer, on any thread of Ray: taking is atomic under the GIL.
     missing = deque(answers[1:])
 
-    def tell(answer: Future[Any]) -> None:
+    def notify(answer: Future[Any]) -> None:
         if together.done():
             return
         error = answer.exception()
         if error is not None:
             together.set_exception(error)
         else:
-            together.set_result([each.result() for each in answers])
+            together.set_result([answer.result() for answer in answers])
 
     def answered(answer: Future[Any]) -> None:
         if answer.exception() is None:
             with suppress(IndexError):
                 missing.pop()
                 return
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, answer)
+        with suppress(RuntimeError):  # the loop is closed: there is no waiter left
+            loop.call_soon_threadsafe(notify, answer)
 
     for answer in answers:
         answer.add_done_callback(answered)

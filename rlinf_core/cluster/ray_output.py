@@ -1,7 +1,7 @@
-"""Output of Ray: what workers print is shown. What Ray's own processes tell goes to the driver's log.
+"""Output of Ray: worker output is shown; messages of Ray's own processes go to the driver's log.
 
-Ray would print both to standard output, where its notices tear lines of the user's program apart, and would lose what
-is on its way when the program ends.
+Ray would print both to standard output, where its notices break lines of the user's program, and would lose pending
+lines at exit.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from rlinf_core.cluster.ray_private import ray_module
 
 LOGGER = logging.getLogger("rlinf")
 
-# Whose lines these are, where those of workers have a process number.
+# Sources of Ray's own lines; worker lines have a process number instead.
 _RAYS_OWN: Final = frozenset({"raylet", "gcs_server", "autoscaler", "runtime_env"})
-# rlinf tells of a death itself, with the worker's name and why it died; it starts more processes than cores on purpose.
+# rlinf reports deaths itself, with worker name and cause; and it starts more processes than cores on purpose.
 _KNOWN: Final = ("A worker died or was killed", "worker processes have been started on node")
-# Ray takes these out of what workers print, and all before it of what its own processes write.
+# Ray strips this from worker lines, and everything before it from its own processes' lines.
 _MARKS: Final = (b":job_id:", b":actor_name:", b":task_name:")
 _INFORMATION: Final = ":info_message:"
-# Ray looks for new files each half second and for new lines each tenth, more often where there are some.
+# Ray polls for new files every half second and for new lines every tenth, more often if there are any.
 _LATEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.02
 
-# How many lines were shown, by process and whether they are of its standard error.
+# Number of shown lines, by process and stream.
 _shown: Counter[tuple[int, bool]] = Counter()
 
 
 def keep_plain() -> None:
-    """Have Ray neither colour the names of workers nor fold lines where a program reads them. Before Ray is imported.
+    """Stop Ray from colouring worker names and merging repeated lines when output is not a terminal. Call before
+    importing Ray.
 
-    Ray does both wherever its lines go, unless these variables are set; what the user has set stays.
+    Ray does both everywhere unless these variables are set; the user's settings are kept.
     """
     streams = (sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("NO_COLOR"):
@@ -45,9 +46,9 @@ def keep_plain() -> None:
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
-@cache  # once in a process: a second Ray of this process shows its lines by the same function
+@cache  # once per process: a second Ray uses the same function
 def take_over() -> None:
-    """From now on Ray's own lines are logged: its warnings as such, what it writes to files for who debugs."""
+    """Redirect Ray's own lines to the log: its warnings as warnings, lines of its log files as debug messages."""
     worker: Any = ray_module("ray._private.worker")
     show = worker.print_to_stdstream
 
@@ -55,7 +56,7 @@ def take_over() -> None:
     def show_or_log(data: dict[str, Any], ignore_prefix: bool) -> None:
         source, lines = data.get("pid"), data.get("lines", ())
         if source in _RAYS_OWN:
-            # What comes from a file says of which job it is.
+            # Lines from a file carry their job.
             _log(str(source), lines, from_file="job" in data)
             return
         show(data, ignore_prefix)
@@ -71,12 +72,12 @@ def _log(source: str, lines: list[str], *, from_file: bool) -> None:
         if from_file:
             level = logging.DEBUG
         else:
-            level = logging.INFO if any(each in text for each in _KNOWN) else logging.WARNING
+            level = logging.INFO if any(phrase in text for phrase in _KNOWN) else logging.WARNING
         LOGGER.log(level, "Ray's %s: %s", source, text)
 
 
 def show_the_rest(folder: Path) -> None:
-    """Wait until what the workers of an embedded Ray have printed was shown, for a second at most.
+    """Wait up to a second until the output of an embedded Ray's workers has been shown.
 
     Args:
         folder: the folder of that Ray.

@@ -1,7 +1,7 @@
-"""The parts of Ray that are private to it and that rlinf uses all the same, each with the reason.
+"""The private parts of Ray that rlinf uses, each with the reason.
 
-No other module reaches into Ray. `tests/unit/cluster/test_ray_private.py` finds out with a new Ray whether each part is
-still there, and that nobody goes around this list.
+No other module uses private parts. `tests/unit/cluster/test_ray_private.py` checks that each part exists in the
+installed Ray, and that no module bypasses this list.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 
 class PrivatePart(NamedTuple):
-    """One module of Ray's: what is used of it, as dotted paths, and why no public way serves."""
+    """A module of Ray: the parts in use, as dotted paths, and why no public API serves."""
 
     module: str
     names: tuple[str, ...]
@@ -97,30 +97,31 @@ def gcs_client(address: str) -> Any:
 
 
 def let_go() -> None:
-    """From now on Ray is in no cluster, in this child, and its handlers of the end do nothing."""
+    """Detach Ray from its cluster in this forked child, and disable its exit handlers."""
     worker: Any = ray_module("ray._private.worker")
     state: Any = ray_module("ray._private.state")
     store: Any = ray_module("ray.experimental.internal_kv")
     connected, node = worker.global_worker, worker._global_node
-    # Never freed, also when the interpreter ends.
+    # Never freed, not even at interpreter exit.
     for kept in (connected, connected.__dict__.get("core_worker"), node, state.state, store.global_gcs_client):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     atexit.unregister(worker.shutdown)
     if node is not None:
-        # The handler that would end them is within a function of Ray.
+        # The handler that would end them is local to a function of Ray.
         node.all_processes = {}
         worker._global_node = None
     connected.set_is_connected(False)
     connected.set_mode(None)
-    # By it references and handles that are freed here would tell the parent's cluster so.
+    # Otherwise references and handles freed here would notify the parent's cluster.
     connected.__dict__.pop("core_worker", None)
     _end_at_once()
 
 
 def _end_at_once() -> None:
-    """When the interpreter has ended, the child has, with its own status: destructors of Ray's library are not run."""
+    """Exit the child with its own status at the end of the interpreter, without running destructors of Ray's
+    library."""
     libc = ctypes.CDLL(None)
-    # Not everywhere; where it is, what is registered last comes first, and is called with the status.
+    # `on_exit` is not available everywhere; its last registered handler is called first, with the status.
     if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)

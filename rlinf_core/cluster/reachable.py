@@ -1,5 +1,5 @@
-"""A check that a driver can join the Ray at a given address, made before Ray tries: that would take minutes,
-and end the whole process where it is no node."""
+"""A check that a driver can join the Ray at an address, before Ray tries: that would take minutes, and kill the process
+if this machine is not a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_core.errors import ClusterError
 _ANSWER_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 5
 _ALIVE: Final = 0
-# A head speaks gRPC, whose every connection begins in both directions with the settings of HTTP/2, here without any.
+# A head speaks gRPC, so every connection begins with an HTTP/2 SETTINGS frame in both directions, here an empty one.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES: Final = 9
 _FRAME_TYPE, _SETTINGS = 3, 4
@@ -25,24 +25,26 @@ _PAUSE: Final = 0.2
 
 
 def check(address: str) -> str:
-    """Make sure that a head answers at `address`, and return the address of this machine's node of its cluster.
+    """Check that a head answers at `address`, and return the address of this machine's node in its cluster.
 
     Raises:
-        ClusterError: it is no `HOST:PORT`, no head answers there, or this machine is no node.
+        ClusterError: it is not `HOST:PORT`, no head answers there, or this machine is not a node.
     """
     host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(
-            f"`{address}` is no address of a cluster",
-            help="give HOST:PORT as `ray start --head` said it, such as `10.0.0.1:6379`",
+            f"`{address}` is not the address of a cluster",
+            help="give HOST:PORT as printed by `ray start --head`, such as `10.0.0.1:6379`",
         )
     _check_head(address, host.strip("[]"), int(port))
     own, others = _until_here(address)
     if own is None:
         raise ClusterError(
             f"this machine is not a node of the cluster at {address}",
-            why="a driver has to run on one of its nodes",
-            help=f"run the command on one of them: {', '.join(others)}" if others else "start Ray here: no node lives",
+            why="a driver must run on one of its nodes",
+            help=f"run the command on one of its nodes: {', '.join(others)}"
+            if others
+            else "start Ray here: no node is alive",
         )
     return own
 
@@ -57,41 +59,41 @@ def _check_head(address: str, host: str, port: int) -> None:
     except (OSError, OverflowError) as error:
         raise _silent(address, getattr(error, "strerror", None) or str(error)) from None
     if len(answer) < _FRAME_HEADER_BYTES or answer[_FRAME_TYPE] != _SETTINGS:
-        what = "answers in another way" if answer else f"said nothing within {seconds:g} s, or hung up"
-        raise _silent(address, f"what listens there is no head of Ray: it {what}")
+        what = "does not speak gRPC" if answer else f"sent nothing within {seconds:g} s, or closed the connection"
+        raise _silent(address, f"the listener there is not a Ray head: it {what}")
 
 
 def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
-    """Return as many bytes as tell what is on the other side; fewer where it says no more by the deadline."""
+    """Return the first bytes that identify the other side; fewer if it sends no more by the deadline."""
     answer = b""
     try:
         connection.sendall(_PREFACE)
         while len(answer) < _FRAME_HEADER_BYTES:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            more = connection.recv(_FRAME_HEADER_BYTES - len(answer))
-            if not more:
+            chunk = connection.recv(_FRAME_HEADER_BYTES - len(answer))
+            if not chunk:
                 break
-            answer += more
+            answer += chunk
     except (TimeoutError, ConnectionError):
         pass
     return answer
 
 
 def _until_here(address: str) -> tuple[str | None, list[str]]:
-    """Return the address of this machine's living node, which may be about to join, and those of all that live.
+    """Return the address of this machine's living node, which may be about to join, and those of all living nodes.
 
     Raises:
-        ClusterError: the head does not tell.
+        ClusterError: the head does not answer.
     """
     ray = ray_api()
     begun = time.monotonic()
     try:
         client = gcs_client(address)
         while True:
-            found = client.get_all_node_info(timeout=_LIST_SECONDS).values()
-            alive = [node for node in found if node.state == _ALIVE]
+            listed = client.get_all_node_info(timeout=_LIST_SECONDS).values()
+            alive = [node for node in listed if node.state == _ALIVE]
             own = next((node for node in alive if os.path.exists(node.raylet_socket_name)), None)
-            # A head comes before its own node. Where others live, this one is hardly ever just coming.
+            # A head starts before its own node. If other nodes are alive, this one is hardly still joining.
             patience = _JOIN_SECONDS if alive else env_vars.CONNECT_TIMEOUT.get()
             if own is not None or time.monotonic() - begun > patience:
                 address_of_own = None if own is None else str(own.node_manager_address)
@@ -106,10 +108,10 @@ def _until_here(address: str) -> tuple[str | None, list[str]]:
 def _unauthenticated(address: str) -> ClusterError:
     has_one = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
     return ClusterError(
-        f"the cluster at {address} does not let this process in",
-        why="it has another token than the one here" if has_one else "it asks for a token, and none is known here",
+        f"the cluster at {address} rejects this process",
+        why="its token differs from the one here" if has_one else "it requires a token, and none is known here",
         help="`rlinf up` keeps a cluster's token in `~/.local/state/rlinf/clusters/NAME.token` of the machine where it"
-        " ran: copy that file (mode 0600) and name it by `RAY_AUTH_TOKEN_PATH`",
+        " ran: copy that file (mode 0600) and set `RAY_AUTH_TOKEN_PATH` to it",
     )
 
 

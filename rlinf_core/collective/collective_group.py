@@ -58,9 +58,9 @@ class CollectiveGroup:
     ) -> Work[None] | None:
         """Send any picklable object; tensors in it travel without being copied by pickle, wherever they are nested.
 
-        Returns when what was sent may be changed, which is before it is received. Tensors arrive detached.
+        Returns when the object may be modified, which is before it is received. Tensors arrive detached.
 
-        With `async_op`, returns a handle at once; what was sent must not change before its `wait`.
+        With `async_op`, returns a handle at once; the object must not change before its `wait`.
         """
         stream = self._stream(dst)
         # Checked first: encoding the message may start to move tensors between accelerators.
@@ -81,11 +81,11 @@ class CollectiveGroup:
     ) -> Work[None] | None:
         """Send one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
 
-        Returns when the tensor may be changed, which is before it is received. If it turns out that it did not fit,
-        the receiver raises `MismatchError`, and so does `settle` here; operations after it are not affected. With
-        `async_op`, the handle finishes when the receiver has taken it, and raises the mismatch itself.
+        Returns when the tensor may be modified, which is before it is received. On a mismatch the receiver raises
+        `MismatchError`, and so does `settle` here; later operations are not affected. With `async_op`, the handle
+        finishes when the receiver has taken it, and raises the mismatch itself.
 
-        What is not just its bytes, as it is sparse, quantized or of objects, is a `PayloadError`: `send` takes it.
+        A sparse, quantized or object tensor is a `PayloadError`: use `send`.
         """
         stream = self._stream(dst)
         seconds = self._endpoint.seconds(timeout)
@@ -113,7 +113,7 @@ class CollectiveGroup:
     ) -> Any:
         """Fill `tensor` in place with the next tensor that `src` sends here, and return it (or a handle).
 
-        A buffer that cannot be filled, as it is read-only or was expanded, is a `PayloadError`, and takes no message.
+        A read-only or expanded buffer is a `PayloadError`, and consumes no message.
         """
         stream = self._stream(src)
         posted = self._posted(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
@@ -124,9 +124,9 @@ class CollectiveGroup:
     def broadcast(
         self, obj: object, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Give every member the object that `src` holds, and return it; others pass anything.
+        """Send the object of `src` to every member, and return it; other members may pass anything.
 
-        Those on one host share one copy of its tensors until they write to them.
+        Members on one host share one copy of its tensors until they write to them.
 
         Raises:
             ExceptionGroup: several members could not be reached; if it was one, its own error.
@@ -148,7 +148,8 @@ class CollectiveGroup:
     # Acknowledgements
 
     def settle(self, timeout: float) -> bool:
-        """Wait until what `send_tensor` sent has been taken, at most `timeout` seconds; tell whether all was.
+        """Wait until all tensors from `send_tensor` have been taken, at most `timeout` seconds; return whether they
+        were.
 
         Raises:
             MismatchError: something did not fit where it was received.

@@ -22,7 +22,7 @@ U = TypeVar("U")
 
 
 class Poller(Protocol):
-    """A way for a waiting thread to make its own operation progress instead of sleeping."""
+    """A way for a waiting thread to drive its own operation instead of sleeping."""
 
     def poll(self, work: Work[object], deadline: float) -> None:
         """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
@@ -46,14 +46,13 @@ os.register_at_fork(after_in_child=_state.__init__)
 
 
 class WaitTable:
-    """The operations in which the threads and tasks of a process wait: published, and failed from outside.
+    """The operations that the threads and tasks of a process wait in; publishes them, and fails them from outside.
 
     Attributes:
-        operations: what is told.
-        patience: seconds that an operation may take where nobody gives it a time of its own.
-        picture: says whom an operation waits for that has reached its deadline, where somebody knows; it may block for
-            a moment.
-        check: called before a wait begins; raises why it must not.
+        operations: where they are published.
+        patience: the default time limit of an operation in seconds.
+        picture: describes the peers that an expired operation waits for, if known; may block briefly.
+        check: called before a wait begins; raises if it must not.
     """
 
     def __init__(self, operations: InflightOps | None = None) -> None:
@@ -70,7 +69,7 @@ class WaitTable:
         return list(self._waiting.copy().values())
 
     def fail(self, serial: int, error: BaseException) -> bool:
-        """Fail the operation of this number that somebody waits in; False when nobody does."""
+        """Fail the awaited operation with this serial; return False if it is not awaited."""
         work = self._waiting.get(serial)
         return work is not None and work.fail(error)
 
@@ -124,12 +123,12 @@ def _go_on() -> None:
 
 
 class Work(Generic[T]):
-    """The outcome of one operation. Any thread may wait for it, any number of times.
+    """The future outcome of one operation. Any thread may wait for it, any number of times.
 
     Attributes:
-        target: with whom: an address, or the name of a channel.
+        target: its peer: an address, or the name of a channel.
         since: when it was issued, on the monotonic clock.
-        seconds: what it may take.
+        seconds: its time limit.
         poller: what a waiting thread can do for it.
         serial: its number on the waits while it goes on in the background, else None.
     """
@@ -330,8 +329,8 @@ class Work(Generic[T]):
 class DecodedWork(Work[T], Generic[T]):
     """An operation whose result is decoded once, by the first thread that asks for it.
 
-    So a large copy or a slow unpickling never holds up the thread that receives for everybody. A subclass says how, by
-    `_decode`, and whether there is anything to decode: by default there is.
+    So a large copy or slow unpickling never blocks the receiving thread. A subclass implements `_decode`, and whether
+    there is anything to decode: by default there is.
     """
 
     __slots__ = ("_opened", "_opening")

@@ -1,1 +1,2 @@
-"""The configuration file: text to positions to models. Nothing here imports ray or torch, or touches a machine."""
+"""The configuration file: from text with positions to models. Imports neither ray nor torch, and connects to no
+machine."""

@@ -1,4 +1,4 @@
-"""Diagnostics: findings about a configuration, each with its place and a remedy."""
+"""Diagnostics: findings about a configuration, each with its location and remedy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Diagnostic(NamedTuple):
     """One finding.
 
     Attributes:
-        code: the rule, in kebab case; `rlinf explain CODE` tells about it.
-        span: what the caret underlines.
+        code: the rule, in kebab case, for `rlinf explain CODE`.
+        span: the underlined text.
         path: the configuration path it concerns, empty for the whole file.
-        help: what to do, one line, or None.
-        related: other places that matter, each with a few words on why.
+        help: the remedy in one line, or None.
+        related: other relevant places, each with a short explanation.
     """
 
     code: str
@@ -63,7 +63,7 @@ class Diagnostics:
             self.add(diagnostic)
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        """Iterate by source in the order first met (overrides last), then by position."""
+        """Iterate by source in order of appearance (overrides last), then by position."""
         order: dict[int, int] = {}
         for diagnostic in self._found.values():
             source = diagnostic.span.source
@@ -84,5 +84,5 @@ class Diagnostics:
 
     @property
     def ok(self) -> bool:
-        """True when nothing is an error."""
+        """Whether there are no errors."""
         return self.count(Severity.ERROR) == 0

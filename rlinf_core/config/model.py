@@ -12,24 +12,24 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.scalars import StrictModel
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
-"""Number of processes of each placed component; None where it cannot be known yet."""
+"""Number of processes of each placed component; None if not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A condition under which keys of a section change nothing.
+    """A condition under which keys of a section have no effect.
 
-    Keys are relative to the section that has the rule: `optim.min_lr_ratio` in a rule of `actor`. A key that holds a
-    section stands for everything in it.
+    Keys are relative to the section with the rule: `optim.min_lr_ratio` in a rule of `actor`. A key of a section covers
+    everything in it.
 
     Attributes:
-        keys: the keys that change nothing.
-        when: `when(section, world_sizes)`: whether that is so.
-        why: the reason, a clause that follows "has no effect:"; or a function of the section that returns it.
-        help: what to do.
-        because: the keys whose values make it so. The first that the file gives is told with its line.
-        severity: of a value that differs from the default; a default that is written down is a note at most. An error
-            asks for something that is not there (`not-available`).
+        keys: the keys without effect.
+        when: `when(section, world_sizes)`: whether the condition holds.
+        why: the reason, a clause to follow "has no effect:"; or a function of the section that returns it.
+        help: the remedy.
+        because: the keys that cause it. The first one that the file sets is reported with its line.
+        severity: for a value that differs from the default; a written default is at most a note. An error requests
+        something that does not exist (`not-available`).
     """
 
     keys: tuple[str, ...]
@@ -40,7 +40,7 @@ class NoEffect:
     severity: Severity = Severity.WARNING
 
     def reason(self, section: Any) -> str:
-        """Return why the keys change nothing in this section."""
+        """Return why the keys have no effect in this section."""
         return self.why if isinstance(self.why, str) else self.why(section)
 
 
@@ -48,17 +48,17 @@ class ConfigModel(StrictModel):
     """A section of the file.
 
     Attributes:
-        no_effect: when keys of this section, or of those within it, change nothing.
+        no_effect: rules for keys of this section, and of those within it, that have no effect.
     """
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
 
 
-# The path below the value being validated, what is wrong there, and what stands there.
+# The path below the validated value, the error there, and the value there.
 Finding: TypeAlias = tuple[tuple[str | int, ...], PydanticCustomError, Any]
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:
-    """Return one validation error that holds many findings; their paths follow that of the raising validator."""
+    """Return one validation error with several findings; their paths are relative to the raising validator."""
     details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, error, value in findings]
     return ValidationError.from_exception_data("value", details)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class NamePiece(NamedTuple):
-    """One of several names, without the blanks around it; `start` and `end` are its offsets in the whole text."""
+    """One of several names, stripped; `start` and `end` are its offsets in the whole text."""
 
     name: str
     start: int

@@ -1,6 +1,6 @@
 """Spans to underline for findings about a path.
 
-A scalar is underlined itself, a mapping or a list by its key or first line, the file as a whole by its start.
+A scalar is underlined itself, a mapping or a list at its key or first line, the whole file at its start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, Sequence
 
 
 def place(tree: MappingNode, path: Path) -> Span:
-    """Return what to underline for the value at `path`; the nearest place above it when the tree has no such path."""
+    """Return the span to underline for the value at `path`, or for its nearest existing parent."""
     node = find(tree, path)
     if isinstance(node, ScalarNode) and node.span.end > node.span.start:
         return node.span
@@ -31,7 +31,7 @@ def naming(tree: MappingNode, path: Path) -> Span:
 
 
 def first_line(node: Node) -> Span:
-    """Return the node's first line, without trailing blanks or a comment behind its first entry."""
+    """Return the node's first line, without trailing blanks or a comment after its first entry."""
     span = node.span
     text = span.source.text
     if not text.startswith(("[", "{"), span.start):
@@ -44,9 +44,9 @@ def first_line(node: Node) -> Span:
 
 
 def _without_comment(node: Node) -> Span:
-    """Return the span of a block collection up to the end of its first entry: its own end mark runs past comments.
+    """Return the span of a block collection up to the end of its first entry: its own end is after comments.
 
-    What was composed may hold parts of other places; they say nothing about its line.
+    Composed nodes may have parts from other sources, which say nothing about this line.
     """
     span = node.span
     if isinstance(node, MappingNode) and node.entries and _within(span, node.entries[0].key.span):
@@ -63,9 +63,7 @@ def _within(outer: Span, inner: Span) -> bool:
 
 
 def part(node: Node | None, start: int, end: int) -> Span | None:
-    """Return the span of a piece of a scalar's raw text; None where escapes or folding make the source spell it
-    otherwise.
-    """
+    """Return the span of a part of a scalar's raw text; None if escapes or folding change it in the source."""
     if not isinstance(node, ScalarNode):
         return None
     written = node.span.text

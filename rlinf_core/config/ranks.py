@@ -24,18 +24,18 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.scalars import problem, text_of
 
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
-# Far above any real cluster, far below where a range would no longer be a machine integer.
+# Far above any real cluster, far below machine integer limits.
 MAX_RANK = 10**9
 
 
 class RankSyntaxError(NotationError):
-    """A rank expression that cannot be read."""
+    """An invalid rank expression."""
 
 
 class RankMapPart(NamedTuple):
     """`RESOURCES[:PROCESSES]` of a rank map; `resources` is None for `all`.
 
-    `start` and `end` are the part's offsets, without blanks around it, in the whole value or in item `item` of a list.
+    `start` and `end` are the stripped part's offsets in the whole value or in item `item` of a list.
     """
 
     resources: range | None
@@ -50,7 +50,7 @@ class RankMapPart(NamedTuple):
 
 
 def format_range(ranks: range) -> str:
-    """Return `3` or `0-7`; the inverse of reading one."""
+    """Return `3` or `0-7`; the inverse of parsing."""
     return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"
 
 
@@ -86,9 +86,9 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
     shared: list[range] = []
     i = j = 0
     while i < len(a) and j < len(b):
-        both = common(a[i], b[j])
-        if both:
-            shared.append(both)
+        overlap = common(a[i], b[j])
+        if overlap:
+            shared.append(overlap)
         if a[i].stop <= b[j].stop:
             i += 1
         else:
@@ -97,23 +97,23 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
 
 
 def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ...]:
-    """Return the numbers of `pieces` that `taken`, which are ascending and disjoint, lack; piece by piece."""
-    left: list[range] = []
+    """Return the numbers of `pieces` that are not in `taken`, ascending disjoint ranges; piece by piece."""
+    remaining: list[range] = []
     for piece in pieces:
         at = piece.start
-        index = bisect_right(taken, at, key=lambda each: each.stop)
+        index = bisect_right(taken, at, key=lambda range_: range_.stop)
         while index < len(taken) and taken[index].start < piece.stop:
             if taken[index].start > at:
-                left.append(range(at, taken[index].start))
+                remaining.append(range(at, taken[index].start))
             at = taken[index].stop
             index += 1
         if at < piece.stop:
-            left.append(range(at, piece.stop))
-    return tuple(left)
+            remaining.append(range(at, piece.stop))
+    return tuple(remaining)
 
 
 def parse_ranks(text: str) -> tuple[range, ...] | None:
-    """Return the ranges of `0-3,5` as written; None for `all`. Order and overlaps are not judged here.
+    """Return the ranges of `0-3,5` as written; None for `all`. Order and overlaps are not checked.
 
     Raises:
         RankSyntaxError: the text is not a rank expression.
@@ -124,7 +124,7 @@ def parse_ranks(text: str) -> tuple[range, ...] | None:
 
 
 def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...]:
-    """Return the parts of a rank map, or of item `item` of one that is a list, as written; counts are not judged here.
+    """Return the parts of a rank map, or of item `item` of a list, as written; counts are not checked.
 
     Raises:
         RankSyntaxError: the text is not a rank map.
@@ -148,9 +148,9 @@ def _parse_part(text: str, start: int, end: int, item: int | None) -> RankMapPar
         process_text = text[pieces[1][0] : pieces[1][1]]
         if process_text.strip() == "all":
             raise RankSyntaxError(
-                "`all` cannot stand for process ranks",
+                "`all` cannot be used for process ranks",
                 *_stripped(text, *pieces[1]),
-                "give them, as in `all:0-7`",
+                "write them out, as in `all:0-7`",
             )
         processes = _parse_range(process_text, pieces[1][0])
     return RankMapPart(resources, processes, *_stripped(text, start, end), item)
@@ -159,17 +159,17 @@ def _parse_part(text: str, start: int, end: int, item: int | None) -> RankMapPar
 def _pieces(text: str, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     at = start
     while True:
-        found = text.find(separator, at, end)
-        yield at, end if found < 0 else found
-        if found < 0:
+        position = text.find(separator, at, end)
+        yield at, end if position < 0 else position
+        if position < 0:
             return
-        at = found + 1
+        at = position + 1
 
 
 def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     piece = text[start:end]
-    left = start + len(piece) - len(piece.lstrip())
-    return left, max(left, start + len(piece.rstrip()))
+    remaining = start + len(piece) - len(piece.lstrip())
+    return remaining, max(remaining, start + len(piece.rstrip()))
 
 
 def _parse_range(piece: str, offset: int) -> range:
@@ -182,7 +182,7 @@ def _parse_range(piece: str, offset: int) -> range:
     start, end = _stripped(piece, 0, len(piece))
     first, last = match[1], match[2] or match[1]
     if len(first) > 10 or len(last) > 10 or int(last) > MAX_RANK or int(first) > MAX_RANK:
-        raise RankSyntaxError(f"ranks end at {MAX_RANK}", offset + start, offset + end)
+        raise RankSyntaxError(f"the highest rank is {MAX_RANK}", offset + start, offset + end)
     if int(last) < int(first):
         raise RankSyntaxError(
             f"`{piece[start:end]}` runs backwards",
@@ -197,7 +197,7 @@ def _parse_range(piece: str, offset: int) -> range:
 
 
 def _schema(part: str) -> dict[str, Any]:
-    """Return the JSON schema of text with comma-separated parts, or a list of them, possibly with references."""
+    """Return the JSON schema of comma-separated text, or a list, possibly with references."""
     pattern = rf"^\s*{part}(,\s*{part})*$|\$\{{"
     text: dict[str, Any] = {"type": ["string", "integer"], "pattern": pattern, "minimum": 0, "maximum": MAX_RANK}
     return {**text, "type": [*text["type"], "array"], "items": text, "minItems": 1}
@@ -209,7 +209,7 @@ RANK_MAP_SCHEMA = _schema(rf"(all\s*|{_RANGE_PATTERN})(:\s*{_RANGE_PATTERN})?")
 
 
 class RankPlace(NamedTuple):
-    """The place where a range was written: offsets in the scalar's text, or in item `item` of a list."""
+    """The position of a range: offsets in the scalar's text, or in item `item` of a list."""
 
     start: int
     end: int
@@ -218,12 +218,12 @@ class RankPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
-    """The nodes that `node_ranks` names, as written: neither the order nor the bounds are judged here.
+    """The nodes in `node_ranks`, as written: neither order nor bounds are checked.
 
     Attributes:
         text: what was written, list items joined by commas.
         ranges: one range per piece; None for `all`.
-        places: where each of `ranges` was written; empty for `all`.
+        places: the position of each of `ranges`; empty for `all`.
     """
 
     text: str
@@ -237,7 +237,7 @@ class NodeRanks:
         return self.ranges is None or any(rank in piece for piece in self.ranges)
 
     def resolve(self, num_nodes: int) -> tuple[int, ...]:
-        """Return the ranks it names among 0 .. num_nodes-1, ascending, each once."""
+        """Return its ranks within 0 .. num_nodes-1, ascending and unique."""
         if self.ranges is None:
             return tuple(range(num_nodes))
         ranks: set[int] = set()
@@ -247,7 +247,7 @@ class NodeRanks:
 
     @staticmethod
     def parse(value: Any) -> NodeRanks:
-        """Read `3`, `0-7`, `0-3,5`, a list of such, or `all`."""
+        """Parse `3`, `0-7`, `0-3,5`, a list of such, or `all`."""
         text, parts = _read(value, "a node rank, a range such as `0-7`, a list of them, or `all`", _node_parts)
         if any(part.resources is None for part in parts):
             return NodeRanks("all", None)
@@ -257,7 +257,7 @@ class NodeRanks:
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
-    """The resources that a component's processes sit on, as written; list items are joined by commas."""
+    """The resources of a component's processes, as written; list items are joined by commas."""
 
     text: str
     parts: tuple[RankMapPart, ...]
@@ -267,7 +267,7 @@ class RankMap:
 
     @staticmethod
     def parse(value: Any) -> RankMap:
-        """Read `0-7`, `0-1:0-199,2-3:200-399`, `all`, or a list of such parts."""
+        """Parse `0-7`, `0-1:0-199,2-3:200-399`, `all`, or a list of such parts."""
         return RankMap(*_read(value, "a rank map such as `0-7` or `0-1:0-3`, or a list of its parts", parse_rank_map))
 
 
@@ -278,7 +278,7 @@ def _node_parts(text: str, item: int | None) -> tuple[RankMapPart, ...]:
     parts = parse_rank_map(text, item)
     for part in parts:
         if part.resources is None and (len(parts) > 1 or item is not None):
-            raise RankSyntaxError("`all` stands alone", part.start, part.end, "write `node_ranks: all`")
+            raise RankSyntaxError("`all` cannot be combined", part.start, part.end, "write `node_ranks: all`")
     return parts
 
 

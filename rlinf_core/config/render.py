@@ -16,12 +16,12 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.source import SourceText, Span
 
-# Columns that the shown line may take at most, gutter included, before it is cropped around the caret.
+# Maximum width of the shown line, gutter included, before it is cropped around the caret.
 _WIDTH: Final = 160
 _TAB: Final = 4
 _ELLIPSIS: Final = "…"
-# Code points of a line that are looked at on either side of the caret: enough for any crop, so that
-# a file of one enormous line costs no more than any other.
+# Code points considered on either side of the caret: enough for any crop, so that one enormous line costs no more than
+# others.
 _NEARBY: Final = 400
 
 _RESET: Final = "\x1b[0m"
@@ -31,10 +31,10 @@ _COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", 
 
 
 def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WIDTH) -> str:
-    """Return the block that people read, without a final line end.
+    """Return the finding as a text block, without a final line end.
 
-    Only the first line of a span is shown, cropped to `width` columns so that the caret stands under it. Control
-    characters cannot reach the terminal, and values that look secret are masked.
+    Only the first line of a span is shown, cropped to `width` columns around the caret. Control characters are escaped,
+    and secret-looking values are masked.
     """
 
     def paint(text: str, style: str) -> str:
@@ -60,7 +60,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
 
 
 def visible(text: str) -> str:
-    """Return `text` on one line, with every character that a terminal would act on written as an escape."""
+    """Return `text` on one line, with control characters escaped."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -101,7 +101,7 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
     if left == 0 and right == len(line) and columns[-1] <= width:
         return _Excerpt("".join(cells), caret, run)
 
-    # Two thirds of the room follow the caret; a mark shows on which side something was cut.
+    # Two thirds of the width follow the caret; a mark shows on which side text was cut.
     start = max(0, min(caret - width // 3, columns[-1] - width + 1))
     low = next(i for i, column in enumerate(columns) if column >= start)
     before = _ELLIPSIS if left + low > 0 else ""
@@ -117,7 +117,7 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
 
 @lru_cache(maxsize=8)
 def _masked(source: SourceText) -> list[str] | None:
-    """Return the lines of a source with secrets masked, which may run over several; None when it has none."""
+    """Return the lines of a source with (multi-line) secrets masked; None if it has none."""
     masked = mask_text(source.text)
     return None if masked == source.text else masked.split("\n")
 

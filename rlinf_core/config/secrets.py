@@ -1,4 +1,4 @@
-"""Recognition of values that look secret, and their masking wherever something is printed.
+"""Recognition of secret-looking values, and their masking in all output.
 
 Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
 
@@ -30,7 +30,7 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of a variable or key of this name must not be printed. The last part of `a.b` counts."""
+    """Return whether the value of a variable or key of this name must be masked. Only the last part of `a.b` counts."""
     name = name.rpartition(".")[2]
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
@@ -47,19 +47,19 @@ def is_secret(name: str) -> bool:
 
 
 def environment_secrets() -> frozenset[str]:
-    """Return the values of this process's environment variables whose names look secret; too short ones are none."""
+    """Return the values of this process's environment variables with secret-looking names, except very short ones."""
     return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= SHORTEST)
 
 
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
-    """Return the texts that `mask` hides."""
-    found: set[str] = set()
+    """Return the values that `mask` hides."""
+    secrets: set[str] = set()
 
     def walk(node: Node, path: Path, *, secretly: bool) -> None:
         secretly = secretly or path in secret
         if isinstance(node, ScalarNode):
             if secretly and node.value not in (None, ""):
-                found.add(node.raw)
+                secrets.add(node.raw)
         elif isinstance(node, SequenceNode):
             for i, item in enumerate(node.items):
                 walk(item, (*path, i), secretly=secretly)
@@ -69,11 +69,11 @@ def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset
                 walk(entry.value, (*path, name), secretly=secretly or is_secret(name))
 
     walk(tree, (), secretly=False)
-    return frozenset(found)
+    return frozenset(secrets)
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
-    """Return `tree` with stars for values under keys that look secret and at the paths of `secret`; null stays null."""
+    """Return `tree` with stars for values under secret-looking keys and at the paths in `secret`; null stays null."""
     masked = _mask(tree, (), frozenset(secret), hidden=False)
     return masked if isinstance(masked, MappingNode) else tree
 
@@ -93,7 +93,7 @@ def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> N
     return MappingNode(node.span, tuple(entries))
 
 
-# What every name that looks secret holds; a text without any is not searched further.
+# Every secret-looking name contains one of these; a text without any is not searched further.
 _SECRET_WORD: Final = re.compile("password|passwd|passphrase|secret|token|key", re.IGNORECASE)
 # `name:` or `name=`, quoted or not, wherever it stands in a line.
 _ASSIGNMENT: Final = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?[ \t]*+[:=]""")
@@ -103,15 +103,15 @@ _BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)
 
 
 def mask_text(text: str) -> str:
-    """Return configuration text (lines of a file, an argument) with stars for secret values; when in doubt more is
-    hidden.
+    """Return configuration text (lines of a file, an argument) with stars for secret values; errs on the side of
+    hiding.
 
-    Every character keeps its place. A value that goes on in the next lines is known by their indentation.
+    Positions are preserved. A multi-line value is recognised by its indentation.
     """
     if not _SECRET_WORD.search(text):
         return text
     shown: list[str] = []
-    # While a secret value goes on: the column of its key; what is indented deeper belongs to it.
+    # Within a multi-line secret value: the column of its key; deeper indented lines belong to it.
     column: int | None = None
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip())
@@ -127,7 +127,7 @@ _QUOTED: Final = re.compile("`[^`]+`")
 
 
 def mask_message(text: str) -> str:
-    """Return a message for printing: what it quotes in backticks may be a piece of a file, such as `API_TOKEN=...`."""
+    """Return a message for printing, masking quotations in backticks, such as `API_TOKEN=...`."""
     return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
 
 

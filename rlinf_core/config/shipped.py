@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-# Beside this package in a checkout and in a wheel alike.
+# Beside this package, both in a checkout and in a wheel.
 _FOLDER: Final = Path(__file__).parents[2] / "configs"
 
 
@@ -15,8 +15,8 @@ _FOLDER: Final = Path(__file__).parents[2] / "configs"
 def shipped_configs() -> dict[str, Path]:
     """Return every shipped configuration by its name, in alphabetical order."""
     walk = os.walk(_FOLDER)
-    found = (Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".yaml"))
-    return {file.stem: file for file in sorted(found, key=lambda file: file.stem)}
+    files = (Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".yaml"))
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
 
 
 def shipped_config(name: str) -> Path | None:

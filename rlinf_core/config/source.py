@@ -1,6 +1,6 @@
-"""Source texts and places in them.
+"""Source texts and positions in them.
 
-A `SourceText` is a file, standard input, or the arguments of a command. A `Span` is a piece of one of them.
+A `SourceText` is a file, standard input, or the arguments of a command. A `Span` is a part of one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STDIN_NAME = "<stdin>"
 
 
 class Position(NamedTuple):
-    """A place in a text. Lines and columns count from 1, columns in code points."""
+    """A position in a text. Lines and columns count from 1, columns in code points."""
 
     line: int
     column: int
@@ -26,7 +26,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SourceText:
-    """A text with the name it is shown under. Of kind "overrides" every line is an argument of the command line."""
+    """A text with its display name. Of kind "overrides", every line is a command-line argument."""
 
     name: str
     text: str = field(repr=False)
@@ -59,10 +59,10 @@ class SourceText:
 
 
 class NotationError(ValueError):
-    """A text that cannot be read: hosts, ranks, a path, a reference.
+    """A text with invalid syntax: hosts, ranks, a path, a reference.
 
     Attributes:
-        start, end: the offending piece, as offsets into the text that was given.
+        start, end: the invalid part, as offsets into the given text.
     """
 
     def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
@@ -74,7 +74,7 @@ class NotationError(ValueError):
 
 
 class Span(NamedTuple):
-    """The code points `start` up to but not including `end` of a source."""
+    """The code points from `start` to before `end` of a source."""
 
     source: SourceText
     start: int
@@ -94,7 +94,7 @@ class Span(NamedTuple):
         return self.source.text[self.start : self.end]
 
     def part(self, start: int, end: int) -> Span:
-        """Return the sub-span between two offsets relative to this one, kept inside it."""
+        """Return the sub-span between two offsets relative to this one, clipped to it."""
         size = self.end - self.start
         start = max(0, min(start, size))
         return Span(self.source, self.start + start, self.start + max(start, min(end, size)))

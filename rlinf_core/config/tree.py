@@ -1,7 +1,7 @@
-"""A configuration as a tree whose nodes know their place in the source.
+"""A configuration as a tree whose nodes know their position in the source.
 
-Reading makes such trees, composing makes new ones out of them, and `to_data` turns one into the plain data that the
-models validate. Nodes are immutable; spans within one tree may belong to different sources.
+Reading creates such trees, composition creates new ones from them, and `to_data` converts one to plain data for
+validation. Nodes are immutable; spans within one tree may belong to different sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[str, Va
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScalarNode:
-    """A single value. `raw` is its text as written (unescaped, unquoted), `value` what YAML 1.2 core makes of it.
+    """A single value. `raw` is its text as written (unescaped, unquoted), `value` its YAML 1.2 core value.
 
     `plain` is False for quoted and block scalars, whose value is always `raw`.
     """
@@ -71,7 +71,7 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def child(node: Node, segment: str | int) -> Node | None:
-    """Return the node under one path segment, or None when there is none."""
+    """Return the child node for one path segment, or None."""
     if isinstance(node, MappingNode):
         return node.get(str(segment))
     if isinstance(node, SequenceNode) and isinstance(segment, int) and 0 <= segment < len(node.items):
@@ -80,7 +80,7 @@ def child(node: Node, segment: str | int) -> Node | None:
 
 
 def children(node: Node) -> Iterator[tuple[str | int, Node]]:
-    """Return what stands directly in a node, each with its path segment; nothing for a scalar."""
+    """Return the direct children of a node, each with its path segment; none for a scalar."""
     if isinstance(node, MappingNode):
         yield from ((entry.key.raw, entry.value) for entry in node.entries)
     elif isinstance(node, SequenceNode):
@@ -88,7 +88,7 @@ def children(node: Node) -> Iterator[tuple[str | int, Node]]:
 
 
 def scalars(node: Node, path: Path = ()) -> Iterator[tuple[Path, ScalarNode]]:
-    """Return the single values at and below a node, which stands at `path`, each with its path."""
+    """Return the scalars at and below a node at `path`, each with its path."""
     if isinstance(node, ScalarNode):
         yield path, node
     for segment, value in children(node):
@@ -96,7 +96,7 @@ def scalars(node: Node, path: Path = ()) -> Iterator[tuple[Path, ScalarNode]]:
 
 
 def find(node: Node, path: Path) -> Node | None:
-    """Return the node at `path`, or None when the tree has no such place."""
+    """Return the node at `path`, or None."""
     current: Node | None = node
     for segment in path:
         if current is None:
@@ -106,7 +106,7 @@ def find(node: Node, path: Path) -> Node | None:
 
 
 def key_span(node: Node, path: Path) -> Span | None:
-    """Return the span of the key that names the mapping entry at `path`, or None for a list item or a missing place."""
+    """Return the span of the key of the mapping entry at `path`, or None for a list item or a missing path."""
     parent = find(node, path[:-1]) if path else None
     if isinstance(parent, MappingNode):
         entry = parent.entry(str(path[-1]))

@@ -46,12 +46,12 @@ def first_fault(error: ValidationError) -> str:
     """Return the first field that a model refused, in words, with its value where it has one."""
     fault = error.errors(include_url=False)[0]
     name = ".".join(map(str, fault["loc"]))
-    said = fault["msg"].replace("Input should", "it should").replace(" or instance of Attempt", "")
+    message = fault["msg"].replace("Input should", "it should").replace(" or instance of Attempt", "")
     if not name:
-        return f"{said[:1].lower()}{said[1:]}"
+        return f"{message[:1].lower()}{message[1:]}"
     if fault["type"] == "missing":
         return f"`{name}` is missing"
     value = json.dumps(fault["input"], default=str)
     if len(value) > _LONGEST_VALUE:
         value = f"{value[:_LONGEST_VALUE]}..."
-    return f"`{name}` is `{value}`, but {said[:1].lower()}{said[1:]}"
+    return f"`{name}` is `{value}`, but {message[:1].lower()}{message[1:]}"

@@ -62,9 +62,9 @@ class Unproven(Generic[C]):
     def remove_all(self) -> list[C]:
         """Forget all connections; return them."""
         with self._lock:
-            left = [connection for connection, _, _ in self._waiting.values()]
+            remaining = [connection for connection, _, _ in self._waiting.values()]
             self._waiting.clear()
-            return left
+            return remaining
 
     def waiting(self) -> list[C]:
         """Return the connections, those that came first at the front.
@@ -104,20 +104,20 @@ class LimitedWarnings:
     """Warnings that strangers can cause: only so many in a span of time; the others are counted.
 
     Args:
-        tell: takes the text of a warning.
+        warn: called with the text of a warning.
         most: warnings in each span.
         seconds: length of the span.
     """
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
         *,
         most: int = 5,
         seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tell, self._most, self._seconds, self._clock = tell, most, seconds, clock
+        self._warn, self._most, self._seconds, self._clock = warn, most, seconds, clock
         self._lock = threading.Lock()
         self._begun, self._count = clock(), 0
 
@@ -131,7 +131,7 @@ class LimitedWarnings:
             last = self._count == self._most
         self._tell_left_out(left_out)
         if not silent:
-            self._tell(f"{text}; further ones within {self._seconds:g} s are only counted" if last else text)
+            self._warn(f"{text}; further ones within {self._seconds:g} s are only counted" if last else text)
 
     def close(self) -> None:
         """Tell how many were left out at last."""
@@ -141,4 +141,4 @@ class LimitedWarnings:
 
     def _tell_left_out(self, count: int) -> None:
         if count:
-            self._tell(f"{count} more warnings of that kind were left out")
+            self._warn(f"{count} more warnings of that kind were left out")

@@ -1,1 +1,1 @@
-"""A job: a configuration file read, checked and understood, with the recipe it selects."""
+"""A job: a loaded and validated configuration file with its recipe."""

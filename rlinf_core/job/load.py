@@ -2,7 +2,7 @@
 
     file -> compose (bases, overrides, references) -> validation -> cluster rules -> placement -> the recipe's rules
 
-Every stage reports what it finds and passes on what is sound, so that one run tells all.
+Every stage reports its findings and passes on the valid part, so that one run reports all.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rlinf_core.process.known_secrets import remember
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
-"""What the nodes of a cluster have, by rank; raises what kept them from being asked."""
+"""Probes the nodes of a cluster, by rank; raises if that fails."""
 
 Rule: TypeAlias = Callable[[Site], None]
-"""Reports what is wrong about the `cluster` section."""
+"""Reports mistakes in the `cluster` section."""
 
 
 def _meant_type(written: str) -> str:
-    """Return the hardware type that a mistyped one was probably meant to be, or the one that stands for any."""
+    """Return the type that a misspelt hardware type was probably meant to be, or the stand-in for any."""
     from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_types
     from rlinf_core.suggest import near
 
@@ -51,8 +51,8 @@ def _meant_type(written: str) -> str:
 
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
-# What the rules go on with where a required value is missing or wrong: they never believe it (`Validated.damaged`),
-# but without it they could judge nothing that stands beside it.
+# Stand-ins for required values that are missing or wrong: rules never trust them (`Validated.damaged`), but need them
+# to check values beside them.
 STAND_INS: Final[StandIns] = {
     ("cluster", "num_nodes"): 1,
     (*_GROUP, "label"): "?",
@@ -69,27 +69,27 @@ class ClusterFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
-    cluster: ClusterConfig = Field(description="The machines, and which component runs where.")
+    cluster: ClusterConfig = Field(description="The machines, and the placement of components.")
 
 
 class Job(NamedTuple):
-    """A loaded file, as far as it could be understood.
+    """A loaded file, as far as it is valid.
 
     Attributes:
-        name: the file's name, as it is shown.
-        diagnostics: everything that was found, errors, warnings and notes.
-        tree: the configuration in one piece, with the place each value came from; None when it could not be read.
+        name: the file's display name.
+        diagnostics: all findings: errors, warnings and notes.
+        tree: the composed configuration, with the source of each value; None if it could not be read.
         sources: the file, its bases, and the overrides if there are any.
-        recipe: what the file selects, or None.
+        recipe: the selected recipe, or None.
         config: the recipe's model of the whole file, or None.
         cluster: the `cluster` section, or None.
         topology: its nodes, groups and units as declared or assumed, or None.
-        resolutions: by component, what its rank map means on that topology; those that could be judged.
-        world_sizes: by component, the number of its processes; None where that cannot be known yet.
-        view: the validated file, or as much of it as could be; None when it could not be read.
-        secret: paths whose values must not be printed, besides those whose keys tell.
+        resolutions: by component, its rank map resolved on that topology, if possible.
+        world_sizes: by component, the number of its processes; None if not known yet.
+        view: the valid part of the file; None if it could not be read.
+        secret: paths whose values must not be printed, besides those with secret-looking keys.
 
-    The last ones may hold less than the file when `ok` is False: what was wrong is left out.
+    If `ok` is False, these may be incomplete: invalid values are omitted.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Job(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """True when nothing that was found is an error."""
+        """Whether there are no errors."""
         return self.diagnostics.ok
 
     def raise_if_bad(self) -> None:
-        """Raise the findings, as `rlinf validate` prints them, when one of them is an error.
+        """Raise the findings, as `rlinf validate` prints them, if one of them is an error.
 
         Raises:
             ConfigError: with every finding in its text.
@@ -132,16 +132,16 @@ def load_job(
     probe: Probe | None = None,
     rules: Sequence[Rule] = (),
 ) -> Job:
-    """Read and check a configuration; only `probe` touches a machine. Never raises for what a file can hold.
+    """Read and check a configuration; only `probe` connects to machines. Never raises for the content of a file.
 
     Args:
         name: a file, the bare name of a shipped configuration, or `-` for standard input.
         overrides: `key=value` and `~key` arguments.
         assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
         stdin: stands in for the process's standard input.
-        environ: what `${env:NAME}` refers to; default the process's environment.
-        probe: asks the nodes what they have, once the file is right without; it is then checked against that.
-        rules: further ones for the `cluster` section, such as those about machines that only `rlinf up` uses.
+        environ: the environment for `${env:NAME}`; by default the process's own.
+        probe: probes the nodes, once the file is valid; it is then checked against the results.
+        rules: additional rules for the `cluster` section, such as those for `rlinf up`.
     """
     diagnostics = Diagnostics()
     source = _load_source(name, stdin, diagnostics)
@@ -170,11 +170,11 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
 
     from rlinf_core.suggest import did_you_mean, quoted
 
-    found = Diagnostics()
-    source = load_source(name, found)
+    findings = Diagnostics()
+    source = load_source(name, findings)
     known = shipped_configs()
     hint = did_you_mean(name, known) or (f"the shipped configurations are {quoted(known)}" if known else None)
-    diagnostics.extend(each._replace(help=each.help or hint) for each in found)
+    diagnostics.extend(diagnostic._replace(help=diagnostic.help or hint) for diagnostic in findings)
     return source
 
 
@@ -189,12 +189,12 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     model = selected.model if selected else ClusterFile
     view: Validated[Any] = _validate(model, composed, diagnostics)
     composed = composed._replace(tree=view.whole, secret=view.secret)
-    # From here on any text may quote a value of the file: an error, a line of a worker, a reason.
+    # From here on any text may quote a value of the file: errors, worker output, reasons.
     remember((*environment_secrets(), *secret_values(view.whole, view.secret)))
     job = job._replace(tree=view.whole, secret=view.secret)
     config: BaseModel | None = view.model if selected else None
     if view.model is None and selected:
-        # Something required elsewhere is wrong; the cluster can be judged all the same. Its own mistakes are reported.
+        # A required value elsewhere is wrong, but the cluster can be checked; its own mistakes are reported.
         view = _validate(ClusterFile, composed, Diagnostics())
     if selected and not selected.mistyped:
         job = job._replace(recipe=selected.recipe, config=config)
@@ -236,7 +236,7 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
 
 
 class _Selected(NamedTuple):
-    """A recipe, and the model of its file; `mistyped` where the file names another one, which was probably meant."""
+    """A recipe and the model of its file; `mistyped` if the file misspells its name."""
 
     recipe: Recipe
     model: type[BaseModel]
@@ -305,27 +305,27 @@ def _probed(
     from rlinf_core.config.ranks import format_ranks
 
     alike: dict[tuple[str, str, str], list[int]] = {}
-    for each in mismatches:
-        alike.setdefault((each.label, each.declared, each.found), []).append(each.node_rank)
+    for mismatch in mismatches:
+        alike.setdefault((mismatch.label, mismatch.declared, mismatch.found), []).append(mismatch.node_rank)
     by_label: dict[str, list[str]] = {}
-    for (label, declared, found), ranks in alike.items():
+    for (label, declared, found_text), ranks in alike.items():
         on = f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
-        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found} on {on}")
+        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found_text} on {on}")
     for index, group in enumerate(cluster.node_groups):
         if group.label in by_label:
             path: Path = ("cluster", "node_groups", index, "accelerators")
             message = ", ".join(by_label[group.label])
-            help_text = "repair the node, or correct `accelerators` of the group"
+            help_text = "fix the node, or correct `accelerators` of the group"
             span = naming(tree, path)
             diagnostics.error("accelerators-differ", message, span, path, help_text)
     return None
 
 
 def check_assumption(text: str, cluster: ClusterConfig) -> None:
-    """Read an `--assume` argument.
+    """Parse an `--assume` argument.
 
     Raises:
-        RLinfError: it cannot be read, or names no group of the cluster.
+        RLinfError: it is invalid, or names no group of the cluster.
     """
     from rlinf_core.config.machines.assumptions import check_labels, parse_assumption
 
@@ -364,20 +364,20 @@ def _check_recipe(
 
 @contextmanager
 def rules_of(recipe: Recipe, view: Validated[Any], diagnostics: Diagnostics) -> Generator[None, None, None]:
-    """Report an exception of a recipe's rules, which may be a user's and fail in any way."""
+    """Report an exception of a recipe's rules, which may be user code."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  the finding says how
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)
-        help_text = "repair the package that offers the recipe"
+        help_text = "fix the package that provides the recipe"
         diagnostics.error("broken-recipe", message, span, ("recipe",), help_text)
 
 
 def check_cluster(
     cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics, rules: Sequence[Rule] = ()
 ) -> None:
-    """Report every contradiction within the section, by further `rules` too; `view` is the validated file."""
+    """Report every contradiction within the section, with additional `rules`; `view` is the validated file."""
     site = Site(cluster, view, diagnostics)
     for check in (groups.check, environment.check, hardware.check, *rules):
         check(site)

@@ -1,4 +1,4 @@
-"""Recipes: descriptions that hold import paths only, so that listing imports nothing heavy, and those installed."""
+"""Recipes: descriptions with import paths only, so that listing them is cheap, and lookup of installed ones."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ class Recipe(NamedTuple):
             raise ConfigError(
                 f"recipe `{self.name}` cannot be loaded: {type(error).__name__}: {error}",
                 why=f"it names `{target}`",
-                help="install what is missing, or repair the package that offers the recipe",
+                help="install missing packages, or fix the package that provides the recipe",
             ) from error
 
 
 class UnknownRecipeError(ConfigError):
-    """No installed package offers a recipe of this name."""
+    """No installed package provides a recipe of this name."""
 
 
 def recipe_names() -> list[str]:
@@ -147,34 +147,34 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe called `name`.
 
     Raises:
-        UnknownRecipeError: there is none; `help` tells the near or known names.
-        ConfigError: the package that offers it cannot be loaded.
+        UnknownRecipeError: there is none; `help` suggests names.
+        ConfigError: its package cannot be loaded.
     """
     points = _entry_points()
     point = points.get(name)
     if point is None:
         from rlinf_core.suggest import did_you_mean, quoted
 
-        known = f"the recipes are {quoted(sorted(points))}" if points else "no installed package offers a recipe"
+        known = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
         raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or known)
     try:
         recipe = point.load()
     except Exception as error:
         raise ConfigError(
             f"recipe `{name}` cannot be loaded: {type(error).__name__}: {error}",
-            why=f"it is offered as `{point.value}`",
-            help="repair or remove the package that offers it",
+            why=f"its entry point is `{point.value}`",
+            help="fix or remove the package that provides it",
         ) from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(
             f"recipe `{name}` cannot be loaded: `{point.value}` is not a Recipe",
-            help="repair or remove the package that offers it",
+            help="fix or remove the package that provides it",
         )
     return _with_own_config(recipe, point.module)
 
 
 def _with_own_config(recipe: Recipe, module: str) -> Recipe:
-    """Return a recipe that names the path of a config which lies beside its module; another name stays."""
+    """Return a recipe with the path of a config that is beside its module; other names stay."""
     if not recipe.default_config.endswith((".yaml", ".yml")):
         return recipe
     own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config
@@ -185,7 +185,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     # Imported here: a file without `recipe` needs no recipes.
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        found.setdefault(point.name, point)
-    return found
+        points.setdefault(point.name, point)
+    return points

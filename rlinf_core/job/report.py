@@ -1,4 +1,4 @@
-"""Reporting of findings by a recipe's own rules."""
+"""Reporting of findings by a recipe's rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_core.config.validating.pruning import Validated
 
 
 class FindingPlace(NamedTuple):
-    """The place of a finding: the key at `path` is underlined, and the finding follows from the values of the keys
+    """The location of a finding: the key at `path` is underlined; the finding depends on the values of the keys
     `about`.
     """
 
@@ -25,8 +25,7 @@ class FindingPlace(NamedTuple):
 class Report:
     """Passed to a recipe's `check(config, world_sizes, report)`; adds a finding at a path of the configuration.
 
-    A value that was wrong in itself has its default in `config`, and what follows from that default is no finding: one
-    that stands at such a value, or is about one, is dropped.
+    An invalid value has its default in `config`; findings at such a value, or about one, are dropped.
     """
 
     def __init__(self, view: Validated[Any], diagnostics: Diagnostics) -> None:
@@ -44,15 +43,15 @@ class Report:
         severity: Severity = Severity.ERROR,
         related: Iterable[tuple[Path, str]] = (),
     ) -> None:
-        """Report what is wrong.
+        """Report a finding.
 
         Args:
-            at: the key to underline; the nearest place above it when the file leaves the key out.
+            at: the key to underline; its nearest existing parent if the file omits it.
             code: the diagnostic code.
-            message, help: what is wrong, and what to do.
-            about: further keys whose values the finding follows from.
-            severity: how grave it is.
-            related: further keys whose places are told, each with a few words on why.
+            message, help: the mistake and the remedy.
+            about: further keys whose values the finding depends on.
+            severity: its severity.
+            related: further keys to point out, each with a short explanation.
         """
         where, keys = at if isinstance(at, FindingPlace) else (at, (at,))
         path, span = self._find(where)
@@ -63,12 +62,12 @@ class Report:
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help, places))
 
     def _lost(self, path: Path) -> bool:
-        """Return whether the value at `path`, or all of what holds it, was wrong, or is given under a misspelt name."""
+        """Return whether the value at `path` or its parent was invalid, or is given under a misspelt name."""
         whole, wrong = self._view.original(path), self._view.pruned | self._view.misspelt
         return any(whole[:size] in wrong for size in range(1, len(whole) + 1))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
-        """Return what `path` is in the file and what to underline: a component may stand with others in one key."""
+        """Return the path in the file and the span to underline: a component may share a key with others."""
         tree = self._view.tree
         section = find(tree, COMPONENT_PLACEMENT)
         if path[:-1] == COMPONENT_PLACEMENT and isinstance(section, MappingNode):

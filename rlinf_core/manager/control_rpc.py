@@ -1,6 +1,6 @@
-"""Control messages over an endpoint: out by any thread, in by one thread of their own.
+"""Control messages over an endpoint: sent from any thread, handled in a dedicated one.
 
-Whoever handles a message may take its time, for it is not the thread that reads for everybody.
+A handler may block, as it does not run in the reading thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SEND_SECONDS = 30.0
 
 
 class ControlRpc:
-    """Sends control messages, and hands those that come to `handle` in a thread of its own.
+    """A sender of control messages, with a thread that passes incoming ones to `handle`.
 
     Args:
-        handle: takes a message, and the stream that it came through (None for what `put` gave).
-        tick: called after each message, and every so often, in the same thread.
-        every: tells for how many seconds at most there is nothing to do but messages.
-        at_once: looks at each message first, in the thread that reads: it must not block, and returns whether it took
-            the message.
+        handle: called with a message and its stream (None for messages from `put`).
+        tick: called after each message, and periodically, in the same thread.
+        every: returns the maximum seconds between ticks.
+        at_once: called with each message first, in the reading thread: it must not block, and returns whether it
+        handled the message.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class ControlRpc:
         self._thread.start()
 
     def send(self, stream: PeerStream, message: object) -> None:
-        """Send without waiting. A peer that is gone is told by the endpoint's own means."""
+        """Send without waiting. The endpoint reports lost peers itself."""
         endpoint = self._endpoint
         work = endpoint.work(OperationKind.SEND, stream.peer, stretched(_SEND_SECONDS))
         endpoint.send_async(stream, endpoint.message(message, tag=CONTROL), work)
 
     def put(self, message: object) -> None:
-        """Give the handler a message of this process itself."""
+        """Pass a local message to the handler."""
         self._inbox.put((None, message))
 
     def stop(self) -> None:
@@ -87,13 +87,13 @@ class ControlRpc:
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception:  # noqa: BLE001 - one message that fails must not silence the process for the rest of its life
+        except Exception:  # noqa: BLE001 - one failing message must not stop the thread
             if not self._stopped:
                 _log.exception("a control message failed")
 
 
 def expect(value: object, kind: type[M]) -> M:
-    """Return `value`, which the protocol says is a `kind`."""
+    """Return `value`, checked to be a `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

@@ -1,39 +1,44 @@
-"""Waits of a process that have lasted so long that it says a word about them."""
+"""Slow-wait warnings, rate-limited."""
 
 from __future__ import annotations
 
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication
 
-# A call on a group speaks for itself, and so does a look-up of a peer.
+# Group calls and peer lookups have their own messages.
 _SILENT = frozenset(
     {OperationKind.IDLE, OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT}
 )
 
 
 class LongWaits:
-    """The memory of what has been told: a wait is worth a word when it lasts twice as long as any like it before.
+    """The record of logged waits: a wait is logged when it lasts twice as long as any similar one before.
 
-    So one that lasts is told of at growing intervals, and workers that wait as long in each step, as trainers do, fall
-    silent after the first.
+    So a long wait is logged at growing intervals, and regular waits of equal length, as in training steps, only once.
     """
 
     def __init__(self, first_word_after: float = FIRST_WORD_AFTER) -> None:
         self._first_word_after = first_word_after
-        # By what is waited in and for whom: how long the next wait may last in silence.
+        # By operation and target: the duration from which the next wait is logged.
         self._silence: dict[tuple[OperationKind, str], float] = {}
-        # By serial: the age at which an operation was first seen waited for. Its process may have gone on before.
+        # By serial: the age of an operation when a wait for it was first seen; before, its process may have done other
+        # work.
         self._since: dict[int, float] = {}
 
     def due(self, publication: Publication) -> list[Operation]:
-        """Return what to say a word about now; to be asked every second or so, with all that the process is in."""
+        """Return the operations to log now; called about every second with the current operations of the process."""
         waited_for = [
-            each for each in publication.operations if not (each.operation.detached or each.operation.kind in _SILENT)
+            operation
+            for operation in publication.operations
+            if not (operation.operation.detached or operation.operation.kind in _SILENT)
         ]
-        self._since = {each.operation.serial: self._since.get(each.operation.serial, each.age) for each in waited_for}
+        self._since = {
+            operation.operation.serial: self._since.get(operation.operation.serial, operation.age)
+            for operation in waited_for
+        }
         due: list[Operation] = []
-        for each in waited_for:
-            operation = each.operation
-            waited, like_it = each.age - self._since[operation.serial], (operation.kind, operation.target)
+        for wait in waited_for:
+            operation = wait.operation
+            waited, like_it = wait.age - self._since[operation.serial], (operation.kind, operation.target)
             if waited >= self._silence.get(like_it, self._first_word_after):
                 self._silence[like_it] = 2 * waited
                 due.append(operation)

@@ -1,7 +1,7 @@
-"""The manager of a job: it knows who is there, tells who died, and looks who waits for whom.
+"""The manager of a job: registers its processes, announces deaths, and detects deadlocks.
 
-One thread handles one message after the other, so nothing here needs a lock. Deciding is done by the registry, the
-ownership and the wait-for graph; this file carries their words to and fro.
+A single thread handles the messages in order, so nothing here needs a lock. The registry, the ownership and the
+wait-for graph make the decisions; this file does the messaging.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 
 _log = logging.getLogger(__name__)
-# Seconds between looks at the clock, while something is due soon, and while nothing is.
+# Seconds between ticks, while something is due soon, and otherwise.
 _SLICE = 0.05
 _IDLE = 3600.0
-# How long another process of a dead one's node may take to tell what is left of it.
+# Seconds for another process on a dead one's node to report its cause of death.
 _POSTMORTEM_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Peer:
-    """A process that is there."""
+    """A registered process."""
 
     name: str
     stream: PeerStream
     hello: m.Hello
     exit_reason: str | None = None
-    # Whom it has looked for, and who has looked for it.
+    # Processes that it has looked up, and that have looked it up.
     acquaintances: set[str] = field(default_factory=set[str])
 
 
@@ -61,7 +61,7 @@ class _Death:
 
 
 class Manager:
-    """The register of one job, and the lookout over its waits."""
+    """The registry of one job, and the watch over its waits."""
 
     def __init__(self, endpoint: Endpoint, job: str) -> None:
         self._job = job
@@ -101,12 +101,12 @@ class Manager:
         if peer is not None:
             self._control.send(peer.stream, message)
 
-    # Who is there
+    # Registration
 
     def _hello(self, stream: PeerStream, hello: m.Hello) -> None:
         address = WorkerAddress.from_name(stream.peer)
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
-            return  # a straggler of a life that is over
+            return  # a late message from an earlier incarnation
         self._peers[stream.peer] = Peer(stream.peer, stream, hello)
         self._retry_pending()
 
@@ -131,7 +131,7 @@ class Manager:
             peer = self._peers.pop(str(address), None)
             self._deaths.pop(str(address), None)
             if peer is not None:
-                self._tell(peer, "its group was shut down")
+                self._announce_death(peer, "its group was shut down")
         self._ownership.release(name)
 
     def _declare(self, stream: PeerStream, declared: m.Declare) -> None:
@@ -171,29 +171,29 @@ class Manager:
 
     def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
         try:
-            found = self._find(pending)
+            peer = self._find(pending)
         except RLinfError as error:
             self._refuse(pending.stream, pending.serial, error)
             return
-        if isinstance(found, NotYet):
+        if isinstance(peer, NotYet):
             self._pending.append(pending)
             if first:
-                self._control.send(pending.stream, m.NotYetNotice(pending.serial, found.message, found.help))
+                self._control.send(pending.stream, m.NotYetNotice(pending.serial, peer.message, peer.help))
             return
-        self._reply(pending.stream, pending.serial, found)
+        self._reply(pending.stream, pending.serial, peer)
 
     def _find(self, pending: _Pending) -> EndpointInfo | int | NotYet:
         if pending.sizes_only:
             size = self._registry.groups().get(pending.name)
             if size is not None:
                 return size
-            found = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
-            return found if isinstance(found, NotYet) else 0
+            group_info = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
+            return group_info if isinstance(group_info, NotYet) else 0
         self._acquaint(pending.stream.peer, pending.name)
-        found = self._registry.look_up(WorkerAddress.from_name(pending.name))
-        if isinstance(found, NotYet):
-            return found
-        return found.info or NotYet(f"`{pending.name}` is being launched")
+        group_info = self._registry.look_up(WorkerAddress.from_name(pending.name))
+        if isinstance(group_info, NotYet):
+            return group_info
+        return group_info.info or NotYet(f"`{pending.name}` is launching")
 
     def _retry_pending(self) -> None:
         waiting, self._pending = self._pending, []
@@ -201,15 +201,17 @@ class Manager:
             self._try_pending(pending)
 
     def _forget(self, stream: PeerStream, request: m.Forget) -> None:
-        self._pending = [one for one in self._pending if (one.stream, one.serial) != (stream, request.serial)]
+        self._pending = [
+            lookup for lookup in self._pending if (lookup.stream, lookup.serial) != (stream, request.serial)
+        ]
 
-    def _acquaint(self, one: str, other: str) -> None:
-        for here, there in ((one, other), (other, one)):
-            peer = self._peers.get(here)
+    def _acquaint(self, first: str, second: str) -> None:
+        for name, partner in ((first, second), (second, first)):
+            peer = self._peers.get(name)
             if peer is not None:
-                peer.acquaintances.add(there)
+                peer.acquaintances.add(partner)
 
-    # Calls that were given up
+    # Cancelled calls
 
     def _cancel(self, stream: PeerStream, cancelled: m.Cancel) -> None:
         for name, calls in cancelled.calls.items():
@@ -221,10 +223,10 @@ class Manager:
             if peer is not None and peer.hello.incarnation == dismissed.incarnation:
                 self._control.send(peer.stream, m.Cancelled(None))
 
-    # Who died
+    # Deaths
 
     def _lost(self, lost: _Lost) -> None:
-        self._pending = [one for one in self._pending if one.stream.peer != lost.peer]
+        self._pending = [lookup for lookup in self._pending if lookup.stream.peer != lost.peer]
         peer = self._peers.pop(lost.peer, None)
         self._watch.left(lost.peer)
         if peer is None:
@@ -250,28 +252,28 @@ class Manager:
             self._conclude(peer, postmortem.describe_end(hello.log, hello.memory_kills))
             return
         self._deaths[peer.name] = _Death(peer, time.monotonic() + _POSTMORTEM_SECONDS)
-        neighbour = next((one for one in self._peers.values() if _same_place(one.hello.info, hello.info)), None)
+        neighbour = next((other for other in self._peers.values() if _same_place(other.hello.info, hello.info)), None)
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
-    def _take_postmortem(self, stream: PeerStream, found: m.Postmortem) -> None:
-        death = self._deaths.pop(found.name, None)
+    def _take_postmortem(self, stream: PeerStream, report: m.Postmortem) -> None:
+        death = self._deaths.pop(report.name, None)
         if death is not None:
-            self._conclude(death.peer, found.cause)
+            self._conclude(death.peer, report.cause)
 
     def _conclude(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
         self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
-        self._tell(peer, cause, vanished=vanished)
-        # Who looks for it now hears that it is dead.
+        self._announce_death(peer, cause, vanished=vanished)
+        # Pending lookups of it now fail.
         self._retry_pending()
 
-    def _tell(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+    def _announce_death(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
         hello = peer.hello
         died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
         for name in {*peer.acquaintances, m.DRIVER}:
             self._send(name, died)
 
-    # Who waits for whom
+    # Waits
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -279,7 +281,7 @@ class Manager:
             if now >= death.until:
                 del self._deaths[name]
                 self._conclude(death.peer, None)
-        self._watch.unknown = frozenset(one.name for one in self._pending if self._is_unknown(one))
+        self._watch.unknown = frozenset(lookup.name for lookup in self._pending if self._is_unknown(lookup))
         for deadlock in self._watch.tick(now, self._ask, self._dead):
             if self._refuse_unknown(deadlock):
                 continue
@@ -289,14 +291,16 @@ class Manager:
                 self._send(name, m.Stuck(serials, deadlock.members, deadlock.picture))
 
     def _is_unknown(self, pending: _Pending) -> bool:
-        """Return whether a process waits for a name that no group or channel has."""
+        """Return whether a lookup waits for a name that no group or channel has."""
         name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
         return self._registry.incarnation(name) is None
 
     def _refuse_unknown(self, deadlock: Deadlock) -> bool:
-        """Refuse the names that nobody can launch any more, since everybody waits; False where there are none."""
-        hopeless = [one for one in self._pending if one.stream.peer in deadlock.members and self._is_unknown(one)]
-        self._pending = [one for one in self._pending if one not in hopeless]
+        """Reject names that can no longer be launched, since every process waits; return False if there are none."""
+        hopeless = [
+            lookup for lookup in self._pending if lookup.stream.peer in deadlock.members and self._is_unknown(lookup)
+        ]
+        self._pending = [lookup for lookup in self._pending if lookup not in hopeless]
         for pending in hopeless:
             name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
             error = UnknownGroupError(name, tuple(self._registry.groups()), where=pending.stream.peer)
@@ -348,11 +352,11 @@ class _Lost:
     reason: str
 
 
-def _same_place(one: EndpointInfo, other: EndpointInfo) -> bool:
-    """Return whether one process finds what another left behind: containers share a machine, and no files."""
-    return (one.host, one.network) == (other.host, other.network)
+def _same_place(first: EndpointInfo, second: EndpointInfo) -> bool:
+    """Return whether one process can see another's files: containers share a machine, but not files."""
+    return (first.host, first.network) == (second.host, second.network)
 
 
 def _only_looks(name: str) -> bool:
-    """Return whether it is somebody who looks at the job from outside."""
+    """Return whether this is an inspector from outside of the job."""
     return name.startswith(m.INSPECTOR)

@@ -1,4 +1,4 @@
-"""A process's line to the manager of its job, and through it to everybody else."""
+"""A process's connection to the manager of its job."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedO
 
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY = 1.0
-# How long the failure of an operation may be held up to learn why its peer died.
+# Seconds that a failure may be delayed to learn why its peer died.
 _CAUSE_SECONDS = 1.0
 _PICTURE_SECONDS = 1.5
-# The serial of an operation that has ended already; no other one has it.
+# The serial of an operation that has already ended; no operation has it.
 _EXPIRED = -2
 
 
 class ManagerClient(Resolver):
-    """The connection of a process to its manager: to find others, to hear of their ends, and to say what it waits for.
+    """The connection of a process to its manager: lookups of peers, news of deaths, and reports of waits.
 
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
-        endpoint: through which it talks.
-        in_flight: tells the workers that have not answered a call of this process.
-        channels: tells the channels that live in this process.
-        on_cancel: called with the calls that whoever made them gave up, or None for all.
+        endpoint: the endpoint in use.
+        in_flight: returns the workers with unanswered calls of this process.
+        channels: returns the channels hosted by this process.
+        on_cancel: called with the calls cancelled by their callers, or None for all.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ManagerClient(Resolver):
     ) -> None:
         """
         Args:
-            info: where the manager of the job is.
+            info: the endpoint of the job's manager.
             me: the address of this process.
-            ip: the address under which other nodes reach it.
-            has_main: whether it runs code of its own outside methods, as a driver does.
+            ip: the address at which other nodes reach it.
+            has_main: whether it runs code outside of methods, as a driver does.
             fallback: pickles what plain pickle cannot.
             settings: of its endpoint; by default from the environment.
         """
@@ -112,7 +112,7 @@ class ManagerClient(Resolver):
         self.endpoint.on_peer_lost(self._peer_lost)
         self._control = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
 
-    # What it says
+    # Outgoing
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
         log = postmortem.own_log()
@@ -123,7 +123,7 @@ class ManagerClient(Resolver):
         self._control.send(self._stream, message)
 
     def tell_exit_reason(self, cause: str) -> None:
-        """Tell why this process is about to end by its own will."""
+        """Report why this process is about to end deliberately."""
         with suppress(RuntimeFailure):
             self.request(m.ExitReason(cause), _CAUSE_SECONDS)
 
@@ -134,11 +134,11 @@ class ManagerClient(Resolver):
         kind: OperationKind = OperationKind.CONNECT,
         target: str = m.MANAGER,
     ) -> object:
-        """Return what the manager answers.
+        """Send a request and return the manager's reply.
 
         Raises:
-            CommunicationTimeoutError: it does not within `timeout` seconds.
-            Exception: whatever it answers with.
+            CommunicationTimeoutError: there is no reply within `timeout` seconds.
+            Exception: the error in the reply.
         """
         serial = next(self._serials)
         work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
@@ -151,7 +151,7 @@ class ManagerClient(Resolver):
             notice = self._notices.get(serial)
             if notice is not None:
                 raise PeerNotFoundError(
-                    target, f"`{target}` was not there within {timeout:.3g} s", why=notice.message, help=notice.help
+                    target, f"`{target}` did not appear within {timeout:.3g} s", why=notice.message, help=notice.help
                 ) from None
             raise
         finally:
@@ -160,20 +160,20 @@ class ManagerClient(Resolver):
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
-        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
+        info = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
         with self._news:
             self._deaths.pop(name, None)
-        return found
+        return info
 
     def group_size(self, name: str, timeout: float) -> int:
-        """Return how many workers a group has, once it is being launched."""
+        """Return the number of workers of a group, once its launch has begun."""
         return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
 
     def group_life(self, name: str, timeout: float) -> m.GroupLife:
-        """Return which life of a group is the present one, and where its workers run.
+        """Return the current incarnation of a group, and the nodes of its workers.
 
         Raises:
-            UnknownGroupError: no such group is there.
+            UnknownGroupError: there is no such group.
         """
         return expect(self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name), m.GroupLife)
 
@@ -181,10 +181,10 @@ class ManagerClient(Resolver):
         """Register a group, or a channel, that is about to be launched; return its incarnation."""
         return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
 
-    # What it hears
+    # Incoming
 
     def _at_once(self, message: object) -> bool:
-        """Handle, in the thread that reads, what somebody waits for."""
+        """Handle urgent messages in the reading thread."""
         if isinstance(message, m.Reply):
             work = self._requests.get(message.serial)
             if work is not None:
@@ -226,17 +226,17 @@ class ManagerClient(Resolver):
         if notice.help:
             _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
         else:
-            # As it should be: groups and channels start at the same time.
+            # Expected: groups and channels start in parallel.
             _log.debug("%s; waiting up to %.3g s", notice.message, work.seconds)
 
     # Waiting
 
     def failure(self, serial: int) -> Exception | None:
-        """Return why an operation that is no `Work` has to end, once there is a reason; told once."""
+        """Return the error of an operation that is not a `Work`, once it has failed; returned only once."""
         return self._failures.pop(serial, None)
 
     def _fail_stuck(self, stuck: m.Stuck) -> None:
-        current = {one.operation.serial for one in self.operations.publication().operations}
+        current = {operation.operation.serial for operation in self.operations.publication().operations}
         for serial in stuck.serials:
             error = DeadlockError(stuck.members, stuck.picture, where=self._name)
             if not self.endpoint.waits.fail(serial, error) and serial in current:
@@ -251,10 +251,10 @@ class ManagerClient(Resolver):
             return
         self._next_report = now + _REPORT_EVERY
         publication = self.operations.publication()
-        if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
+        if any(is_long_wait(operation, is_worker=bool(self.me.ranks)) for operation in publication.operations):
             self.tell(m.WaitReport(publication))
         for operation in self._long_waits.due(publication):
-            # On a thread of its own: to find out for whom it waits takes the answers of others, and of this one.
+            # In a separate thread: explaining a wait needs answers of other processes, and of this one.
             word = threading.Thread(
                 target=self._say_word, args=(operation, publication), name="rlinf-first-word", daemon=True
             )
@@ -268,14 +268,14 @@ class ManagerClient(Resolver):
             _log.warning("%s", picture)
 
     def picture_of(self, serial: int) -> str | None:
-        """Return whom an operation of this process waits for, in words, where that can be found out in a moment."""
+        """Return a description of the peers that an operation of this process waits for, if available quickly."""
         return self._ask_for_picture(serial, self.operations.publication())
 
     def _picture(self, work: Work[object]) -> str | None:
-        """Return whom an operation waits for that has reached its deadline; blocks for a moment."""
+        """Return a description of the peers that an expired operation waits for; blocks briefly."""
         if work.target == m.MANAGER:
             return None
-        # It may have ended already: it is shown as it was.
+        # It may have ended already, and is described as it was.
         operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
         shown = PublishedOperation(operation, time.monotonic() - work.since)
         now = self.operations.publication()
@@ -289,16 +289,16 @@ class ManagerClient(Resolver):
         except RuntimeFailure:
             return None
 
-    # The ends of others
+    # Deaths of peers
 
     def _explain(self, peer: str, reason: str) -> Exception:
-        """Return why a peer was lost; waits for what the manager finds out."""
+        """Return the error for a lost peer; waits for the manager's findings."""
         if peer == m.MANAGER or self._closed:
             return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
         if reason.startswith(NO_ANSWER):
-            # The manager has a connection of its own to that host, and may notice later.
+            # The manager has its own connection to that host, and may notice later.
             return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
-        # Which life of it that was: there may be news of an earlier one.
+        # Its incarnation: there may be news of an earlier one.
         endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
         died = self._await_death(peer, endpoints=endpoints - {None})
         if died is not None:
@@ -306,7 +306,7 @@ class ManagerClient(Resolver):
         return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
 
     def _node_of(self, peer: str) -> str | None:
-        """Return where a worker runs or ran, in words, as far as the manager tells."""
+        """Return where a worker runs or ran, in words, as far as the manager knows."""
         address = WorkerAddress.from_name(peer)
         try:
             life = self.group_life(str(address.get_parent_address()), _CAUSE_SECONDS)
@@ -315,12 +315,12 @@ class ManagerClient(Resolver):
             return None
 
     def cause_of_death(self, peer: str, incarnation: int) -> str | None:
-        """Return why a worker of this life of its group died; wait a moment for what the manager finds out."""
+        """Return why a worker of this incarnation of its group died; waits briefly for the manager's findings."""
         died = self._await_death(peer, incarnation)
         return died.cause if died is not None else None
 
     def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
-        """Return the error for a worker whose whole host is gone, as far as is known by now."""
+        """Return the error for a worker whose whole host is gone, if already known."""
         died = self._death_of(peer, incarnation)
         return WorkerDiedError(peer, node=died.node, cause=died.cause) if died is not None and died.vanished else None
 
@@ -334,7 +334,7 @@ class ManagerClient(Resolver):
             return look()
 
     def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
-        """Return the news of a death in this life of a group or a later one."""
+        """Return the news of a death in this incarnation of a group or a later one."""
         died = self._deaths.get(peer)
         return died if died is not None and died.incarnation >= incarnation else None
 
@@ -352,7 +352,7 @@ class ManagerClient(Resolver):
         self.endpoint.fail(CancelledOperationError("the call was cancelled", where=self._name))
 
     def close(self, linger: float = 1.0) -> None:
-        """Say goodbye; safe to call twice."""
+        """Close the connection. Idempotent."""
         with self._news:
             if self._closed:
                 return
@@ -363,7 +363,7 @@ class ManagerClient(Resolver):
 
 
 def _own(folder: str | None) -> str | None:
-    """Return the folder, where it is one of this user's on this machine."""
+    """Return the folder if it belongs to this user on this machine."""
     return folder if folder is not None and os.access(folder, os.W_OK) else None
 
 
@@ -371,11 +371,11 @@ _client: ManagerClient | None = None
 
 
 def current_client() -> ManagerClient | None:
-    """Return this process's line to its job's manager, or None before it has one."""
+    """Return this process's connection to its job's manager, or None before it has one."""
     return _client
 
 
 def enter_job(client: ManagerClient | None) -> None:
-    """Make `client` this process's line to its job."""
+    """Make `client` this process's connection to its job."""
     global _client
     _client = client

@@ -1,7 +1,7 @@
 """The messages between the manager and the processes of a job.
 
-A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by a `ProcessAnswer`; everything else wants
-no answer. All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
+A `ManagerRequest` is answered by a `Reply` with the same serial, a `Question` by a `ProcessAnswer`; other messages have
+no answer. All are exchanged between authenticated endpoints of the same rlinf, so plain pickled values suffice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.worker_registry import WorkerRecord
 from rlinf_core.waiting import Publication
 
-# The endpoint's service for these messages; far from the small numbers, which channels use.
+# The endpoint's service tag for these messages; channels use small numbers.
 CONTROL = 60_000
 MANAGER = "manager"
 DRIVER = "driver"
-# What the name of whoever looks at a job from outside begins with.
+# The name prefix of inspectors from outside of the job.
 INSPECTOR = "inspect"
 
 
@@ -29,14 +29,14 @@ INSPECTOR = "inspect"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process is there. The link that it comes through tells its address.
+    """A process registers; its address is the connection's.
 
     Attributes:
-        incarnation: which life of its group it belongs to; 0 for what is no worker.
+        incarnation: the incarnation of its group; 0 for non-workers.
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
-        device: what it computes on, as in `cuda:0`; empty when it is the CPU.
-        log: the file on its node that its standard error goes to, or None.
-        memory_kills: how many processes the kernel had killed for memory where it runs, when it began.
+        device: its device, as in `cuda:0`; empty for the CPU.
+        log: the file of its standard error on its node, or None.
+        memory_kills: the number of OOM kills on its node at its start.
     """
 
     incarnation: int
@@ -50,14 +50,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """The process is about to end by its own will: why. Answered, so that it does not end before that is known."""
+    """Why a process is about to end deliberately. Answered, so that it does not end before this is known."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group, or a channel's process, is being launched by the sender. Answered with its incarnation."""
+    """The sender launches a group or a channel's process. Answered with its incarnation."""
 
     name: str
     size: int
@@ -66,9 +66,9 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True)
 class CloseGroup:
-    """A group is shut down: its processes end now, and nobody shall take that for an accident.
+    """Announces a group's shutdown; later exits are expected.
 
-    With an `incarnation` only this life of the group is meant: somebody may have launched another one under its name.
+    With an `incarnation`, only that one is shut down: another group may have been launched under the name.
     """
 
     name: str
@@ -77,28 +77,28 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """These groups are all that the job will have."""
+    """Declares all groups that the job will have."""
 
     groups: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Answered with the info of a worker's endpoint as soon as it is there."""
+    """Answered with the info of a worker's endpoint once it is registered."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody waits for the reply to this request any longer."""
+    """Cancels a request: its sender no longer waits for the reply."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSize:
-    """Answered with the number of workers of a group, as soon as it is being launched."""
+    """Answered with the number of workers of a group, once its launch has begun."""
 
     name: str
 
@@ -112,7 +112,7 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class GroupLife:
-    """The present life of a group; `nodes` says where each worker runs, by rank, empty where that is not known."""
+    """The current incarnation of a group; `nodes` holds each worker's node, by rank, empty if unknown."""
 
     incarnation: int
     nodes: tuple[str, ...]
@@ -121,14 +121,15 @@ class GroupLife:
 
 @dataclass(frozen=True, slots=True)
 class WaitReport:
-    """The operations that a process is in; sent while one has lasted for seconds."""
+    """The current operations of a process; sent while one has lasted for seconds."""
 
     publication: Publication
 
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Answered with whom an operation of the sender waits for, in words; the publication has the operation."""
+    """Answered with a description of the peers that an operation of the sender waits for; the publication has the
+    operation."""
 
     serial: int
     publication: Publication
@@ -136,14 +137,14 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Calls on these workers, by the ids that Ray gave them, are given up: whoever is in one shall be woken."""
+    """Cancels calls on workers, by Ray's ids: workers in such a call are woken."""
 
     calls: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The workers of this life of a group shall stop what they wait in: the group is shut down."""
+    """Interrupts the waits of a group's workers for its shutdown."""
 
     workers: tuple[str, ...]
     incarnation: int
@@ -158,7 +159,7 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class ManagerRequest:
-    """One of the above that is answered."""
+    """A wrapper for requests that are answered."""
 
     serial: int
     body: object
@@ -169,9 +170,9 @@ class ProcessAnswer:
     """The answer of a process to a `Question`.
 
     Attributes:
-        in_flight: workers that have not answered a call that it made.
-        channels: the channels that live in it, by name.
-        stacks: of its threads, in words, where they were asked for.
+        in_flight: workers with unanswered calls of this process.
+        channels: the channels it hosts, by name.
+        stacks: of its threads, as text, if requested.
     """
 
     round: int
@@ -195,7 +196,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class NotYetNotice:
-    """A lookup waits; for its first word."""
+    """Progress notice of a blocked lookup."""
 
     serial: int
     message: str
@@ -204,7 +205,7 @@ class NotYetNotice:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question which operations a process is in."""
+    """Asks a process for its current operations."""
 
     round: int
     stacks: bool = False
@@ -212,7 +213,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PostmortemQuestion:
-    """The question what is left on a node of a process that died there. Answered with a `Postmortem`."""
+    """Asks for the cause of death of a process on the receiver's node. Answered with a `Postmortem`."""
 
     name: str
     hello: Hello
@@ -220,7 +221,7 @@ class PostmortemQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Postmortem:
-    """Why a process died, as far as its node tells."""
+    """Why a process died, as far as known on its node."""
 
     name: str
     cause: str | None
@@ -228,13 +229,13 @@ class Postmortem:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker that you have to do with is gone.
+    """Announces the death of an acquainted worker.
 
     Attributes:
-        incarnation: which life of its group it belonged to.
+        incarnation: the incarnation of its group.
         endpoint: the incarnation of its endpoint.
         node: where it ran, in words.
-        vanished: whether its whole host is gone, or the way to it, so that Ray cannot tell of it soon.
+        vanished: whether its host is gone or unreachable, so that Ray will report it late.
     """
 
     address: str
@@ -247,7 +248,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Operations of yours are part of a deadlock, and shall fail."""
+    """Fails operations of the receiver that are part of a deadlock."""
 
     serials: tuple[int, ...]
     members: tuple[str, ...]
@@ -256,21 +257,21 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Calls that whoever made them gave up; None: all, for the group is shut down."""
+    """Calls cancelled by their callers; None for all, at the group's shutdown."""
 
     calls: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """All that the manager knows of its job at one moment, for who looks at it from outside.
+    """A snapshot of the manager's data, for inspection from outside.
 
     Attributes:
         job: its name.
-        peers: the processes that are there, by address; the driver is `driver`.
+        peers: the registered processes, by address; the driver is `driver`.
         workers: those of groups and channels, by address, in order of launch and rank.
         dead: the dead, each with the seconds since.
-        answers: what those that answered are in.
+        answers: the current operations of those that answered.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""The process in which a job's manager lives."""
+"""The process of a job's manager."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlinf_core.manager.manager import Manager
 
 
 class ManagerProcess:
-    """The one Ray actor for each job. It is on the path of no message between workers.
+    """The manager's Ray actor, one per job. Messages between workers do not pass through it.
 
     Args:
-        ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
-        folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
+        ip: the address at which other nodes reach this one; None for `RLINF_NET_IF`.
+        folder: the private folder of the driver that started this machine's Ray, for sockets; None elsewhere.
     """
 
     def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
@@ -28,15 +28,17 @@ class ManagerProcess:
         self._manager = Manager(self._endpoint, job)
 
     def __repr__(self) -> str:
-        """Return what Ray puts before each line that this process prints."""
+        """Return Ray's prefix for lines that this process prints."""
         return "manager"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked."""
+        """Run `function(*args)` and return its result. Actors that it creates live as long as the job, whoever the
+        caller."""
         return function(*args)
 
     def record(self) -> tuple[str, str, EndpointInfo, float]:
-        """Return the job's name, its secret in hex, where this is reached, and since when: for a look from outside."""
+        """Return the job's name, its secret in hex, the manager's endpoint, and its start, for inspection from
+        outside."""
         return self._job, self._secret.hex(), self._endpoint.info, self._started
 
     def info(self) -> EndpointInfo:

@@ -1,5 +1,5 @@
-"""Why a process of this node ended, from what it left behind: its last words on standard error, and the kernel's count
-of processes that it killed for memory."""
+"""The cause of death of a process on this node, from the end of its standard error and the kernel's count of OOM
+kills."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _FATAL = re.compile(r"^Fatal Python error: (.*)$")
 _CURRENT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-# Where users' code is called from: what is further out is ours and the engine's.
+# Frames that call user code: outer frames belong to rlinf and the engine.
 _OUTERMOST = "/rlinf_core/worker/process.py"
-# Lines of the engine, which say nothing about the users' code: Ray's markers, and its own crash report.
+# Lines of the engine, irrelevant for user code: Ray's markers, and its crash report.
 _ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
 
 
 def describe_end(log: str | None, memory_kills_before: int) -> str | None:
-    """Return what is known about a process of this node that ended, in words; None when that is nothing.
+    """Return what is known about the end of a process on this node, in words, or None.
 
     Args:
         log: the file of its standard error.
@@ -29,20 +29,20 @@ def describe_end(log: str | None, memory_kills_before: int) -> str | None:
     """
     parts: list[str] = []
     if memory_kills() > memory_kills_before:
-        parts.append("the kernel killed a process there because memory ran out")
+        parts.append("the kernel killed a process there because it was out of memory")
     lines = _tail(log)
     crash = _crash(lines)
     if crash:
         parts.append(crash)
     else:
-        said = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
-        if said:
-            parts.append(_block("the last lines of its log", said))
+        last_lines = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
+        if last_lines:
+            parts.append(_block("the last lines of its log", last_lines))
     return "; ".join(parts) or None
 
 
 def own_log() -> str | None:
-    """Return the file that this process's standard error goes to, or None where it goes elsewhere."""
+    """Return the file of this process's standard error, or None if it is not a file."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:
@@ -51,7 +51,7 @@ def own_log() -> str | None:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel has killed for memory in this control group, else on this machine."""
+    """Return the number of OOM kills in this control group, else on this machine."""
     for file in (_own_group() / "memory.events", Path("/proc/vmstat")):
         try:
             text = file.read_text(encoding="ascii")
@@ -84,7 +84,7 @@ def _tail(log: str | None) -> list[str]:
 
 
 def _crash(lines: list[str]) -> str | None:
-    """Return what faulthandler wrote when the process crashed: the fault, and where the thread was that had it."""
+    """Return faulthandler's report of a crash: the fault and the stack of its thread."""
     starts = [index for index, line in enumerate(lines) if _FATAL.match(line)]
     if not starts:
         return None

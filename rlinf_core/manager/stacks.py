@@ -1,4 +1,4 @@
-"""The stacks of this process's threads, for people."""
+"""The stacks of this process's threads, as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 
-# Threads of the runtime itself, which say nothing about the users' code.
+# Threads of the runtime, irrelevant for user code.
 _OURS = ("rlinf-", "ray_", "GCCollect")
 
 

@@ -1,4 +1,4 @@
-"""From what processes publish to a wait-for graph: who could end which operation."""
+"""Construction of the wait-for graph from published operations: which process could end which operation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ANSWERED_BY_CHANNELS = frozenset({OperationKind.QUERY, OperationKind.CLOSE})
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """The facts that are known of a channel.
+    """The known facts about a channel.
 
     Attributes:
         producers: the processes that have put into it, or wait to.
         consumers: the processes that have got from it, or wait to.
         maxsize: the bound of each key; 0 means none.
-        depths: for each key how many items nobody has taken or reserved.
+        depths: the number of free items by key.
     """
 
     producers: tuple[str, ...] = ()
@@ -30,11 +30,11 @@ class ChannelView:
     depths: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def orphaned(self, key: str, dead: frozenset[str]) -> bool:
-        """Return whether a get of `key` can only fail: it is empty, and all that ever put into the channel are dead."""
+        """Return whether a get of `key` can only fail: it is empty, and all producers of the channel are dead."""
         return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
 
     def state(self, operation: Operation) -> str:
-        """Return what an operation finds there, in words."""
+        """Return the state of the channel for an operation, in words."""
         depth = self.depths.get(operation.key or "default", 0)
         if operation.kind in _PUTS:
             return f"full ({depth} of {self.maxsize})" if 0 < self.maxsize <= depth else ""
@@ -43,11 +43,11 @@ class ChannelView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The facts that are known of a job, beyond what its processes publish.
+    """Known facts about a job, beyond what its processes publish.
 
     Attributes:
         dead: the processes that died.
-        unknown: the names that processes look for and that no group or channel has.
+        unknown: names in lookups that no group or channel has.
     """
 
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
@@ -55,11 +55,13 @@ class JobView:
     unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        methods = [one for one in publication.operations if one.operation.kind is OperationKind.METHOD]
+        methods = [
+            operation for operation in publication.operations if operation.operation.kind is OperationKind.METHOD
+        ]
         waits = tuple(
-            self._wait(one.operation, one.age)
-            for one in publication.operations
-            if one.operation.kind is not OperationKind.METHOD
+            self._wait(operation.operation, operation.age)
+            for operation in publication.operations
+            if operation.operation.kind is not OperationKind.METHOD
         )
         held_up = any(not wait.operation.detached for wait in waits)
         if not publication.running and not held_up:
@@ -76,13 +78,13 @@ class JobView:
             peers = operation.peers
             return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
         if operation.kind is OperationKind.CONNECT and operation.target in self.unknown:
-            # Whoever runs may launch it yet, and nobody else.
-            state = "which nobody has launched"
+            # Any running process may still launch it.
+            state = "which has not been launched"
             return Wait(operation, age, anyone=True, state=state)
         if operation.kind is OperationKind.DEVICE_LOCK:
-            # The lock does not say who of the job holds it.
+            # The lock does not tell which process of the job holds it.
             return Wait(operation, age, anyone=True, failing=operation.bounded, state="which another worker holds")
-        # A question to a channel is answered by its process, whatever other processes do.
+        # A query of a channel is answered by its process alone.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)
         wakes = frozenset(peers) if operation.detached else frozenset[str]()
@@ -96,7 +98,7 @@ class JobView:
             operation,
             age,
             channel.producers if getting else channel.consumers,
-            # Whoever runs may connect to a channel and wake whoever waits there, the driver first of all.
+            # Any running process, such as the driver, may connect to a channel and wake its waiters.
             anyone=True,
             wakes=frozenset(wakes) if operation.detached else frozenset(),
             failing=operation.bounded or (getting and channel.orphaned(operation.key or "default", self.dead)),

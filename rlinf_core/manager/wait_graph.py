@@ -1,11 +1,11 @@
-"""The graph of who waits for whom, and who therefore waits for ever.
+"""The wait-for graph, and detection of deadlocks in it.
 
-The nodes are operations that wait, and the code of processes. An operation can end when one of those it waits for can
-act (or when all of them can, for a call on a whole group); code can act when it runs, or when one of the operations
-that it waits in can end. What can act or end is found from the running code outwards; what is left over is stuck, and
-the knots in it, the parts that wait for nobody outside themselves, are the deadlocks.
+The nodes are waiting operations, and the code of processes. An operation can end when one of its peers can act (or all
+of them, for a call on a whole group); code can act when it runs, or when one of the operations that it waits in can
+end. Everything reachable from running code can act or end; the rest is stuck, and its knots, the parts that wait for
+nothing outside of themselves, are the deadlocks.
 
-Whatever is unknown counts as able to act, so that a healthy job is never called dead.
+Unknown nodes count as able to act, so that a healthy job is never reported as deadlocked.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ N = TypeVar("N")
 # A process's code, or one of its operations by serial (serials count from 1).
 Node: TypeAlias = tuple[str, int]
 _CODE = 0
-# Stands for the code of all processes at once, for operations that anyone may end.
+# Stands for the code of all processes, for operations that any process may end.
 _ANYONE: Node = ("", _CODE)
-# How many sentences a picture has before it says how many more there are.
+# Maximum number of sentences in a description.
 _PICTURE_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An operation that waits, and what could end it.
+    """A waiting operation, and what could end it.
 
     Attributes:
-        age: seconds that it has lasted.
+        age: its duration in seconds.
         waits_for: the processes whose code could end it.
-        every: whether all of them have to, as for a call on a whole group; otherwise any one will do.
-        anyone: whether processes beyond `waits_for` could end it too, as on a channel that anybody may connect to.
-            Anyone may call a method of a process that is idle.
-        wakes: for a detached operation, the processes whose operations it may end when it ends itself.
-        failing: whether an error is on its way to it, or a deadline that its process set itself. The death of all
-            of these (of one, where `every`) is one anyway.
-        role: what these are to it, as in `producer`; empty for a peer.
-        state: what it finds, as in `empty`.
+        every: whether all of them are needed, as for a call on a whole group; otherwise one suffices.
+        anyone: whether processes beyond `waits_for` could end it too, as on a channel that any process may connect to.
+        Any process may call a method of an idle one.
+        wakes: for a detached operation, the processes whose operations may end with it.
+        failing: whether it will fail anyway, by a pending error or a deadline set by its process. The death of all
+        peers (of one, with `every`) counts as such.
+        role: the role of these peers, as in `producer`; empty for plain peers.
+        state: the state it waits on, as in `empty`.
     """
 
     operation: Operation
@@ -58,13 +58,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process at one moment.
+    """A snapshot of a process.
 
     Attributes:
-        progress: a number that changes whenever it gets on with something.
-        running: whether some code of it is under way that waits in nothing.
-        doing: what it runs, as in `runs `train` for 3 s`, for the picture.
-        died: seconds ago, or None while it lives.
+        progress: a number that changes with any progress.
+        running: whether some of its code runs without waiting.
+        doing: its activity, as in `runs `train` for 3 s`, for the description.
+        died: seconds since its death, or None while it lives.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Processes that wait for one another with nobody left to wake them: their operations have to fail."""
+    """Processes that wait for one another with none left to wake them: their operations must fail."""
 
     members: tuple[str, ...]
     operations: tuple[Node, ...]
@@ -85,9 +85,9 @@ class Deadlock:
 
 
 class WaitGraph:
-    """The waits of all processes at one moment.
+    """A snapshot of the waits of all processes.
 
-    What processes in `moving` wait in may be over already, as they got on lately: it does not count.
+    Waits of processes in `moving`, which made progress lately, may be over already and do not count.
     """
 
     def __init__(self, processes: Iterable[Process], moving: Collection[str] = ()) -> None:
@@ -108,7 +108,7 @@ class WaitGraph:
         self._stuck = self._find_stuck(frozenset(moving))
 
     def _edges_of(self, node: Node, wait: Wait) -> list[Node]:
-        # Where anyone may end it, the one node for all code stands for those that are known.
+        # If any process may end it, the node for all code stands for the known ones.
         edges = [(name, _CODE) for name in wait.waits_for if not _anyone(wait) or name not in self._processes]
         if not wait.every:
             edges += [
@@ -119,7 +119,7 @@ class WaitGraph:
         return edges
 
     def _free(self, moving: frozenset[str]) -> Iterator[Node]:
-        """Return the nodes that can act or end without anyone's help."""
+        """Return the nodes that can act or end on their own."""
         for process in self._processes.values():
             if process.died is None and (
                 process.running or process.name in moving or not self._edges[process.name, _CODE]
@@ -128,7 +128,7 @@ class WaitGraph:
         for node, wait in self._waits.items():
             if node[0] in moving or self._fails(wait) or (wait.every and not wait.waits_for):
                 yield node
-            # Nobody knows what a process does that nobody knows.
+            # An unknown process may act.
             yield from (edge for edge in self._edges[node] if edge[0] not in self._processes)
 
     def _fails(self, wait: Wait) -> bool:
@@ -159,56 +159,56 @@ class WaitGraph:
 
     @property
     def stuck(self) -> frozenset[Node]:
-        """The operations that can never end as things are: (process, serial)."""
+        """The stuck operations: (process, serial)."""
         return frozenset(node for node in self._stuck if node[1] != _CODE)
 
     def deadlocks(self) -> list[Deadlock]:
-        """Return the knots: each is stuck by itself, whatever becomes of the rest."""
+        """Return the knots, each of which is stuck independently of the rest."""
         edges = {node: [to for to in self._edges[node] if to in self._stuck] for node in self._stuck}
         edges[_ANYONE] = [node for node in self._stuck if node[1] == _CODE]
         for node in self._stuck:
             if node in self._waits and _anyone(self._waits[node]):
                 edges[node].append(_ANYONE)
-        found: list[Deadlock] = []
+        deadlocks: list[Deadlock] = []
         for knot in knots(edges):
-            # Being idle is no operation that could fail.
+            # Being idle is not an operation that could fail.
             operations = sorted(
                 (node for node in knot if node in self._waits and not _idle(self._waits[node])),
                 key=lambda node: (_natural(node[0]), node[1]),
             )
             if operations:
                 members = tuple(dict.fromkeys(name for name, _ in operations))
-                found.append(Deadlock(members, tuple(operations), self._picture(operations)))
-        return sorted(found, key=lambda deadlock: deadlock.members)
+                deadlocks.append(Deadlock(members, tuple(operations), self._picture(operations)))
+        return sorted(deadlocks, key=lambda deadlock: deadlock.members)
 
     def explain(self, name: str, serial: int | None = None) -> str:
-        """Return in words what a process (or one operation of it) waits for, and so on to the root.
+        """Describe what a process (or one of its operations) waits for, transitively down to the root.
 
         As in "env:3 waits on channel `action`, empty, for 12 s; its only producer rollout:1 waits in recv from actor:0
-        for 14 s; actor:0 died 12 s ago". Empty when it waits in nothing.
+        for 14 s; actor:0 died 12 s ago". Empty if it does not wait.
         """
         process = self._processes.get(name)
         waits = process.waits if process else ()
         serials = [wait.operation.serial for wait in waits if serial in (None, wait.operation.serial)]
-        return self._picture([(name, one) for one in serials])
+        return self._picture([(name, serial) for serial in serials])
 
     def _picture(self, start: Iterable[Node]) -> str:
         sentences: list[str] = []
-        told: set[Node] = set()
+        visited: set[Node] = set()
         for node in start:
             if node in self._waits:
-                self._tell(node, sentences, told)
+                self._describe(node, sentences, visited)
         if len(sentences) > _PICTURE_LINES:
-            more = len(sentences) - _PICTURE_LINES + 1
-            sentences[_PICTURE_LINES - 1 :] = [f"and {more} more"]
+            omitted = len(sentences) - _PICTURE_LINES + 1
+            sentences[_PICTURE_LINES - 1 :] = [f"and {omitted} more"]
         return "; ".join(sentences)
 
-    def _tell(self, start: Node, sentences: list[str], told: set[Node]) -> None:
+    def _describe(self, start: Node, sentences: list[str], visited: set[Node]) -> None:
         todo: deque[tuple[Node, str]] = deque()
 
         def follow(node: Node, role: str) -> None:
-            if node not in told:
-                told.add(node)
+            if node not in visited:
+                visited.add(node)
                 todo.append((node, role))
 
         follow(start, "")
@@ -225,7 +225,7 @@ class WaitGraph:
                 for name in wait.waits_for:
                     follow((name, _CODE), towards)
             elif process is None:
-                sentences.append(f"{role}{node[0]} is not known")
+                sentences.append(f"{role}{node[0]} is unknown")
             elif process.died is not None:
                 sentences.append(f"{role}{node[0]} died {spell_seconds(process.died)} ago")
             elif process.running or not self._edges[node]:
@@ -236,23 +236,23 @@ class WaitGraph:
 
 
 class DeadlockDetector:
-    """Looks at a job again and again, and names the knots in which nothing has moved for a while.
+    """The detector of deadlocks: knots that have not changed over repeated snapshots.
 
-    One look is not enough: the pictures of the processes are taken one after another, and a message may have been
-    under way between them.
+    One snapshot is not enough: processes are sampled one after another, and a message may have been in flight between
+    them.
 
     Args:
-        patience: seconds for which every process of a knot must have been seen unchanged.
+        patience: seconds for which every process of a knot must be unchanged.
     """
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
-        # Process -> what was seen of it, and since when it has looked like that.
+        # Process -> its observed state, and since when.
         self._seen: dict[str, tuple[object, float]] = {}
 
     def look(self, processes: Collection[Process], now: float) -> list[Deadlock]:
-        """Return the deadlocks of a job whose processes look like this at `now` (monotonic seconds)."""
-        seen: dict[str, tuple[object, float]] = {}
+        """Return the deadlocks of a job with this snapshot at `now` (monotonic seconds)."""
+        observed: dict[str, tuple[object, float]] = {}
         moving: set[str] = set()
         for process in processes:
             signature = (
@@ -266,10 +266,10 @@ class DeadlockDetector:
             )
             before = self._seen.get(process.name)
             since = before[1] if before is not None and before[0] == signature else now
-            seen[process.name] = (signature, since)
+            observed[process.name] = (signature, since)
             if now - since < self._patience:
                 moving.add(process.name)
-        self._seen = seen
+        self._seen = observed
         return WaitGraph(processes, moving).deadlocks()
 
 
@@ -294,13 +294,13 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
     without recursion, as chains may be longer than Python's stack; time and space are linear.
 
     Args:
-        edges: for each node the nodes that it leads to, all of which are keys.
+        edges: the successors of each node, all of which are keys.
     """
     number: dict[N, int] = {}
     low: dict[N, int] = {}
     component: dict[N, int] = {}
     stack: list[N] = []
-    found: list[set[N]] = []
+    components: list[set[N]] = []
     for root in edges:
         if root in number:
             continue
@@ -321,11 +321,11 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
                     low[parent] = min(low[parent], low[node])
                 if low[node] == number[node]:
                     members = _pop_to(node, stack)
-                    component.update(dict.fromkeys(members, len(found)))
-                    found.append(members)
+                    component.update(dict.fromkeys(members, len(components)))
+                    components.append(members)
     return [
         members
-        for index, members in enumerate(found)
+        for index, members in enumerate(components)
         if all(component[successor] == index for node in members for successor in edges[node])
     ]
 

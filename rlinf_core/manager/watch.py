@@ -1,4 +1,4 @@
-"""Rounds of questions to all processes of a job, and the look at who waits for whom that follows from the answers."""
+"""Polling rounds over all processes of a job, and deadlock detection on the answers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
 from rlinf_core.waiting import OperationKind, PublishedOperation
 
-# Between two looks, while anybody waits; a little more than the patience of the detector, so that two looks suffice.
+# Seconds between rounds while any process waits; slightly more than the detector's patience, so that two rounds
+# suffice.
 _LOOK_EVERY = 1.0
 _PATIENCE = 0.9
-# How long a round waits for the last answer: a process that computes in native code answers late or not at all.
+# Seconds to wait for the last answer: a process in native code answers late or not at all.
 _ROUND_SECONDS = 0.7
-# Waits shorter than this are nobody's business.
+# Shorter waits are ignored.
 _LONG_WAIT = 1.0
 _CALLS = frozenset({OperationKind.CALL, OperationKind.LAUNCH})
 
 
 @dataclass(slots=True)
 class Round:
-    """One question to everybody, which ends at `until` (monotonic seconds), answered or not."""
+    """A question to all processes, which ends at `until` (monotonic seconds), answered or not."""
 
     serial: int
     stacks: bool
@@ -43,25 +44,25 @@ class Round:
 def processes_of(
     answers: Mapping[str, ProcessAnswer], dead: Mapping[str, float], unknown: frozenset[str] = frozenset()
 ) -> list[Process]:
-    """Return everyone who answered, and the dead, each with the seconds since."""
+    """Return the processes that answered, and the dead with the seconds since."""
     channels: dict[str, ChannelView] = {}
     called: set[str] = set()
     for answer in answers.values():
         channels.update(answer.channels)
         called.update(answer.in_flight)
     view = JobView(channels, frozenset(dead), unknown)
-    found = [Process(name, died=seconds) for name, seconds in dead.items()]
+    processes = [Process(name, died=seconds) for name, seconds in dead.items()]
     for name, answer in answers.items():
         publication = answer.publication
         if name in called and not publication.operations:
-            # A call on its way to it, or its answer on its way back: it will go on by itself.
+            # A call to it, or its answer, is in flight: it will make progress on its own.
             publication = replace(publication, running=True)
-        found.append(view.process(name, publication))
-    return found
+        processes.append(view.process(name, publication))
+    return processes
 
 
 class Watch:
-    """The rounds that are under way, and the looks while anybody waits."""
+    """The running rounds, and periodic checks while any process waits."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, Round] = {}
@@ -71,11 +72,11 @@ class Watch:
         self._looking = False
         self._next_look = 0.0
         self._found: list[Deadlock] = []
-        # The names that processes look for and that no group or channel has; the manager keeps them.
+        # Unknown names that processes look up; set by the manager.
         self.unknown: frozenset[str] = frozenset()
 
     def alarm(self) -> None:
-        """Look from now on, since a process waits for long."""
+        """Start checking, since a process has waited for long."""
         self._watching = True
 
     @property
@@ -91,35 +92,35 @@ class Watch:
         *,
         stacks: bool = False,
     ) -> None:
-        """Ask everybody; `done` is called when all have answered, or time is up."""
+        """Ask all processes; `done` is called when all have answered, or time is up."""
         self._serial += 1
         started = Round(self._serial, stacks, now + _ROUND_SECONDS, done)
         self._rounds[started.serial] = started
         started.asked.update(ask(started))
 
     def answered(self, name: str, answer: ProcessAnswer) -> None:
-        asked = self._rounds.get(answer.round)
-        if asked is not None:
-            asked.answers[name] = answer
+        round_ = self._rounds.get(answer.round)
+        if round_ is not None:
+            round_.answers[name] = answer
 
     def left(self, name: str) -> None:
-        for each in self._rounds.values():
-            each.asked.discard(name)
+        for round_ in self._rounds.values():
+            round_.asked.discard(name)
 
     def tick(
         self, now: float, ask: Callable[[Round], Iterable[str]], dead: Callable[[], Mapping[str, float]]
     ) -> list[Deadlock]:
-        """End the rounds whose time has come; return the deadlocks that the look among them finds."""
+        """End due rounds; return the deadlocks found."""
         if self._watching and not self._looking and now >= self._next_look:
             self._looking = True
             self._next_look = now + _LOOK_EVERY
             self.begin(now, ask, lambda answers: self._look(answers, dead()))
-        for serial, each in list(self._rounds.items()):
-            if each.complete or now >= each.until:
+        for serial, round_ in list(self._rounds.items()):
+            if round_.complete or now >= round_.until:
                 del self._rounds[serial]
-                each.done(each)
-        found, self._found = self._found, []
-        return found
+                round_.done(round_)
+        deadlocks, self._found = self._found, []
+        return deadlocks
 
     def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
         self._looking = False
@@ -129,11 +130,11 @@ class Watch:
 
 def _waits(named: tuple[str, ProcessAnswer]) -> bool:
     name, answer = named
-    return any(is_long_wait(one, is_worker=":" in name) for one in answer.publication.operations)
+    return any(is_long_wait(operation, is_worker=":" in name) for operation in answer.publication.operations)
 
 
 def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
-    """Return whether an operation is worth a look: a driver that waits for its workers is as it should be."""
+    """Return whether an operation is a suspicious wait: a driver that waits for its workers is normal."""
     kind = published.operation.kind
     if kind is OperationKind.METHOD or published.age < _LONG_WAIT:
         return False

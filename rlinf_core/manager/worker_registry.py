@@ -1,4 +1,4 @@
-"""The members of a job: groups and their workers, where each is reached, which life that is, who launched them."""
+"""The members of a job: groups and workers, their endpoints, incarnations and owners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_core.suggest import did_you_mean
 C = TypeVar("C")
 
 
-# The last words of a channel's process that is needed no more.
+# The exit reason of a channel's process that is no longer needed.
 CLOSED = "the channel was closed, and nothing was left in it"
 
 
@@ -31,10 +31,10 @@ class WorkerRecord(Generic[C]):
     """The record of one worker.
 
     Attributes:
-        incarnation: which life of its group it belongs to, from 1; a relaunch of the group counts one up.
-        info: how to reach it, once it is ready.
-        node: where it runs, in words, once that is known.
-        died_at: when it died, in monotonic seconds of whoever recorded it.
+        incarnation: of its group, from 1; incremented by each relaunch.
+        info: its endpoint, once it is ready.
+        node: where it runs, in words, once known.
+        died_at: when it died, by the recorder's monotonic clock.
     """
 
     address: WorkerAddress
@@ -67,14 +67,14 @@ class _Group(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """A peer that may still come: what is missing, and near names where the group is unknown."""
+    """A peer that may still appear: what is missing, and similar names if the group is unknown."""
 
     message: str
     help: str | None = None
 
 
 class WorkerRegistry(Generic[C]):
-    """The groups and workers of one job, with whatever information the transport publishes of them.
+    """The groups and workers of one job, with the information that the transport publishes.
 
     A group is known by the name of its address without the last rank: workers of a group that `env:0` launches have
     addresses `env:0:0`, `env:0:1`, ..., and their group is `env:0`.
@@ -83,33 +83,33 @@ class WorkerRegistry(Generic[C]):
     def __init__(self) -> None:
         self._groups: dict[str, _Group[C]] = {}
         self._declared: frozenset[str] | None = None
-        # The last incarnation of each name, which outlives the group: a relaunch must not repeat one.
+        # The last incarnation of each name, kept beyond the group: a relaunch must not reuse one.
         self._incarnations: dict[str, int] = {}
 
     # Groups
 
     def declare(self, groups: Iterable[str]) -> None:
-        """Say which groups the job will have; a name outside of them is then wrong at once, not late.
+        """Declare the groups that the job will have, so that other names fail at once.
 
         Declaring again adds names.
         """
         self._declared = (self._declared or frozenset()) | frozenset(groups)
 
     def open_group(self, name: str, size: int, *, channel: bool = False) -> int:
-        """Register a group of `size` workers, or a channel's process, that is being launched; return its incarnation.
+        """Register a group of `size` workers, or a channel's process, being launched; return its incarnation.
 
         Raises:
-            InvalidNameError: the name cannot be one, a group or channel of this name lives, or a channel of this name
-                was closed: who still holds it must not meet another one.
+            InvalidNameError: the name is invalid, a group or channel of this name exists, or a channel of this name was
+            closed: its holders must not reach another one.
         """
         address = WorkerAddress.from_name(name)
         existing = self._groups.get(name)
         if existing is not None and existing.closed:
-            raise InvalidNameError(f"there was a channel named `{name}`, which is closed", help="choose another name")
+            raise InvalidNameError(f"a channel named `{name}` existed and is closed", help="choose another name")
         if existing is not None and existing.alive:
             if existing.channel:
                 raise InvalidNameError(
-                    f"a channel named `{name}` is there already",
+                    f"a channel named `{name}` already exists",
                     help=f'choose another name, or use that channel: `Channel.connect("{name}")`',
                 )
             raise InvalidNameError(
@@ -125,12 +125,12 @@ class WorkerRegistry(Generic[C]):
         return incarnation
 
     def close_group(self, name: str) -> tuple[WorkerAddress, ...]:
-        """Remove a group that is shut down, whose name is then free; return the workers that it had."""
+        """Remove a group at its shutdown, which frees its name; return its workers."""
         group = self._groups.pop(name, None)
         return tuple(worker.address for worker in group.workers.values()) if group else ()
 
     def incarnation(self, name: str) -> int | None:
-        """Return which life of a group is the present one; None where there is no such group."""
+        """Return the current incarnation of a group; None if there is no such group."""
         group = self._groups.get(name)
         return group.incarnation if group else None
 
@@ -148,15 +148,15 @@ class WorkerRegistry(Generic[C]):
         Raises:
             UnknownGroupError: there is no such group.
         """
-        found = self._groups.get(group)
-        if found is None:
+        workers = self._groups.get(group)
+        if workers is None:
             raise UnknownGroupError(group, self._names())
-        return tuple(found.workers[rank] for rank in range(found.size))
+        return tuple(workers.workers[rank] for rank in range(workers.size))
 
     # Workers
 
     def ready(self, address: WorkerAddress, incarnation: int, info: C, node: str | None = None) -> bool:
-        """Record that a worker can be reached; return False for a life that is over, whose word no longer counts."""
+        """Record that a worker is reachable; return False for an earlier incarnation."""
         known = self._current(address, incarnation)
         if known is None or known.life is Life.DEAD:
             return False
@@ -166,9 +166,9 @@ class WorkerRegistry(Generic[C]):
     def died(
         self, address: WorkerAddress, incarnation: int, now: float, *, node: str | None = None, cause: str | None = None
     ) -> bool:
-        """Record that a worker's process is gone; return False when that is no news, or of a life that is over.
+        """Record that a worker's process is gone; return False if already known, or for an earlier incarnation.
 
-        A cause that becomes known later is added to what is known.
+        A cause that becomes known later is added.
         """
         known = self._current(address, incarnation)
         if known is None:
@@ -187,7 +187,7 @@ class WorkerRegistry(Generic[C]):
         return news
 
     def look_up(self, address: WorkerAddress) -> WorkerRecord[C] | NotYet:
-        """Return a worker that is ready to be reached, or why to wait for it.
+        """Return a worker that is ready, or why to wait for it.
 
         Raises:
             UnknownGroupError: the job declared its groups, and this is not one of them.
@@ -211,7 +211,7 @@ class WorkerRegistry(Generic[C]):
         if worker.life is Life.DEAD:
             raise worker.died()
         if worker.life is Life.LAUNCHING:
-            return NotYet(f"`{name}` is being launched")
+            return NotYet(f"`{name}` is launching")
         return worker
 
     # Inside
@@ -220,18 +220,18 @@ class WorkerRegistry(Generic[C]):
         return tuple(sorted(self._groups.keys() | (self._declared or frozenset())))
 
     def _unknown(self, group: str, address: WorkerAddress) -> NotYet:
-        # Only the outermost groups are declared; which ones a worker launches is known when it does.
+        # Only top-level groups are declared; groups of workers are known when launched.
         if self._declared is not None and address.root_group_name not in self._names():
             raise UnknownGroupError(group, self._names())
         if group in (self._declared or ()):
-            return NotYet(f"the group `{group}` is declared and not launched yet")
-        return NotYet(f"no group is named `{group}`, it may be launched yet", did_you_mean(group, self._names()))
+            return NotYet(f"the group `{group}` is declared but not launched yet")
+        return NotYet(f"no group is named `{group}`; it may still be launched", did_you_mean(group, self._names()))
 
     def _store(self, record: WorkerRecord[C]) -> None:
         self._groups[_group_name(record.address)].workers[record.address.rank] = record
 
     def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
-        """Return what is known of a worker, or None."""
+        """Return the record of a worker, or None."""
         if not address.ranks:
             return None
         group = self._groups.get(_group_name(address))
@@ -247,7 +247,7 @@ def _group_name(address: WorkerAddress) -> str:
 
 
 class Ownership:
-    """The groups of a job, each with the worker or driver that launched it."""
+    """The groups of a job, each with its owner, the worker or driver that launched it."""
 
     def __init__(self) -> None:
         # In the order of their launch.
@@ -261,19 +261,19 @@ class Ownership:
         self._owners.pop(group, None)
 
     def gone(self, owner: str) -> tuple[str, ...]:
-        """Return the groups to end after a worker has died, and forget them: the youngest first, so inner before outer.
+        """Return the groups to end after a worker has died, and forget them: newest first, so inner before outer.
 
-        These are the groups that it launched, and those that their workers launched in turn.
+        These are the groups that it launched, and transitively those launched by their workers.
         """
         doomed: set[str] = set()
         parents = [owner]
         while parents:
             parent = parents.pop()
-            found = {
+            children = {
                 group for group, by in self._owners.items() if by == parent or by.startswith(f"{parent}:")
             } - doomed
-            doomed |= found
-            parents += found
+            doomed |= children
+            parents += children
         order = tuple(group for group in reversed(self._owners) if group in doomed)
         for group in order:
             del self._owners[group]

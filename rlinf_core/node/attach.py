@@ -46,7 +46,7 @@ def known() -> Known | None:
         ClusterError: there are several, or this machine is a node of none of those in the records.
     """
     name = env_vars.CLUSTER.get()
-    here = _only_one(each for each in _running_here() if name in (None, each.name))
+    here = _only_one(cluster for cluster in _running_here() if name in (None, cluster.name))
     if here is not None:
         return here
     try:
@@ -89,16 +89,16 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
         return _at(address) or address
     name = env_vars.CLUSTER.get()
     if name is None and may_start:
-        return _only_one(each for each in _running_here() if num_nodes in (None, each.num_nodes))
-    found = known()
-    if found is None:
+        return _only_one(cluster for cluster in _running_here() if num_nodes in (None, cluster.num_nodes))
+    own_cluster = known()
+    if own_cluster is None:
         raise _nothing_to_join(name)
-    return found
+    return own_cluster
 
 
 def is_known(name: str) -> bool:
     """Return whether a cluster of this name is recorded here, or has a node on this machine."""
-    return name in cluster_records.names() or any(each.name == name for each in _running_here())
+    return name in cluster_records.names() or any(cluster.name == name for cluster in _running_here())
 
 
 def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
@@ -110,13 +110,13 @@ def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool
 def _at(address: str) -> Known | None:
     """Return the cluster of `rlinf up` whose head is at `HOST:PORT`, as far as this machine knows it."""
     host, _, port = address.rpartition(":")
-    on_port = [each for each in (*_running_here(), *_recorded()) if each.address.rpartition(":")[2] == port]
-    for each in on_port:
-        if each.address.rpartition(":")[0] in (host, _resolved(host)):
-            return each
+    on_port = [cluster for cluster in (*_running_here(), *_recorded()) if cluster.address.rpartition(":")[2] == port]
+    for candidate in on_port:
+        if candidate.address.rpartition(":")[0] in (host, _resolved(host)):
+            return candidate
     # A head that listens at another address of this machine answers at loopback, too.
     local = host.strip("[]").startswith(_LOOPBACK)
-    return next((each for each in on_port if local and each.runs_here), None)
+    return next((cluster for cluster in on_port if local and cluster.runs_here), None)
 
 
 def _resolved(host: str) -> str | None:
@@ -127,11 +127,11 @@ def _resolved(host: str) -> str | None:
 
 
 def _only_one(clusters: Iterator[Known]) -> Known | None:
-    found = {each.name: each for each in clusters}
-    if len(found) > 1:
-        listed = ", ".join(f"`{each}`" for each in sorted(found))
+    by_name = {cluster.name: cluster for cluster in clusters}
+    if len(by_name) > 1:
+        listed = ", ".join(f"`{cluster_name}`" for cluster_name in sorted(by_name))
         raise ClusterError(f"this machine is a node of several clusters: {listed}", help=_name_one())
-    return next(iter(found.values()), None)
+    return next(iter(by_name.values()), None)
 
 
 def _name_one() -> str:
@@ -147,11 +147,13 @@ def _nothing_to_join(name: str | None) -> ClusterError:
             help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
             f" `{env_vars.ADDRESS.name}`",
         )
-    names = sorted({*(each.name for each in _running_here()), *cluster_records.names()})
+    names = sorted({*(cluster.name for cluster in _running_here()), *cluster_records.names()})
     return ClusterError(
         f"no cluster `{name}` is known here",
         where=f"`{env_vars.CLUSTER.name}`",
-        why=f"known are {', '.join(f'`{each}`' for each in names)}" if names else "`rlinf up` has brought none up",
+        why=f"known are {', '.join(f'`{cluster_name}`' for cluster_name in names)}"
+        if names
+        else "`rlinf up` has brought none up",
         help="bring it up by `rlinf up FILE --name NAME`, or unset the variable",
     )
 

@@ -130,7 +130,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
         return load(name)
     known = names()
     if len(known) > 1:
-        listed = ", ".join(f"`{each}`" for each in known)
+        listed = ", ".join(f"`{cluster_name}`" for cluster_name in known)
         raise ClusterError(
             f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
         )

@@ -37,7 +37,7 @@ def command(words: Sequence[str], path: str, modules: Sequence[str]) -> list[str
 def main() -> None:
     path, modules, *arguments = sys.argv[1:]
     if path == "serve":
-        listener, raylet = (int(each) for each in arguments)
+        listener, raylet = (int(argument) for argument in arguments)
         serve(socket.socket(fileno=listener), modules.split(","), raylet)
     elif not request_fork(path, modules, arguments):
         os.execv(sys.executable, [sys.executable, *arguments])

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def merged(own: Mapping[str, str], given: Mapping[str, str], prepended: Iterable[str]) -> dict[str, str]:
+def merged(own: Mapping[str, str], variables: Mapping[str, str], prepended: Iterable[str]) -> dict[str, str]:
     """Return the environment `own` with the variables of `given`, exactly as they are written.
 
     Args:
@@ -24,7 +24,7 @@ def merged(own: Mapping[str, str], given: Mapping[str, str], prepended: Iterable
     """
     lists = set(prepended)
     env = dict(own)
-    for name, value in given.items():
+    for name, value in variables.items():
         before = own.get(name) if name in lists else None
         if before:
             # An empty entry of such a list would mean the working directory.

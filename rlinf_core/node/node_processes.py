@@ -54,14 +54,14 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
     own_namespace = os.stat("/proc/self/ns/pid").st_ino
-    found: list[int] = []
+    pids: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 command = file.read()
-            engine = any(each in command for each in _ENGINE)
+            engine = any(mark in command for mark in _ENGINE)
             if engine_only and not engine:
                 continue
             if os.stat(f"/proc/{name}/ns/pid").st_ino != own_namespace:
@@ -72,8 +72,8 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
             continue  # it ended, or is another user's
         ours = ours or (engine and any(target.startswith(f"{folder}/") for target in open_files(int(name))))
         if ours and identity(int(name)) is not None:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def send(pids: list[int], number: int) -> None:
@@ -87,12 +87,12 @@ def send(pids: list[int], number: int) -> None:
 def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
     """Kill every process of a Ray, also those that are started meanwhile; return those that don't end."""
     end = time.monotonic() + _KILL_SECONDS
-    left = processes_of(owner, folder, engine_only=engine_only)
-    while left and time.monotonic() < end:
-        send(left, signal.SIGKILL)
+    remaining = processes_of(owner, folder, engine_only=engine_only)
+    while remaining and time.monotonic() < end:
+        send(remaining, signal.SIGKILL)
         time.sleep(_PAUSE)
-        left = processes_of(owner, folder, engine_only=engine_only)
-    return left
+        remaining = processes_of(owner, folder, engine_only=engine_only)
+    return remaining
 
 
 def guard(folder: str) -> subprocess.Popen[bytes]:
@@ -119,17 +119,17 @@ def reap(folder: str) -> None:
 
 def open_files(pid: int) -> list[str]:
     """Return the paths of what a process has open; none where that cannot be seen."""
-    found: list[str] = []
+    paths: list[str] = []
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return found
+        return paths
     for name in names:
         try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            paths.append(os.readlink(f"/proc/{pid}/fd/{name}"))
         except OSError:
             continue
-    return found
+    return paths
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The placement rules over a file: every mistake at the very characters that make it."""
+"""The placement rules applied to a file: every mistake at its exact position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_core.placement.positions import (
 from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
 
-# What a group's units follow from, whatever their type is.
+# The fields that a group's units depend on, whatever their type.
 _UNITS_FOLLOW_FROM: tuple[Path, ...] = (
     ("label",),
     ("node_ranks",),
@@ -36,16 +36,16 @@ def check_placement(
     diagnostics: Diagnostics,
     pruned: frozenset[Path] = frozenset(),
 ) -> dict[str, Resolution]:
-    """Report everything that is wrong about `cluster.component_placement`.
+    """Report every mistake in `cluster.component_placement`.
 
     Args:
         tree: the whole file.
-        cluster: its model, without what was pruned.
-        topology: what the components are placed on; accelerators it doesn't know are reported in a note.
-        pruned: the paths of what was left out of the model; what depends on them is not judged.
+        cluster: its model, without pruned values.
+        topology: the hardware to place on; unknown accelerators are reported in a note.
+        pruned: the paths of values removed from the model; dependent values are not checked.
 
     Returns:
-        What the rank map of each component means, for those that could be judged.
+        The resolution of each component's rank map that could be checked.
     """
     return _Check(tree, cluster, topology, diagnostics, pruned).run()
 
@@ -95,12 +95,12 @@ class _Check:
                     f"component `{name}` is placed twice",
                     span,
                     path,
-                    "give each component one entry; an entry may list several parts, as in `0-3,8-11`",
+                    "write one entry per component; an entry may list several parts, as in `0-3,8-11`",
                     ((first[name], "first placed at"),),
                 )
 
     def _doubtful_labels(self) -> set[str]:
-        """Labels of groups that are not what the file meant, because something about them was wrong and is reported."""
+        """Labels of groups that have reported mistakes, so that their units may be wrong."""
         doubtful: set[str] = set()
         groups = find(self.tree, GROUPS)
         for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
@@ -113,22 +113,22 @@ class _Check:
             doubtful |= {label.raw, CLUSTER_LABEL} if self._damaged((*path, "accelerators")) else {label.raw}
         if self._damaged(GROUPS) and not isinstance(groups, SequenceNode):
             return set(self._all_labels())
-        given = Counter(group.label for group in self.cluster.node_groups)
+        label_counts = Counter(group.label for group in self.cluster.node_groups)
         return doubtful | {
             group.label
             for group in self.cluster.node_groups
-            if given[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
+            if label_counts[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
         }
 
     def _all_labels(self) -> Iterator[str]:
-        """Return every label that a component names, but those that mean the same whatever the groups are."""
+        """Return every label that a component names, except those that do not depend on the groups."""
         for entry in self.cluster.component_placement.values():
             yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
         yield from (group.label for group in self.cluster.node_groups)
 
 
 def _contradictory(group: NodeGroup, num_nodes: int) -> bool:
-    """Return whether the cluster's own rules refuse something about the units of the group."""
+    """Return whether the cluster rules report a mistake in the units of the group."""
     ranks = group.node_ranks
     beyond = any(piece.stop > num_nodes for piece in ranks.ranges or ())
     units = group.hardware.configs if group.hardware else ()

@@ -1,4 +1,4 @@
-"""The placements of a job's components, as `cluster.component_placement` asks for them."""
+"""The placements of a job's components from `cluster.component_placement`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("rlinf")
 
 
 class PlacementMode(StrEnum):
-    """The way in which the components that hold hardware share it."""
+    """The way in which components with hardware share it."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
@@ -30,7 +30,7 @@ class PlacementMode(StrEnum):
 
 
 class HasCluster(Protocol):
-    """A job's configuration, as far as placement is concerned."""
+    """The part of a job's configuration that placement needs."""
 
     @property
     def cluster(self) -> Any: ...
@@ -48,22 +48,22 @@ class ComponentPlacement:
         cluster: a cluster, or a topology alone.
 
     Raises:
-        PlacementError: a component cannot be placed; the first mistake, `rlinf validate` shows all.
+        PlacementError: a component cannot be placed; only the first mistake, `rlinf validate` shows all.
     """
 
     def __init__(self, config: ConfigLike, cluster: ClusterLike) -> None:
         topology = topology_of(cluster)
         self._entries = _entries(config, topology)
         self._resolutions = {name: _resolve(name, entry, topology) for name, entry in self._entries.items()}
-        if not isinstance(cluster, ClusterTopology):  # a job's own, on which it is about to run
+        if not isinstance(cluster, ClusterTopology):  # a real cluster, on which the job is about to run
             self._warn_of_missing_accelerators()
 
     def _warn_of_missing_accelerators(self) -> None:
         names = [name for name, resolution in self._resolutions.items() if resolution.lacks_accelerators]
         if names:
             _log.warning(
-                "NO ACCELERATOR FOUND: %s %s placed on accelerators by number, and will compute on the CPU. `rlinf"
-                " doctor` shows what each node has; write `node_group: node` where the CPU is meant.",
+                "NO ACCELERATOR FOUND: %s %s placed by accelerator rank, and will run on the CPU. `rlinf doctor`"
+                " shows each node's accelerators; write `node_group: node` to run on the CPU.",
                 quoted(names),
                 "are" if len(names) > 1 else "is",
             )
@@ -83,7 +83,7 @@ class ComponentPlacement:
         return _MappedStrategy(name, self._entries[name])
 
     def get_world_size(self, name: str) -> int:
-        """Return how many processes a component has.
+        """Return the number of processes of a component.
 
         Raises:
             PlacementError: the job has no such component.
@@ -91,7 +91,7 @@ class ComponentPlacement:
         return self._resolution(name).world_size
 
     def get_hardware_ranks(self, name: str) -> list[int]:
-        """Return the resource ranks that a component holds, ascending, local to its node groups.
+        """Return the resource ranks of a component, ascending, local to its node groups.
 
         Raises:
             PlacementError: the job has no such component.
@@ -100,7 +100,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """The way in which the components share hardware; COLLOCATED when fewer than two hold any."""
+        """The way in which the components share hardware; COLLOCATED if fewer than two have any."""
         return placement_mode(self._resolutions.values())
 
     def _resolution(self, name: str) -> Resolution:
@@ -135,9 +135,9 @@ class _MappedStrategy(PlacementStrategy):
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
-    """Return how components share what they hold.
+    """Return how components share their units.
 
-    Nodes count only where no component holds an accelerator or a robot, and never those of groups that ignore hardware.
+    Nodes count only if no component has an accelerator or a robot, and never those of groups that ignore hardware.
     """
     held: list[Coverage] = []
     for resolution in resolutions:
@@ -148,7 +148,9 @@ def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
     distinct = set(hardware)
     if len(distinct) < 2:
         return PlacementMode.COLLOCATED
-    if len(distinct) == len(hardware) and all(_disjoint(hardware, unit) for unit in {each.unit for each in hardware}):
+    if len(distinct) == len(hardware) and all(
+        _disjoint(hardware, unit) for unit in {coverage.unit for coverage in hardware}
+    ):
         return PlacementMode.DISAGGREGATED
     return PlacementMode.HYBRID
 
@@ -181,7 +183,7 @@ def _entries(config: ConfigLike, topology: ClusterTopology) -> Mapping[str, Plac
     else:
         written = getattr(section, "component_placement", None)
     if not isinstance(written, Mapping):
-        raise PlacementError("the configuration places no component", help="give it `cluster.component_placement`")
+        raise PlacementError("the configuration does not place any component", help="add `cluster.component_placement`")
     entries = cast("Mapping[Any, Any]", written)
     if all(isinstance(entry, PlacementEntry) for entry in entries.values()):
         return cast("Mapping[str, PlacementEntry]", entries)
@@ -189,16 +191,16 @@ def _entries(config: ConfigLike, topology: ClusterTopology) -> Mapping[str, Plac
 
 
 def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str, PlacementEntry]:
-    """Entries out of plain data, for programs that come with a mapping of their own."""
+    """Return entries from plain data, for programs with their own mapping."""
     data = {str(names): _plain(entry) for names, entry in written.items()}
     seen: set[str] = set()
     for names in data:
-        for name in (each.strip() for each in names.split(",")):
+        for name in (part.strip() for part in names.split(",")):
             if name in seen:
                 raise PlacementError(
                     f"component `{name}` is placed twice",
                     where="cluster.component_placement",
-                    help="give each component one entry",
+                    help="write one entry per component",
                 )
             seen.add(name)
     try:
@@ -209,7 +211,7 @@ def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str,
 
 
 def _refusal(failure: ValidationError) -> PlacementError:
-    """Return the first thing that pydantic found, in our words."""
+    """Return pydantic's first error, in our words."""
     first = failure.errors(include_url=False, include_input=False)[0]
     path = [str(segment) for segment in first["loc"] if segment != "[key]"]
     message, help = first["msg"], first.get("ctx", {}).get("help")
@@ -220,12 +222,12 @@ def _refusal(failure: ValidationError) -> PlacementError:
             did_you_mean(str(first["loc"][-1]), keys) or f"known: {quoted(keys)}",
         )
     elif first["type"] == "missing":
-        message, help = f"`{path.pop()}` is missing", "give it a rank map, as in `placement: 0-7`"
+        message, help = f"`{path.pop()}` is missing", "add a rank map, as in `placement: 0-7`"
     return PlacementError(message, where=".".join(("cluster", *path)), help=help)
 
 
 def _plain(value: Any) -> Any:
-    """Return mappings and lists of any make as dict and list."""
+    """Return mappings and lists of any type as dict and list."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The interpreter and the variables that a file gives to a process, by its node and the group that placed it."""
+"""The interpreter and the variables that a file sets for a process, by its node and group."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlinf_core.config.machines.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 
-# Lists of directories, searched in order. A value given for one is put before the node's own: replacing it would hide
-# the node's CUDA, its Python packages or its ROS.
+# Search paths. A value for one is prepended to the node's own: replacing it would hide the node's CUDA, Python packages
+# or ROS.
 PATH_LISTS: Final = frozenset(
     (
         "PATH",
@@ -44,10 +44,10 @@ _CLUSTER_INTERPRETER: Final[Path] = ("cluster", "python_interpreter_path")
 
 @dataclass(frozen=True, slots=True)
 class GroupVariable:
-    """A variable that the `env_configs` of node group `group` give to its processes on a node.
+    """A variable that the `env_configs` of node group `group` set for its processes on a node.
 
     Attributes:
-        path, index: the place of the `env_vars` that hold it, and its index among them.
+        path, index: the path of its `env_vars`, and its index there.
     """
 
     name: str
@@ -59,13 +59,13 @@ class GroupVariable:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """The variables and the interpreter that a file gives to a process.
+    """The variables and the interpreter that a file sets for a process.
 
     Attributes:
-        forwarded: the names of the variables that are taken from the driver.
-        variables: those of the group, in the order of the file; they win over forwarded ones.
-        interpreter: the absolute path of the Python to run, or None for the one that Ray runs with on the node.
-        interpreter_path, interpreter_group: the place of that in the file, and the label of the group that gives it.
+        forwarded: the names of the variables forwarded from the driver.
+        variables: the group's variables, in file order; they override forwarded ones.
+        interpreter: the absolute path of the Python, or None for Ray's interpreter on the node.
+        interpreter_path, interpreter_group: its path in the file, and the label of the group that sets it.
     """
 
     forwarded: tuple[str, ...] = ()
@@ -75,10 +75,10 @@ class ProcessEnvironment:
     interpreter_group: str | None = None
 
     def values(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables with their values, the forwarded ones taken from `environ`.
+        """Return the variables with their values, with forwarded ones from `environ`.
 
         Raises:
-            ConfigError: a variable that is to be forwarded is not set.
+            ConfigError: a forwarded variable is not set.
         """
         return {
             **forwarded_values(self.forwarded, environ),
@@ -87,7 +87,7 @@ class ProcessEnvironment:
 
 
 def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> ProcessEnvironment:
-    """Return the environment of the processes that group `label` places on a node; `cluster` and `node` have none."""
+    """Return the environment of group `label`'s processes on a node; `cluster` and `node` have none."""
     forwarded = cluster.forward_env
     for index, group in enumerate(cluster.node_groups):
         if group.label == label:
@@ -98,7 +98,7 @@ def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> P
 
 
 def given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
-    """Return what a group gives to a node; None when it gives nothing. A valid file has one entry for each node."""
+    """Return a group's `env_configs` entry for a node, or None. A valid file has at most one per node."""
     if node_rank not in group.node_ranks:
         return None
     for index, config in enumerate(group.env_configs):
@@ -136,6 +136,6 @@ def forwarded_values(names: tuple[str, ...], environ: Mapping[str, str]) -> dict
         listed = ", ".join(f"`{name}`" for name in unset)
         raise ConfigError(
             f"`cluster.forward_env` names {listed}, which {'is' if len(unset) == 1 else 'are'} not set here",
-            help="set it before this command, or take it out of the file",
+            help="set it before this command, or remove it from the file",
         )
     return {name: environ[name] for name in names}

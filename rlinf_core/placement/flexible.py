@@ -1,4 +1,4 @@
-"""Any resources for any process."""
+"""Arbitrary resources for each process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
     Args:
         hardware_ranks_list: one list of resource ranks for each process, local to the selected groups.
-        node_group_label: the group or groups whose resources are meant (`"a"`, `"a,b"`, a list); None means `cluster`.
+        node_group_label: the group or groups of the resources (`"a"`, `"a,b"`, a list); None means `cluster`.
 
     Raises:
-        PlacementError: there are no processes, or one of them is given nothing, a rank below 0, or what is no rank.
+        PlacementError: there are no processes, or one of them has no resources or an invalid rank.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             raise PlacementError(
                 f"`hardware_ranks_list` is {short_repr(hardware_ranks_list)}",
                 where=self._where,
-                help="give one list of ranks a process",
+                help="give one list of ranks per process",
             )
         self.hardware_ranks_list: tuple[Sequence[int], ...] = tuple(
-            each if isinstance(each, range) else numbers(each, f"the resources of process {rank}", self._where)
-            for rank, each in enumerate(lists)
+            ranks if isinstance(ranks, range) else numbers(ranks, f"the resources of process {rank}", self._where)
+            for rank, ranks in enumerate(lists)
         )
         if not self.hardware_ranks_list:
             raise PlacementError(
-                "there is nothing to place", where=self._where, help="give one list of ranks a process"
+                "there is nothing to place", where=self._where, help="give one list of ranks per process"
             )
         for rank, resources in enumerate(self.hardware_ranks_list):
             if not resources:
                 raise PlacementError(
-                    f"process {rank} is given no resource",
+                    f"process {rank} has no resource",
                     where=self._where,
                     help="use the group `node` for processes that need no hardware",
                 )
             if min(resources) < 0:
                 raise PlacementError(
-                    f"process {rank} is given resource {min(resources)}", where=self._where, help="ranks start at 0"
+                    f"process {rank} has resource {min(resources)}", where=self._where, help="ranks start at 0"
                 )
 
     def __repr__(self) -> str:

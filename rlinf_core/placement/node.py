@@ -1,4 +1,4 @@
-"""Processes on nodes, whatever the nodes hold."""
+"""Processes on nodes, regardless of hardware."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class NodePlacementStrategy(PlacementStrategy):
     Args:
         node_ranks: the node of each process, by its index in the selected groups; without a group its rank in the
             cluster.
-        node_group_label: the group or groups whose nodes are meant (`"a"`, `"a,b"`, a list), in the order in which
-            their indices run on; None means `node`, every node.
+        node_group_label: the group or groups of the nodes (`"a"`, `"a,b"`, a list), indexed consecutively; None means
+        `node`, every node.
 
     Raises:
-        PlacementError: there are no processes, or their nodes are no whole numbers.
+        PlacementError: there are no processes, or their nodes are not whole numbers.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NodePlacementStrategy(PlacementStrategy):
         self.node_group_labels = split_labels(node_group_label) or (NODE_LABEL,)
         if not self.node_ranks:
             raise PlacementError(
-                "there is nothing to place", where="NodePlacementStrategy", help="give a node a process"
+                "there is nothing to place", where="NodePlacementStrategy", help="give one node per process"
             )
 
     def __repr__(self) -> str:
@@ -70,11 +70,11 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def _check_apart(groups: Sequence[NodeGroupInfo]) -> None:
-    """Raise a PlacementError where a node is in two of the groups."""
+    """Raise a PlacementError if a node is in two of the groups."""
     ranges = [piece for group in groups for piece in group.node_ranges]
     if sum(map(len, merge_ranges(ranges))) < sum(map(len, ranges)):
         raise PlacementError(
             f"the node groups {quoted(group.label for group in groups)} share nodes",
             where="NodePlacementStrategy",
-            help="leave one of them out: which of its groups a node is counted in decides its environment",
+            help="remove one of them: a node's environment depends on the group that selects it",
         )

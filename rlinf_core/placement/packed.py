@@ -1,4 +1,4 @@
-"""Consecutive resources, dealt out in equal shares."""
+"""Consecutive resources in equal shares."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PackedPlacementStrategy(PlacementStrategy):
         start_hardware_rank, end_hardware_rank: the first and the last resource rank, local to the selected groups.
         num_hardware_per_process: how many resources each process holds.
         stride: the distance between two resources of a process.
-        node_group: the group or groups whose resources are meant (`"a"`, `"a,b"`, a list); None means `cluster`.
+        node_group: the group or groups of the resources (`"a"`, `"a,b"`, a list); None means `cluster`.
 
     Raises:
-        PlacementError: the range is not one, or the resources cannot be dealt out evenly this way.
+        PlacementError: the range is invalid, or the resources cannot be divided evenly.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             raise PlacementError(
                 f"{self.start_hardware_rank} to {self.end_hardware_rank} is not a range of resource ranks",
                 where=self._where,
-                help="give the first and the last rank, from 0, both included",
+                help="give the first and the last rank, counted from 0, both inclusive",
             )
         for name, value in (("num_hardware_per_process", self.num_hardware_per_process), ("stride", self.stride)):
             if value < 1:
@@ -74,7 +74,7 @@ class PackedPlacementStrategy(PlacementStrategy):
                 what += f" with stride {self.stride}"
             resources = format_range(range(self.start_hardware_rank, self.end_hardware_rank + 1))
             raise PlacementError(
-                f"{count} resource{'s' * (count != 1)}, {resources}, cannot be dealt out in {what}",
+                f"{count} resource{'s' * (count != 1)}, {resources}, cannot be divided into {what}",
                 where=self._where,
                 help=f"their number must be a multiple of {self._block}"
                 + (f"; did you mean {format_range(self._range(fits))}?" if fits else ""),
@@ -82,7 +82,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     @property
     def _block(self) -> int:
-        """The smallest run of resources that is dealt out without a rest."""
+        """The smallest number of resources that divides evenly."""
         return self.num_hardware_per_process * self.stride
 
     def _range(self, count: int) -> range:
@@ -99,7 +99,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(topology: ClusterTopology) -> PackedPlacementStrategy:
-    """Return one process for each accelerator of the cluster, or for each node where there are none.
+    """Return one process per accelerator of the cluster, or per node if there are none.
 
     Raises:
         PlacementError: the accelerators of a node are unknown.

@@ -1,4 +1,4 @@
-"""The placement of one process: its node, and what it may use."""
+"""The placement of one process: its node and devices."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 
-# The variable that lists accelerators of a vendor that has none of its own.
+# The visibility variable for vendors without their own.
 DEFAULT_VISIBILITY_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one process of a component.
+    """The placement of one process of a component.
 
     Attributes:
         rank: its rank among the component's `world_size` processes.
@@ -20,15 +20,14 @@ class Placement:
         placement_node_rank: the index of its node among the nodes that this component uses, in order of first use.
         local_rank: its index among the `local_world_size` processes of this component on its node.
         local_accelerator_rank: the index on its node of the first accelerator assigned to it, or None without one.
-        accelerator_type: the maker of its node's accelerators, as in `NVIDIA`; None where the node has none or nobody
-            knows.
-        visible_accelerators: the accelerators it sees, as indices on its node: those assigned to it, or all of the
-            node's where it is assigned none or is not isolated.
-        visible_device_ids: how its visibility variable calls them where that is not by their indices, else empty.
-        isolate_accelerator: whether it sees only what is assigned to it, if anything is.
-        hardware_type: what it holds: the accelerators' maker, a robot's `hardware.type`, or `node`.
-        local_hardware_ranks: which of its node's units of that type are assigned to it; empty where it was placed on
-            nodes regardless of their hardware.
+        accelerator_type: the vendor of its node's accelerators, as in `NVIDIA`; None if none or unknown.
+        visible_accelerators: the accelerators it sees, as indices on its node: the assigned ones, or all of the node if
+        it has none or is not isolated.
+        visible_device_ids: their names in the visibility variable, if these are not the indices; else empty.
+        isolate_accelerator: whether it sees only its assigned accelerators, if any.
+        hardware_type: the accelerators' vendor, a robot's `hardware.type`, or `node`.
+        local_hardware_ranks: its units among the node's units of that type; empty if it was placed on nodes regardless
+        of hardware.
         node_group_label: the group that selected its node.
     """
 
@@ -49,17 +48,17 @@ class Placement:
 
     @property
     def visibility_variable(self) -> str:
-        """The environment variable that says which accelerators this process sees."""
+        """The environment variable that lists the visible accelerators."""
         if self.accelerator_type is None:
             return DEFAULT_VISIBILITY_VARIABLE
         return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of this process that follow from its place, all but MASTER_ADDR and MASTER_PORT.
+        """Return the variables of this process that depend on its placement, except MASTER_ADDR and MASTER_PORT.
 
-        A process that sees only its own accelerators is to itself the only one on its node (`LOCAL_RANK` 0 of 1), since
-        frameworks take `LOCAL_RANK` for the index of the device. `NODE_LOCAL_RANK` always counts the component's
-        processes on the node. A process without accelerators keeps its node's own visibility variable.
+        A process that sees only its own accelerators has `LOCAL_RANK` 0 of 1, since frameworks use `LOCAL_RANK` as the
+        device index. `NODE_LOCAL_RANK` always counts the component's processes on the node. A process without
+        accelerators keeps its node's visibility variable.
         """
         local_rank, local_world_size = self.local_rank, self.local_world_size
         if self.local_accelerator_rank is not None:
@@ -67,7 +66,7 @@ class Placement:
                 local_rank, local_world_size = 0, 1
             else:
                 local_rank = self.local_accelerator_rank
-        found = {
+        variables = {
             "WORLD_SIZE": str(self.world_size),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(local_rank),
@@ -77,5 +76,5 @@ class Placement:
         }
         if self.local_accelerator_rank is not None:
             visible = self.visible_device_ids or self.visible_accelerators
-            found[self.visibility_variable] = ",".join(map(str, visible))
-        return found
+            variables[self.visibility_variable] = ",".join(map(str, visible))
+        return variables

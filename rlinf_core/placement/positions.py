@@ -1,4 +1,4 @@
-"""The places of components, rank maps and node groups in a file."""
+"""Positions of components, rank maps and node groups in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUPS: Path = ("cluster", "node_groups")
 
 
 def components_of(tree: MappingNode) -> Iterator[tuple[str, Path, Span]]:
-    """Return every component of the file, with the path of its entry and the place of its name."""
+    """Return every component of the file, with the path of its entry and the span of its name."""
     section = find(tree, PLACEMENT)
     for entry in section.entries if isinstance(section, MappingNode) else ():
         for name, start, end in name_pieces(entry.key.raw):
@@ -24,7 +24,7 @@ def components_of(tree: MappingNode) -> Iterator[tuple[str, Path, Span]]:
 
 
 def component_paths(tree: MappingNode) -> dict[str, Path]:
-    """Return the path of the entry of each component, the first where it is placed twice."""
+    """Return the path of each component's entry, the first one if it is placed twice."""
     paths: dict[str, Path] = {}
     for name, path, _ in components_of(tree):
         paths.setdefault(name, path)
@@ -37,7 +37,7 @@ def map_path(tree: MappingNode, entry: Path) -> Path:
 
 
 def problem_span(tree: MappingNode, entry: Path, problem: PlacementProblem) -> Span:
-    """Return what to underline for a problem of the entry at a path."""
+    """Return the span to underline for a problem of the entry at a path."""
     if problem.label is not None:
         return _label_span(tree, entry, problem.label)
     path = map_path(tree, entry)

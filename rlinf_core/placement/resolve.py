@@ -1,4 +1,4 @@
-"""A rank map on a topology: which resources each process gets. Decides purely and collects every mistake as a value."""
+"""Resolution of a rank map on a topology: the resources of each process. Pure; mistakes are collected as values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.topology import ClusterTopology, NodeGroupInfo, Unit, UnitKind
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a rank map with both sides known: one count is a multiple of the other."""
+    """A resolved part of a rank map: one count is a multiple of the other."""
 
     resources: range
     processes: range
@@ -27,10 +27,10 @@ class Block:
 
     def __iter__(self) -> Iterator[range]:
         """Return the resources of each process, in the order of the processes."""
-        start, each = self.resources.start, len(self.resources) // len(self.processes)
-        if each:
+        start, share = self.resources.start, len(self.resources) // len(self.processes)
+        if share:
             for index in range(len(self.processes)):
-                yield range(start + index * each, start + (index + 1) * each)
+                yield range(start + index * share, start + (index + 1) * share)
         else:
             sharing = len(self.processes) // len(self.resources)
             for rank in self.resources:
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Units of one kind, by their cluster-wide numbers: enough to tell who shares with whom without listing them."""
+    """Units of one kind, by their cluster-wide numbers: enough to compute sharing without listing them."""
 
     unit: Unit
     ranges: tuple[range, ...]
@@ -54,12 +54,12 @@ class Resolution(NamedTuple):
     """The meaning of a rank map.
 
     Attributes:
-        selection: the units it counts, or None when they are unknown or wrongly selected.
-        blocks: the parts that are sound.
-        problems: every mistake, in the order of the map; empty if processes can be laid out.
-        unknown: labels of the selected groups whose accelerators are unknown; the map was checked without them.
+        selection: the units it counts, or None if unknown or wrongly selected.
+        blocks: the valid parts.
+        problems: every mistake, in the order of the map; empty if processes can be placed.
+        unknown: labels of selected groups with unknown accelerators; the map was checked without them.
         groups: the selected groups that exist.
-        by_number: whether the map names resources by their ranks, rather than all that there are.
+        by_number: whether the map names resources by rank, rather than `all`.
     """
 
     selection: Selection | None
@@ -75,11 +75,11 @@ class Resolution(NamedTuple):
 
     @property
     def lacks_accelerators(self) -> bool:
-        """Whether the component is placed by number on accelerators that its nodes turn out not to have."""
+        """Whether the component is placed by rank on nodes that have no accelerators."""
         return self.selection is not None and self.by_number and self.selection.lacks_accelerators
 
     def coverage(self) -> Coverage | None:
-        """Return what the component holds; None where the units it counts are unknown."""
+        """Return the component's units; None if unknown."""
         selection = self.selection
         if selection is None:
             return None
@@ -92,10 +92,10 @@ class Resolution(NamedTuple):
             yield from block
 
 
-# Check, linter, layout and strategies all ask for the same; a topology is compared by identity, which costs nothing.
+# Checks, linter, layout and strategies share results; a topology is compared by identity, which is cheap.
 @lru_cache(maxsize=256)
 def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology: ClusterTopology) -> Resolution:
-    """Lay the processes of `component` out over the groups `labels` (none means `cluster`), once for each topology."""
+    """Place the processes of `component` on the groups `labels` (none means `cluster`); cached per topology."""
     selected = select(topology, labels, f"component `{component}`")
     parts = _Parts(component, selected.selection, selected.groups)
     for part in rank_map.parts:
@@ -108,7 +108,7 @@ def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology
 
 
 class _Parts:
-    """The parser of a rank map's parts; a mistake in one doesn't spoil the judgement of the next."""
+    """The parser of a rank map's parts; a mistake in one does not affect the check of the next."""
 
     def __init__(self, component: str, selection: Selection | None, groups: tuple[NodeGroupInfo, ...]) -> None:
         self.component = component
@@ -129,7 +129,7 @@ class _Parts:
         if resources is None or processes is None:
             return
         if not self._check_counts(part, resources, processes):
-            # Either end of the part may be what is wrong, so nobody can say where the next one has to go on.
+            # Either end of the part may be wrong, so the start of the next one is unknown.
             self._next_process = None
         else:
             block = Block(resources, processes)
@@ -141,40 +141,40 @@ class _Parts:
         return False
 
     def _resources(self, part: RankMapPart) -> range | None:
-        """Return the resources that the part names; None for `all` of an unknown number."""
+        """Return the resources of the part; None for `all` of an unknown number."""
         if part.resources is not None:
             return part.resources
         return range(self.selection.count) if self.selection else None
 
     def _check_order(self, part: RankMapPart, resources: range | None) -> bool:
-        taken, self._taken = self._taken, [*self._taken, part]
+        earlier, self._taken = self._taken, [*self._taken, part]
         if part.resources is None or self._taken_all:
             self._taken_all = True
-            if not taken:
+            if not earlier:
                 return True
-            help = "`all` is every resource: write it alone, or list the resources one by one"
+            help = "`all` covers every resource: write it alone, or list the resources explicitly"
             return self._report("placement-not-ascending", f"lists resources of {self.name} twice", part, help)
         ranks = part.resources
         if ranks.start >= self._next_resource:
             self._next_resource = ranks.stop
             return True
-        twice = next((r for other in taken if other.resources and (r := common(other.resources, ranks))), None)
+        twice = next((r for other in earlier if other.resources and (r := common(other.resources, ranks))), None)
         self._next_resource = max(self._next_resource, ranks.stop)
         if twice is not None:
             message = f"lists resource{'s' * (len(twice) > 1)} {format_range(twice)} of {self.name} twice"
-            help = f"the next part may start at {taken[-1].resources.stop}" if taken[-1].resources else None
+            help = f"the next part may start at {earlier[-1].resources.stop}" if earlier[-1].resources else None
             if part.processes is None or len(ranks) == 1:
-                help = "for several processes on one resource write them behind a colon, as in `0-3:0-7`"
+                help = "for several processes per resource write them after a colon, as in `0-3:0-7`"
             return self._report("placement-not-ascending", message, part, help)
-        before = taken[-1].resources
+        before = earlier[-1].resources
         message = f"lists resources {format_range(ranks)} after {format_range(before) if before else 'all'}"
-        return self._report("placement-not-ascending", message, part, self._sorted(taken, part))
+        return self._report("placement-not-ascending", message, part, self._sorted(earlier, part))
 
-    def _sorted(self, taken: list[RankMapPart], part: RankMapPart) -> str:
-        parts = [*taken, part]
-        if any(each.processes is not None for each in parts):
+    def _sorted(self, earlier: list[RankMapPart], part: RankMapPart) -> str:
+        parts = [*earlier, part]
+        if any(part.processes is not None for part in parts):
             return "write the parts in ascending order of their resources; process ranks follow that order"
-        ordered = sorted(parts, key=lambda each: each.resources.start if each.resources else 0)
+        ordered = sorted(parts, key=lambda part: part.resources.start if part.resources else 0)
         return f"did you mean `{','.join(map(str, ordered))}`? Process ranks follow the order of resources"
 
     def _check_bounds(self, part: RankMapPart, resources: range) -> bool:
@@ -194,12 +194,12 @@ class _Parts:
             meant = format_range(range(size))
         why = "" if resources.start < selection.count or plural else "; ranks count within the group, from 0"
         if selection.lacks_accelerators:
-            why = "; no accelerator found, so that ranks count nodes (`rlinf doctor` shows what each node has)"
+            why = "; no accelerator found, so ranks count nodes (`rlinf doctor` shows each node's accelerators)"
         help = f"{selection.describe()}{why}; did you mean {meant}?"
         return self._report("placement-out-of-range", message, part, help)
 
     def _processes(self, part: RankMapPart, resources: range | None) -> range | None:
-        """Return the part's process ranks; None when they cannot be told."""
+        """Return the part's process ranks; None if unknown."""
         expected = self._next_process
         processes = part.processes
         if processes is None:
@@ -216,14 +216,14 @@ class _Parts:
         meant = range(expected, expected + len(processes))
         shown = RankMapPart(part.resources, meant, part.start, part.end)
         if expected == 0:
-            message = f"starts its process ranks at {processes.start}; they start at 0"
+            message = f"starts its process ranks at {processes.start} instead of 0"
         elif processes.start > expected:
             missing = format_range(range(expected, processes.start))
-            message = f"leaves out process rank{'s' * ('-' in missing)} {missing}"
+            message = f"skips process rank{'s' * ('-' in missing)} {missing}"
         else:
             again = range(processes.start, min(processes.stop, expected))
-            message = f"gives process rank{'s' * (len(again) > 1)} {format_range(again)} twice"
-        self._report("process-ranks-gap", message, part, f"process ranks run on without gaps; did you mean `{shown}`?")
+            message = f"lists process rank{'s' * (len(again) > 1)} {format_range(again)} twice"
+        self._report("process-ranks-gap", message, part, f"process ranks must be consecutive; did you mean `{shown}`?")
 
     def _check_counts(self, part: RankMapPart, resources: range, processes: range) -> bool:
         have, want = len(resources), len(processes)
@@ -232,7 +232,7 @@ class _Parts:
         near = _nearest_count(have, want) if have else 0
         message = f"puts {want} process{'es' * (want != 1)} on {have} resources: neither number divides the other"
         shown = RankMapPart(part.resources, range(processes.start, processes.start + near), part.start, part.end)
-        help = f"the number of processes divides {have} or is a multiple of it; did you mean `{shown}`?"
+        help = f"the number of processes must divide {have} or be a multiple of it; did you mean `{shown}`?"
         return self._report("placement-counts-dont-divide", message, part, help)
 
     def _check_nodes(self, part: RankMapPart, block: Block) -> bool:
@@ -243,20 +243,20 @@ class _Parts:
             first, last = selection.locate(resources.start), selection.locate(resources.stop - 1)
             if first.node != last.node:
                 message = (
-                    f"gives process {rank} the resources {format_range(resources)} of {self.name}, which lie on nodes "
-                    f"{first.node} and {last.node}"
+                    f"gives process {rank} the resources {format_range(resources)} of {self.name}, which are on"
+                    f" nodes {first.node} and {last.node}"
                 )
                 if selection.unit.kind is UnitKind.NODE:
-                    help = "a process runs on one node: give every node a process of its own"
+                    help = "a process runs on one node: place one process per node"
                 else:
-                    help = f"a process runs on one node ({selection.describe()}): begin at a node's first resource, or"
-                    help += " give each process fewer"
+                    help = f"a process runs on one node ({selection.describe()}): start at a node's first resource, or"
+                    help += " use fewer per process"
                 return self._report("process-spans-nodes", message, part, help)
         return True
 
 
 def _nearest_count(resources: int, wanted: int) -> int:
-    """Return the number of processes nearest to `wanted` that `resources` can be dealt to, or can be shared by."""
+    """Return the number of processes nearest to `wanted` that divides `resources` or is a multiple of it."""
     if wanted > resources:
         low = wanted // resources * resources
         return low if wanted - low < low + resources - wanted else low + resources

@@ -1,4 +1,4 @@
-"""The units of the node groups that a component selects, numbered through in the order the groups are listed."""
+"""The units of the node groups that a component selects, numbered consecutively in the listed order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, U
 
 
 class PlacementProblem(NamedTuple):
-    """One mistake, under its diagnostic code.
+    """A mistake, with its diagnostic code.
 
     Attributes:
-        message: what is wrong, naming component or strategy, and what exists.
-        part: the part of the rank map that is wrong, or None for the map as a whole.
-        label: which of the selected labels is wrong, as an index, or None.
+        message: the mistake, with the component or strategy, and what exists.
+        part: the wrong part of the rank map, or None for the whole map.
+        label: the index of the wrong selected label, or None.
     """
 
     code: str
@@ -29,14 +29,14 @@ class PlacementProblem(NamedTuple):
     label: int | None = None
 
     def error(self, where: str) -> PlacementError:
-        """Return the mistake as an error at `where`, to which the offending part is added."""
+        """Return the mistake as an error at `where`, with the wrong part appended."""
         if self.part is not None and str(self.part) not in where.split("`"):
             where = f"{where}, part `{self.part}`"
         return PlacementError(self.message, where=where, help=self.help)
 
 
 class Location(NamedTuple):
-    """The location of a resource: its node, its index among the node's units of its kind, the group that chose it."""
+    """The location of a resource: its node, its index among the node's units of its kind, the selecting group."""
 
     node: int
     local_rank: int
@@ -69,7 +69,7 @@ class Selection:
 
     @property
     def lacks_accelerators(self) -> bool:
-        """Whether nodes are counted because those that were asked have no accelerator, which nobody had declared."""
+        """Whether nodes are counted because the probed nodes have no accelerators and none were declared."""
         plain = (group for group in self.groups if not group.ignores_hardware and not group.declared)
         return self.topology.probed and self.unit.kind is UnitKind.NODE and any(plain)
 
@@ -80,11 +80,11 @@ class Selection:
 
     @property
     def exist(self) -> str:
-        """The resource ranks that exist, after "has"."""
+        """The existing resource ranks, a phrase to follow "has"."""
         return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
 
     def locate(self, rank: int) -> Location:
-        """Return the place of resource `rank`, which must be below `count`."""
+        """Return the location of resource `rank`, which must be below `count`."""
         segment = self.segments[bisect_right(self._firsts, rank) - 1]
         unit = segment.units.start + rank - segment.first
         node = self._numbers.node_of(unit)
@@ -128,7 +128,7 @@ class Selection:
 class Selected(NamedTuple):
     """The outcome of selecting groups.
 
-    `selection` is None when there are problems, or when the accelerators of the groups labelled `unknown` are.
+    `selection` is None if there are problems, or if the accelerators of the groups in `unknown` are unknown.
     """
 
     selection: Selection | None
@@ -138,7 +138,7 @@ class Selected(NamedTuple):
 
 
 def select(topology: ClusterTopology, labels: Sequence[str], subject: str) -> Selected:
-    """Select groups by label (none means `cluster`); `subject` begins the messages, as in "component `actor`"."""
+    """Select groups by label (none means `cluster`); `subject` starts the messages, as in "component `actor`"."""
     labels = tuple(labels) or (CLUSTER_LABEL,)
     problems = [
         _unknown_group(topology, label, index, subject)
@@ -162,7 +162,7 @@ def select(topology: ClusterTopology, labels: Sequence[str], subject: str) -> Se
 def _make(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selection:
     unit = groups[0].unit
     if unit is None:
-        raise ValueError(f"what group {groups[0].label} counts is unknown")
+        raise ValueError(f"the units of group {groups[0].label} are unknown")
     segments: list[UnitRange] = []
     count = 0
     for group in groups:
@@ -192,7 +192,7 @@ def _listed_twice(labels: Sequence[str], subject: str) -> list[PlacementProblem]
 
 def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
     units = {group.unit for group in groups}
-    # A group whose accelerators are unknown may count accelerators or nodes, but never robots.
+    # A group with unknown accelerators may count accelerators or nodes, but never robots.
     certain = [unit for unit in units if unit is not None]
     if len(certain) < 2 and not (None in units and any(unit.robot for unit in certain)):
         return []
@@ -205,7 +205,7 @@ def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[Placemen
         PlacementProblem(
             "groups-mixed-units",
             f"{subject} mixes groups that count different things: {counts}",
-            "select groups that count the same, and place the rest as a component of its own",
+            "select groups that count the same units, or split the component in two",
             label=other,
         )
     ]
@@ -221,11 +221,11 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
             if not shared:
                 continue
             numbers = topology.numbers(group.unit)
-            nodes = [range(numbers.node_of(both.start), numbers.node_of(both.stop - 1) + 1) for both in shared]
+            nodes = [range(numbers.node_of(range_.start), numbers.node_of(range_.stop - 1) + 1) for range_ in shared]
             shown = ",".join(map(format_range, merge_ranges(nodes)))
             where = f"node{'s' * (not shown.isdecimal())} {shown}"
             message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
-            help = "the groups a component selects may not share units: leave one out, or narrow its `node_ranks`"
+            help = "the groups of a component may not share units: remove one, or narrow its `node_ranks`"
             problems.append(PlacementProblem("groups-overlap", message, help, label=index))
     return problems
 
@@ -235,6 +235,6 @@ def _without_units(group: NodeGroupInfo, index: int, subject: str) -> PlacementP
     return PlacementProblem(
         "group-without-units",
         f"{subject} is placed on node group `{group.label}`, which has no {what}",
-        "declare its `hardware.configs`, or leave `hardware` out to count accelerators or nodes",
+        "declare its `hardware.configs`, or remove `hardware` to count accelerators or nodes",
         label=index,
     )

@@ -1,4 +1,4 @@
-"""The base of every placement strategy, and the step from a list of resources to a list of placements."""
+"""The base of placement strategies, and the conversion from resources to placements."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlinf_core.topology import ClusterTopology, NodeInfo, Unit, UnitKind
 
 
 class HasTopology(Protocol):
-    """A cluster, as far as laying out processes is concerned."""
+    """The interface of a cluster that placement needs."""
 
     @property
     def topology(self) -> ClusterTopology: ...
 
 
-# The node of a process, the group that selected it, and which of the node's units it holds.
+# The node of a process, the group that selected it, and its units on that node.
 ProcessUnits: TypeAlias = tuple[int, str, tuple[int, ...]]
 ClusterLike: TypeAlias = "ClusterTopology | HasTopology"
 
@@ -36,39 +36,39 @@ def topology_of(cluster: ClusterLike) -> ClusterTopology:
     """
     topology = cluster if isinstance(cluster, ClusterTopology) else getattr(cluster, "topology", None)
     if not isinstance(topology, ClusterTopology):
-        raise PlacementError(f"{short_repr(cluster)} is no cluster", help="give a `Cluster`, or a `ClusterTopology`")
+        raise PlacementError(f"{short_repr(cluster)} is not a cluster", help="give a `Cluster`, or a `ClusterTopology`")
     return topology
 
 
 def number(value: object, name: str, where: str) -> int:
-    """Return what was given as a number of a strategy.
+    """Return a strategy's argument as an int.
 
     Raises:
-        PlacementError: it is no whole number.
+        PlacementError: it is not a whole number.
     """
-    found = as_index(value)
-    if found is None:
+    number = as_index(value)
+    if number is None:
         raise PlacementError(f"`{name}` is {short_repr(value)}", where=where, help="give a whole number")
-    return found
+    return number
 
 
 def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
-    """Return what was given as several ranks; `name` and `where` are what they are and the strategy, for the error.
+    """Return a strategy's argument as ranks; `name` and `where` are for the error.
 
     Raises:
-        PlacementError: it is no iterable of whole numbers.
+        PlacementError: it is not an iterable of whole numbers.
     """
     listed = items(values)
-    found = None if listed is None else [as_index(value) for value in listed]
-    if found is None or None in found:
+    ranks = None if listed is None else [as_index(value) for value in listed]
+    if ranks is None or None in ranks:
         raise PlacementError(
             f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are whole numbers"
         )
-    return tuple(each for each in found if each is not None)
+    return tuple(number for number in ranks if number is not None)
 
 
 def items(values: object) -> tuple[object, ...] | None:
-    """Return what was given as a list, in whichever form; None when it is none, as text."""
+    """Return an argument as a list; None if it is not list-like, such as text."""
     if isinstance(values, str | bytes | Mapping):
         return None
     try:
@@ -78,7 +78,7 @@ def items(values: object) -> tuple[object, ...] | None:
 
 
 class PlacementStrategy(ABC):
-    """Decides which process of a component runs where."""
+    """The base of strategies that place the processes of a component."""
 
     @abstractmethod
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
@@ -86,7 +86,7 @@ class PlacementStrategy(ABC):
 
         Args:
             cluster: a cluster, or a topology alone.
-            isolate_accelerator: whether a process that holds accelerators sees only those, or all of its node's.
+            isolate_accelerator: whether a process with accelerators sees only these, or all of its node.
 
         Raises:
             PlacementError: the cluster cannot hold the processes as asked.
@@ -105,7 +105,7 @@ def select_or_raise(topology: ClusterTopology, labels: Sequence[str], where: str
     """Return the units of some groups.
 
     Raises:
-        PlacementError: no such groups, they don't go together, or what they count is unknown.
+        PlacementError: there are no such groups, they do not fit together, or their units are unknown.
     """
     selected = select(topology, labels, "the placement")
     if selected.problems:
@@ -119,8 +119,8 @@ def unknown_accelerators(labels: Sequence[str], where: str) -> PlacementError:
     return PlacementError(
         f"the accelerators of {quoted(labels)} are unknown",
         where=where,
-        help="declare `accelerators: {per_node: 8}` in the node group (`per_node: 0` where it has none), assume them"
-        " (`--assume 8`), or ask the nodes",
+        help="declare `accelerators: {per_node: 8}` in the node group (`per_node: 0` for none), assume them"
+        " (`--assume 8`), or probe the nodes",
     )
 
 
@@ -130,7 +130,7 @@ def place(
     """Return the placements of processes that hold these resource ranks.
 
     Raises:
-        PlacementError: a resource doesn't exist, is given twice to one process, or lies on another node than the rest.
+        PlacementError: a resource does not exist, is listed twice for one process, or is on another node than the rest.
     """
     held: list[ProcessUnits] = []
     for rank, resources in enumerate(processes):
@@ -162,19 +162,19 @@ def _check_together(
     if len(nodes) > 1:
         raise PlacementError(
             f"process {rank} would hold resources {','.join(map(str, resources))} of {selection.name}, "
-            f"which lie on nodes {format_ranks(nodes)}",
+            f"which are on nodes {format_ranks(nodes)}",
             where=where,
-            help=f"a process runs on one node ({selection.describe()}): give it resources of one",
+            help=f"a process runs on one node ({selection.describe()}): choose resources of one node",
         )
     if len(set(resources)) < len(resources):
         twice = next(resource for resource, count in Counter(resources).items() if count > 1)
-        raise PlacementError(f"process {rank} is given resource {twice} twice", where=where, help="name it once")
+        raise PlacementError(f"process {rank} has resource {twice} twice", where=where, help="list it once")
 
 
 def number_processes(
     topology: ClusterTopology, unit: Unit, held: Sequence[ProcessUnits], isolate_accelerator: bool
 ) -> list[Placement]:
-    """Return the placements of processes whose nodes and units are known, with their ranks counted."""
+    """Return the placements of processes with known nodes and units, with their local ranks."""
     nodes = topology.nodes
     node_ranks: dict[int, int] = {}
     local_sizes: Counter[int] = Counter()
@@ -213,7 +213,7 @@ def number_processes(
 
 
 def hardware_type(unit: Unit, node: NodeInfo) -> str:
-    """Return what a process that holds such units of a node holds, in a word."""
+    """Return the hardware type of a process with such units of a node."""
     if unit.kind is UnitKind.ACCELERATOR:
         return node.accelerator_type or str(unit.kind)
     return unit.robot or str(unit.kind)

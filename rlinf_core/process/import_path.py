@@ -111,7 +111,7 @@ def add_user_folders(folders: Iterable[str]) -> None:
     for name in OWN_PACKAGES:
         loaded = sys.modules.get(name)
         if loaded is not None and name != "rlinf_core":
-            loaded.__path__.extend(each for each in _namesakes(name, new) if each not in loaded.__path__)
+            loaded.__path__.extend(namesake for namesake in _namesakes(name, new) if namesake not in loaded.__path__)
 
 
 def user_folders() -> tuple[str, ...]:
@@ -121,12 +121,12 @@ def user_folders() -> tuple[str, ...]:
     installed = tuple(
         os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
     )
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for entry in sys.path:
         folder = os.path.realpath(entry or os.getcwd())
-        if not any(folder == each or folder.startswith(each + os.sep) for each in installed):
-            found.setdefault(folder)
-    return tuple(found)
+        if not any(folder == root or folder.startswith(root + os.sep) for root in installed):
+            folders.setdefault(folder)
+    return tuple(folders)
 
 
 def _standard_library() -> tuple[str, str]:

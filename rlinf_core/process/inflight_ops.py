@@ -192,15 +192,15 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
         return set()
     import asyncio
 
-    found: set[Hashable] = set()
-    for loop in {cast("asyncio.Task[object]", each).get_loop() for each in others if isinstance(each, asyncio.Task)}:
+    threads: set[Hashable] = set()
+    for loop in {cast("asyncio.Task[object]", task).get_loop() for task in others if isinstance(task, asyncio.Task)}:
         try:
             tasks = asyncio.all_tasks(loop)
         except RuntimeError:
             continue  # they come and go so fast that they cannot be listed: it runs
         if tasks and all(_is_held_up(task, held_up) for task in tasks):
-            found.add(getattr(loop, "_thread_id", None))
-    return found
+            threads.add(getattr(loop, "_thread_id", None))
+    return threads
 
 
 def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:

@@ -48,13 +48,13 @@ class PeakMeter:
 
 def rss_fields() -> dict[str, int]:
     """Return `VmRSS` and `VmHWM`, the peak of it, in bytes; empty where the system does not tell."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     with suppress(OSError), open(_STATUS) as file:
         for line in file:
             name, _, value = line.partition(":")
             if name in ("VmRSS", "VmHWM"):
-                found[name] = int(value.split()[0]) * 1024
-    return found
+                fields[name] = int(value.split()[0]) * 1024
+    return fields
 
 
 def _forget_peak() -> None:

@@ -74,8 +74,8 @@ class SpanRecorder:
         if len(spans) >= self._limit:
             self._dropped += 1
             return
-        whose = _own_strand() if task_key is None else task_key
-        number = whose if isinstance(whose, int) else id(whose)
+        owner = _own_strand() if task_key is None else task_key
+        number = owner if isinstance(owner, int) else id(owner)
         spans.append(TraceSpan(kind, name, self._epoch + began, ended - began, number))
 
     def take(self) -> Taken:

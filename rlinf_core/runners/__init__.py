@@ -1,1 +1,1 @@
-"""Runners, and what they keep of a run: the run folder, metrics, checkpoints, the curve, the trace."""
+"""Runners, and the data of a run: run folder, metrics, checkpoints, trace."""

@@ -1,4 +1,4 @@
-"""Events that a runner tells of its run as it goes. Listeners render them: the live view, plain lines, a test."""
+"""Events that a runner emits. Listeners render them: the live view, plain lines, a test."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_core.topology import ClusterTopology
 
-# The phases of a training step, by the names that their times have under `time/`.
+# The phases of a training step, named as in the `time/` metrics.
 SYNC_WEIGHTS: Final = "sync_weights"
 GENERATE_ROLLOUTS: Final = "generate_rollouts"
 ADVANTAGES: Final = "cal_adv_and_returns"
 ACTOR_TRAINING: Final = "actor_training"
-# What a run does besides.
+# Other phases of a run.
 LAUNCH: Final = "launch"
 EVALUATE: Final = "evaluate"
 SAVE_CHECKPOINT: Final = "save_checkpoint"
 
 
 class RunStarted(NamedTuple):
-    """The workers are there and training begins. Told once: workers that are started again follow a `RunRestarted`.
+    """The workers have started and training begins. Emitted once: restarts are announced by `RunRestarted`.
 
     Attributes:
         folder: the run folder.
-        first_step: 1, or more where the run was resumed.
-        last_step: the step after which it ends; None while no limit is known.
+        first_step: 1, or more for a resumed run.
+        last_step: the step after which it ends; None while unknown.
         components: number of processes of each component.
-        resumed_from: the checkpoint it continues from.
+        resumed_from: the checkpoint it resumes from.
     """
 
     folder: Path
@@ -38,23 +38,21 @@ class RunStarted(NamedTuple):
 
 
 class PhaseStarted(NamedTuple):
-    """The run is now busy with `phase`, one of the names above."""
+    """The run enters `phase`, one of the names above."""
 
     step: int
     phase: str
 
 
 class Waiting(NamedTuple):
-    """From now on the run waits for `what` outside it, as in `actor: 2 processes`, for `seconds` at most where that is
-    known.
-    """
+    """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known."""
 
     what: str
     seconds: float | None = None
 
 
 class StepFinished(NamedTuple):
-    """A training step is over. `metrics` has full names, as in `train/actor/policy_loss`; times are seconds."""
+    """A training step has finished. `metrics` has full names, as in `train/actor/policy_loss`; times are in seconds."""
 
     step: int
     metrics: Mapping[str, float]
@@ -68,23 +66,23 @@ class Evaluated(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """Everything after `step` can be continued from `path`."""
+    """Training after `step` can be resumed from `path`."""
 
     step: int
     path: Path
 
 
 class ClusterReady(NamedTuple):
-    """The machines are there, and workers are launched on them next; told again by each attempt."""
+    """The cluster is ready, and workers are launched next; emitted by each attempt."""
 
     topology: ClusterTopology
 
 
 class RunRestarted(NamedTuple):
-    """Something died, and the run goes back to `step`, the last that counts (0 without a checkpoint).
+    """A worker or node died, and the run goes back to `step` (0 without a checkpoint).
 
     Attributes:
-        restart: which restart this is, from 1.
+        restart: the number of this restart, from 1.
         reason: what died, in one line.
     """
 
@@ -95,11 +93,11 @@ class RunRestarted(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """The run is over, as it was meant to be.
+    """The run has finished normally.
 
     Attributes:
         metrics: the newest value of every metric.
-        seconds: from `RunStarted` to the end of its work: ending the workers is not counted.
+        seconds: from `RunStarted` to the end of training, without ending the workers.
     """
 
     step: int
@@ -108,7 +106,7 @@ class RunFinished(NamedTuple):
 
 
 class CurveDrawn(NamedTuple):
-    """The learning curve was drawn, however the run ended: `path` is the picture."""
+    """The learning curve was drawn to the image `path`, however the run ended."""
 
     path: Path
 
@@ -129,4 +127,4 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 def nobody(event: Event) -> None:
-    """Ignore an event: the listener of a run that nobody follows."""
+    """Ignore an event: the default listener."""

@@ -1,4 +1,4 @@
-"""Further places for metrics, by `runner.logger.logger_backends`. Each is imported only when it is named."""
+"""Metric services for `runner.logger.logger_backends`. Each is imported only if named."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlinf_core.suggest import did_you_mean, quoted
 
 
 class BackendSettings(NamedTuple):
-    """The facts about a run that a backend is told.
+    """The facts about a run for a backend.
 
     Attributes:
-        folder: the run's own folder, for files of the backend.
-        project, name: under which the run is filed.
+        folder: the run folder, for files of the backend.
+        project, name: of the run in the service.
         config: the resolved configuration without secrets, as plain data.
-        resumed: whether the run goes on where an earlier one ended.
-        known: the last step that an earlier process of the run told of; -1: none.
+        resumed: whether the run resumes an earlier one.
+        known: the last step that an earlier process of the run logged; -1: none.
     """
 
     folder: Path
@@ -36,18 +36,18 @@ class BackendSettings(NamedTuple):
 
 
 class MetricsBackend(ABC):
-    """One further place for metrics."""
+    """A metric service."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of `step`, numbers by name. A step may come in several parts."""
+        """Log the metrics of `step`, numbers by name. A step may be logged in several parts."""
 
-    def rewind(self, step: int) -> None:  # noqa: B027 - most services keep what they have been told
-        """Go back to `step`: what came later will come again."""
+    def rewind(self, step: int) -> None:  # noqa: B027 - most services keep logged steps
+        """Go back to `step`: later steps will be logged again."""
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is held back. Called once."""
+        """Flush pending data. Called once."""
 
 
 class TensorBoard(MetricsBackend):
@@ -68,7 +68,7 @@ class TensorBoard(MetricsBackend):
         self._writer.flush()
 
     def rewind(self, step: int) -> None:
-        # TensorBoard hides what earlier files say from this step on. A run that begins has a single file.
+        # TensorBoard hides earlier files' data from this step on. A new run has a single file.
         self.close()
         self._purge_step = step + 1
 
@@ -81,11 +81,11 @@ class TensorBoard(MetricsBackend):
 class _Tracker(MetricsBackend):
     """A service whose module has `init`, `log` and `finish`.
 
-    Their steps only rise, so what comes again after a `rewind` is held back until the run is past what they have.
+    Their steps must increase, so repeated steps after a `rewind` are dropped until the run is past the logged ones.
     """
 
     module: str
-    # Whether a run that is resumed goes on in what the service has of it; else it begins there anew.
+    # Whether a resumed run continues its record in the service; else it starts a new one.
     continues = True
 
     def __init__(self, settings: BackendSettings) -> None:
@@ -111,7 +111,7 @@ class _Tracker(MetricsBackend):
 
 
 class WandB(_Tracker):
-    """Weights & Biases; offline where its own settings say so."""
+    """Weights & Biases; offline if configured so."""
 
     module = "wandb"
 
@@ -119,7 +119,7 @@ class WandB(_Tracker):
         return {
             "project": settings.project,
             "name": settings.name,
-            # The same run goes on after a resume.
+            # The same run continues after a resume.
             "id": settings.name,
             "resume": "allow" if settings.resumed else "never",
             "dir": str(settings.folder),
@@ -128,7 +128,7 @@ class WandB(_Tracker):
 
 
 class SwanLab(_Tracker):
-    """SwanLab; local where its own settings say so."""
+    """SwanLab; local if configured so."""
 
     module = "swanlab"
     continues = False
@@ -143,7 +143,7 @@ class SwanLab(_Tracker):
 
 
 class Trackio(_Tracker):
-    """Trackio, which keeps its own database on this machine."""
+    """Trackio, with a local database."""
 
     module = "trackio"
 
@@ -165,11 +165,11 @@ _BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
 
 
 def open_backends(names: Sequence[str], settings: BackendSettings) -> list[MetricsBackend]:
-    """Return the backends of these names, ready to be told metrics.
+    """Return the backends of these names, ready for logging.
 
     Raises:
         ConfigError: one is unknown, or its package is not installed.
-        RunError: one cannot be started, as where it needs a login.
+        RunError: one cannot be started, for example without a login.
     """
     for name in names:
         check_backend(name)
@@ -185,13 +185,13 @@ def open_backends(names: Sequence[str], settings: BackendSettings) -> list[Metri
                 f"the logger backend `{name}` does not start",
                 where="runner.logger.logger_backends",
                 why=f"{type(error).__name__}: {error}",
-                help="repair its own settings, or take it out of the list; `metrics.jsonl` is always written",
+                help="fix its settings, or remove it from the list; `metrics.jsonl` is always written",
             ) from error
     return opened
 
 
 def check_backend(name: str) -> None:
-    """Look whether a backend can be imported, without importing it.
+    """Check that a backend can be imported, without importing it.
 
     Raises:
         ConfigError: it is unknown, or its package is not installed; `help` has the pip command.
@@ -205,5 +205,5 @@ def check_backend(name: str) -> None:
         raise ConfigError(
             f"the logger backend `{name}` needs {quoted(missing)}, which this Python does not have",
             where=where,
-            help=f"run `{install_command(*missing)}`, or take it out of the list",
+            help=f"run `{install_command(*missing)}`, or remove it from the list",
         )

@@ -1,8 +1,8 @@
-"""The metrics of a run: `metrics.jsonl`, one JSON object for each step, and the services that a user names besides.
+"""The metrics of a run: `metrics.jsonl`, one JSON object per step, and additional metric services.
 
     {"step": 12, "time": 1773482102.5, "metrics": {"env/return": 3.2, "train/actor/grad_norm": null}}
 
-A metric that is not a number is null, since JSON has no word for it.
+NaN is written as null, since JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST_LINE: Final = 16 << 20
 
 
 class Metrics(NamedTuple):
-    """The metrics of one step, written at `time` (seconds since 1970): numbers by name, nan where there was none."""
+    """The metrics of one step, written at `time` (seconds since 1970): numbers by name, possibly NaN."""
 
     step: int
     time: float
@@ -43,13 +43,13 @@ class _Line(FileModel):
 
 
 class MetricsWriter:
-    """Appends the metrics of each step. A run has one.
+    """A writer that appends the metrics of each step. A run has one.
 
-    Each line has left the process when `log` returns; what an earlier process left torn at the end is cut off.
+    Each line has left the process when `log` returns; a torn last line of an earlier process is cut off.
 
     Args:
-        path: the file; lines that it has stay.
-        backends: further places, as `open_backends` gives them. They are closed with this writer.
+        path: the file; existing lines are kept.
+        backends: further services, from `open_backends`. They are closed with this writer.
 
     Raises:
         RunError: the file cannot be written.
@@ -58,7 +58,7 @@ class MetricsWriter:
     def __init__(self, path: Path, backends: Sequence[MetricsBackend] = ()) -> None:
         self.path = path
         self._backends = tuple(backends)
-        # What the last line says, and where in the file it begins.
+        # The last line, and its offset in the file.
         self._last: Metrics | None = None
         self._last_start = 0
         with self._guarded():
@@ -73,7 +73,7 @@ class MetricsWriter:
         self.close()
 
     def newest_up_to(self, step: int) -> Mapping[str, float]:
-        """Return the newest value that every metric had after `step`, of this and of earlier processes."""
+        """Return the newest value of every metric up to `step`, from this and earlier processes."""
         newest: dict[str, float] = {}
         for line in read_metrics(self.path):
             if line.step <= step:
@@ -83,10 +83,11 @@ class MetricsWriter:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of `step`, numbers by name.
 
-        Steps come in order. Metrics of the step that came last, as those of an evaluation after it, join its line.
+        Steps must be in order. Further metrics of the last step, as of an evaluation after it, are merged into its
+        line.
 
         Raises:
-            ValueError: a later step was written already; `rewind` goes back.
+            ValueError: a later step was already written; use `rewind` to go back.
             RunError: the file cannot be written.
         """
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -101,31 +102,31 @@ class MetricsWriter:
                 self._last_start = self._file.seek(0, os.SEEK_END)
         text = _encode(line)
         with self._guarded():
-            # One write, so that a reader, and whoever comes after a kill, finds a line or none.
+            # A single write, so that a reader, or a successor after a kill, finds a whole line or none.
             self._file.seek(self._last_start)
             self._file.write(text)
             self._file.truncate(self._last_start + len(text))
         self._last = line
-        self._tell(lambda backend: backend.log(step, numbers))
+        self._forward(lambda backend: backend.log(step, numbers))
 
     def rewind(self, step: int) -> None:
-        """Drop what was written for steps after `step`: the run goes on from there.
+        """Drop the metrics after `step`, from which the run continues.
 
         Raises:
             RunError: the file cannot be written.
         """
         with self._guarded():
             self._keep_until(step)
-        self._tell(lambda backend: backend.rewind(step))
+        self._forward(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
-        """Write out what backends hold back. Safe to call twice."""
+        """Flush and close the backends. Idempotent."""
         self._file.close()
-        self._tell(lambda backend: backend.close())
+        self._forward(lambda backend: backend.close())
         self._backends = ()
 
-    def _tell(self, what: Callable[[MetricsBackend], None]) -> None:
-        """Tell the backends. A service that fails is left out from then on: no run ends for its sake."""
+    def _forward(self, what: Callable[[MetricsBackend], None]) -> None:
+        """Forward to the backends. A failing service is dropped from then on: it must not end the run."""
         kept: list[MetricsBackend] = []
         for backend in self._backends:
             try:
@@ -139,7 +140,7 @@ class MetricsWriter:
         self._backends = tuple(kept)
 
     def _keep_until(self, step: int | None) -> None:
-        """Cut the file behind the last whole line of a step up to `step`; None: of any."""
+        """Truncate the file after the last whole line of a step up to `step` (None: of any)."""
         self._last, self._last_start = None, 0
         end = 0
         for start, stop, line in _lines(self.path):
@@ -157,42 +158,42 @@ class MetricsWriter:
                 "metrics cannot be written",
                 where=str(self.path),
                 why=error.strerror or str(error),
-                help="make room there, or correct its permissions",
+                help="free some space, or fix its permissions",
             ) from error
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Return the metrics in `path`, one item for each step in order; none when there is no such file."""
+    """Return the metrics in `path`, one item per step in order; empty if there is no such file."""
     return list(stream_metrics(path))
 
 
 def stream_metrics(path: Path) -> Iterator[Metrics]:
-    """Return the metrics in `path` one after another, without lines that are torn or being written.
+    """Yield the metrics in `path`, without torn or incomplete lines.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     return (line for _, _, line in _lines(path))
 
 
 def metrics_up_to(path: Path, step: int) -> bytes:
-    """Return the content of a file that has the metrics of `path` up to `step`.
+    """Return the content of `path` up to `step`.
 
     Raises:
-        OSError: the file is there and cannot be read.
+        OSError: the file exists but cannot be read.
     """
     return b"".join(_encode(line) for line in read_metrics(path) if line.step <= step)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
-    """Return every whole line with the offsets of its first byte and behind its last one."""
+    """Yield every whole line with its start and end offsets."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
         return
     stop = 0
     with file:
-        # A line that is longer is none of ours; it comes in pieces, of which none is JSON.
+        # A longer line is not ours; it is read in pieces, none of which is JSON.
         while raw := file.readline(_LONGEST_LINE):
             start, stop = stop, stop + len(raw)
             line = decode(raw)
@@ -206,7 +207,7 @@ def _encode(line: Metrics) -> bytes:
 
 
 def decode(raw: bytes) -> Metrics | None:
-    """Return the metrics of a line; None for one that is torn or none of ours."""
+    """Return the metrics of a line; None for a torn or foreign one."""
     try:
         return _decoded(raw) if raw.endswith(b"\n") else None
     except ValueError:
@@ -214,7 +215,7 @@ def decode(raw: bytes) -> Metrics | None:
 
 
 def faults(path: Path, most: int = 3) -> list[str]:
-    """Return what is wrong with lines of a file of metrics, in words: line, field and value; at most `most`."""
+    """Return at most `most` errors in a metrics file, in words: line, field and value."""
     words: list[str] = []
     try:
         with open_regular(path) as file:
@@ -222,11 +223,11 @@ def faults(path: Path, most: int = 3) -> list[str]:
             while (raw := file.readline(_LONGEST_LINE)) and len(words) < most:
                 number += 1
                 try:
-                    # The last one may be in the making.
+                    # The last line may be incomplete.
                     if raw.endswith(b"\n") or len(raw) == _LONGEST_LINE:
                         _decoded(raw)
                 except ValueError as error:
-                    words.append(f"line {number} of {path.name} is left out: {error}")
+                    words.append(f"line {number} of {path.name} was skipped: {error}")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -238,7 +239,7 @@ def _decoded(raw: bytes) -> Metrics:
     """Return the metrics of a whole line.
 
     Raises:
-        ValueError: it has none; the message names the field and its value.
+        ValueError: it is invalid; the message names the field and its value.
     """
     try:
         line = _Line.model_validate_json(raw)

@@ -1,4 +1,4 @@
-"""The record of a run while it goes on: metrics, checkpoints, state, and who is told."""
+"""The record of a running job: metrics, checkpoints, state and events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")
-# A process that is in no method answers within milliseconds.
+# A process outside of methods answers within milliseconds.
 _BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 DrawCurve: TypeAlias = Callable[[Path, Path, str], "tuple[Path, Path] | None"]
-"""Called with `metrics.jsonl`, the folder for the pictures and their title."""
+"""Called with `metrics.jsonl`, the folder for the images and their title."""
 
 
 class RunConfig(Protocol):
-    """The configuration of a job, as far as the record of its run is concerned."""
+    """The part of a job's configuration that the record needs."""
 
     @property
     def recipe(self) -> str: ...
@@ -55,19 +55,19 @@ class RunRecord:
     """The record of one run, over all its attempts.
 
     Args:
-        folder: where it is kept.
-        metrics: its `metrics.jsonl`, and the services that go with it.
-        listener: is told what happens.
+        folder: the run folder.
+        metrics: the writer of `metrics.jsonl`, with its services.
+        listener: called with each event.
         config_hash: of the resolved configuration.
-        facts: what a run must agree in to continue from a checkpoint of this one (`Manifest.facts`).
-        trace: its `trace.json`, where the run is traced. Closed with this record, as `metrics` is.
+        facts: values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
+        trace: the writer of `trace.json`, if the run is traced. Closed with this record, like `metrics`.
         draw: draws the learning curve at the end (`Recipe.curve`).
 
     Attributes:
-        step: the last step that is done.
-        first_step: of the present attempt.
+        step: the last finished step.
+        first_step: of the current attempt.
         newest: the newest value of every metric.
-        source: the checkpoint that training continues from, or None for the start.
+        source: the checkpoint to resume from, or None for the start.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RunRecord:
         self._config_hash = config_hash
         self._facts = dict(facts or {})
         self._began: float | None = None
-        # From the beginning to what was done last.
+        # From the beginning to the last finished work.
         self._seconds = 0.0
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
@@ -101,10 +101,10 @@ class RunRecord:
 
     @classmethod
     def open(cls, job: Job, folder: RunFolder, listener: Listener) -> Self:
-        """Return the record of the run of a checked job, with the services that its `runner.logger` names.
+        """Return the record for the run of a validated job, with the services of its `runner.logger`.
 
         Raises:
-            CheckpointError: the checkpoint that the run is to continue from does not fit.
+            CheckpointError: the checkpoint to resume from does not match.
             RunError: the folder cannot be written, or a service cannot be started.
             ConfigError: a service needs a package that is not installed.
         """
@@ -125,11 +125,11 @@ class RunRecord:
         digest: str,
         plain: Mapping[str, Any],
     ) -> Self:
-        """Return a record with the services that `runner.logger` names, which are told the configuration `plain`."""
+        """Return a record with the services of `runner.logger`, which receive the configuration `plain`."""
         runner, draw = config.runner, recipe.function("curve") if recipe is not None else None
         resumed = folder.resumed_from is not None
-        # What came after the checkpoint is still there: it is cut off below, once the services know of it.
-        known = max((each.step for each in read_metrics(folder.metrics_file)), default=-1)
+        # Later metrics than the checkpoint's are still there: they are cut off below, once the services know of them.
+        known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
         metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
@@ -151,22 +151,22 @@ class RunRecord:
         self._metrics.close()
         if self._trace is not None:
             self._trace.close()
-        # What a run had learned before it failed or was interrupted is what one wants to see of it.
+        # Also for a failed or interrupted run: its progress is of interest.
         self._draw_curve()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
-        """Have the groups that are launched from now on write their logs and traces into the run folder.
+        """Make groups launched from now on write their logs and traces into the run folder.
 
-        The listener is told of each launch. `components` are the names of the groups' log folders.
+        The listener is notified of each launch. `components` are the names of the groups' log folders.
         """
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
         self.tell(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int, started: int) -> None:
-            many = f"{started} of {workers}" if started else str(workers)
-            what = f"{components.get(group, group)}: {many} process{'es' if workers > 1 else ''}"
-            self.tell(events.Waiting(what))
+            count_text = f"{started} of {workers}" if started else str(workers)
+            waiting = f"{components.get(group, group)}: {count_text} process{'es' if workers > 1 else ''}"
+            self.tell(events.Waiting(waiting))
 
         traced = self._trace is not None
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
@@ -174,14 +174,14 @@ class RunRecord:
             self._trace.forget()
 
     def collect_trace(self, *groups: WorkerGroup[Any], last: bool = False) -> None:
-        """Take what these groups recorded, where the run is traced; `last` waits for those that are busy."""
+        """Collect the spans of these groups, if the run is traced; `last` waits for busy ones."""
         if self._trace is not None:
             self._trace.collect(groups, last=last)
 
     def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-        """Write the most memory that each process of the components held so far, by phase.
+        """Write the peak memory of each process of the components so far, by phase.
 
-        Processes in a method that does not end, as in asynchronous generation, are left out.
+        Processes in an endless method, as in asynchronous generation, are omitted.
         """
         try:
             asked = {component: group.memory_peaks() for component, group in groups.items()}
@@ -197,11 +197,12 @@ class RunRecord:
             record = {"schema": "rlinf.memory/1", "processes": processes}
             durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
         except (RLinfError, OSError) as error:
-            # The run is fine without.
-            LOGGER.warning("the memory of the run's processes is not kept: %s", error)
+            # It is optional for the run.
+            LOGGER.warning("the memory of the run's processes was not saved: %s", error)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
-        """Continue from the step of `source`, or from the start; later metrics stay until the run has its workers."""
+        """Resume from the step of `source`, or from the start; later metrics are kept until the workers have
+        started."""
         self.source = source
         self.step = source.step if source else 0
         self.first_step = self.step + 1
@@ -210,16 +211,14 @@ class RunRecord:
         self.newest = dict(self._metrics.newest_up_to(self.step))
 
     def go_back(self) -> int:
-        """Return to the newest checkpoint, or to where the run began, after something died; return the last step that
-        counts.
-        """
+        """Rewind to the newest checkpoint, or to the start, after a death; return the last valid step."""
         if self._trace is not None:
             self._trace.forget()
         self._begin_after(self.folder.checkpoints.latest_sound() or self.source)
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
-        """Tell, once, that the workers are there, and drop what came after the checkpoint of a resumed run."""
+        """Emit, once, that the workers have started, and drop data after the checkpoint of a resumed run."""
         if self._began is None:
             self._began = time.monotonic()
             self.folder.started()
@@ -229,7 +228,7 @@ class RunRecord:
             self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of a training step that is over."""
+        """Record the metrics of a finished training step."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self.step = step
@@ -237,7 +236,7 @@ class RunRecord:
         self.tell(events.StepFinished(step, metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of the evaluation after `step`."""
+        """Record the metrics of the evaluation after `step`."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self._worked()
@@ -246,7 +245,7 @@ class RunRecord:
     def save(
         self, step: int, write: Callable[[Path], Any], *, weight_version: int, world_sizes: Mapping[str, int]
     ) -> None:
-        """Make a checkpoint of what `write` puts into the folder that it is given.
+        """Make a checkpoint from the files that `write` writes into the given folder.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -273,11 +272,11 @@ class RunRecord:
         self.tell(events.CheckpointSaved(step, path))
 
     def has_unsaved(self, step: int) -> bool:
-        """Return whether `step` is the last one that is done, and no checkpoint keeps it."""
+        """Return whether `step` is the last finished one, without a checkpoint."""
         return self.step == step != self._saved
 
     def finished(self) -> None:
-        """Tell that the run is over, as it was meant to be."""
+        """Emit that the run has finished."""
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
 
     def _draw_curve(self) -> None:
@@ -286,7 +285,7 @@ class RunRecord:
         try:
             drawn = self._draw(self.folder.metrics_file, self.folder.path, self.folder.path.name)
         except RunError as error:
-            # The run is fine without its picture.
+            # The image is optional for the run.
             LOGGER.warning("%s", error)
             return
         if drawn is not None:
@@ -298,7 +297,7 @@ class RunRecord:
 
 
 def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
-    """Return what a run must agree in to continue from a checkpoint; nothing where the recipe does not say."""
+    """Return the values that a run must share to resume from a checkpoint; empty if the recipe defines none."""
     facts = recipe.function("facts") if recipe is not None else None
     return facts(config) if facts is not None else {}
 
@@ -306,5 +305,5 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
 def _answers(handle: WorkerGroupHandle[dict[str, Peak]]) -> list[dict[str, Peak]]:
     try:
         return handle.wait(timeout=_BUSY_SECONDS)
-    except (CommunicationTimeoutError, WorkerGroupError):  # busy, or dead where the run goes on without
+    except (CommunicationTimeoutError, WorkerGroupError):  # busy, or dead in a run that continues without it
         return []

@@ -1,4 +1,4 @@
-"""The part of a recipe's program that all recipes share: the run's record, its cluster, and recovery after a death."""
+"""The shared part of a recipe's program: the run's record, its cluster, and recovery after a death."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Launch: TypeAlias = Callable[[Any, Cluster, RunRecord], Runner]
 
 
 def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> None:
-    """Run a job to its end, and keep what happens in `folder`.
+    """Run a job to its end, and record it in `folder`.
 
-    Where a worker dies, all end, and the run goes on from its last checkpoint with new ones, up to
-    `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration has a section
-    `runner`.
+    If a worker dies, all are ended, and the run resumes from its last checkpoint with new ones, up to
+    `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration must have a
+    section `runner`.
 
     Raises:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
-        ClusterError: the machines cannot be had.
-        CheckpointError: the checkpoint to continue from does not fit, or one cannot be written.
+        ClusterError: the cluster is not available.
+        CheckpointError: the checkpoint to resume from does not match, or one cannot be written.
     """
     config: Any = job.config
     with RunRecord.open(job, folder, listener) as record:
@@ -49,23 +49,24 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
 
 
 def _components(config: Any) -> dict[str, str]:
-    """Return the placed components by the names of their groups: `group_name` of their section, where it has one."""
+    """Return the placed components by group name: `group_name` of their section, if set."""
     placed: list[str] = list(config.cluster.component_placement)
     return {getattr(getattr(config, name, None), "group_name", name): name for name in placed}
 
 
 def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int) -> T:
-    """Return what `attempt` returns. It is called again where a worker had died, after the record has gone back.
+    """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound.
 
-    An exception that a worker raised is not a death: it would come again.
+    An exception raised by a worker is not a death: it would recur.
 
     Args:
-        attempt: launches all workers and runs to the end, from `record.step` on. It ends its workers before it raises.
+        attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
+        raising.
         record: of the run.
-        max_restarts: how often it is called again at most.
+        max_restarts: the maximum number of further calls.
 
     Raises:
-        WorkerGroupError: what was raised, or the death of a worker after the last restart.
+        WorkerGroupError: as raised, or the death of a worker after the last restart.
     """
     restart = 0
     while True:
@@ -81,7 +82,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
 
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:
-    """Return the death that is the first cause of a failure, or None when it has another one."""
+    """Return the death that is the root cause of a failure, or None."""
     first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

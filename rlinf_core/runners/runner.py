@@ -1,4 +1,4 @@
-"""The base of training loops: steps and their phases, evaluations, checkpoints, and the record of the run.
+"""The base of training loops: steps and phases, evaluations, checkpoints, and the record of the run.
 
 A loop of your own is a subclass with a `train_step`: docs/write-a-recipe.md builds one.
 """
@@ -23,20 +23,20 @@ NEVER: Final = -1
 
 
 class Runner(ABC):
-    """Runs the worker groups of a job, step by step, until the run is over.
+    """The base of loops that run the worker groups of a job, step by step, to the end.
 
     A subclass implements `train_step`, `write_checkpoint` and `read_checkpoint`, and overrides `start_workers` and
-    `evaluate_policy` where its loop has something to do there.
+    `evaluate_policy` if needed.
 
     Args:
         cfg: the configuration of the job.
         groups: the worker groups, by component.
-        record: keeps what happens; training begins after its step. Without one the runner makes a run folder with a
-            record of its own, and closes it when the run is over or has failed.
+        record: the run's record; training begins after its step. Without one the runner makes a run folder with its own
+        record, and closes it when the run has finished or failed.
 
     Attributes:
         config: the section `runner`.
-        weight_version: how often the weights have changed; a subclass counts.
+        weight_version: number of weight updates; incremented by subclasses.
     """
 
     def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
@@ -47,31 +47,31 @@ class Runner(ABC):
         self.weight_version = 0
         self._times: dict[str, float] = {}
 
-    # What a loop implements
+    # To be implemented by loops
 
     @abstractmethod
     def train_step(self, step: int) -> dict[str, float]:
-        """Carry out one training step, and return its metrics by their full names. Times of phases are added."""
+        """Run one training step, and return its metrics by full name. Times of phases are added."""
 
-    def start_workers(self) -> None:  # noqa: B027 - workers may be ready when they are launched
+    def start_workers(self) -> None:  # noqa: B027 - workers may be ready after launch
         """Prepare the workers: create environments and models."""
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
-        """Evaluate the policy after a step, and return metrics under `eval/`; None: this loop has no evaluations."""
+        """Evaluate the policy after a step, and return metrics under `eval/`; None if the loop has no evaluations."""
         return None
 
     @abstractmethod
     def write_checkpoint(self, folder: Path) -> None:
-        """Write everything that training goes on from into a folder that all workers see."""
+        """Write everything needed to resume training into a folder that all workers see."""
 
     @abstractmethod
     def read_checkpoint(self, folder: Path) -> None:
-        """Read what `write_checkpoint` wrote."""
+        """Restore the state from `write_checkpoint`."""
 
-    def finish(self) -> None:  # noqa: B027 - the last checkpoint may be all there is to keep
-        """Keep what the run leaves behind besides its checkpoints, after the last step."""
+    def finish(self) -> None:  # noqa: B027 - the last checkpoint may suffice
+        """Save further results besides the checkpoints, after the last step."""
 
-    # What every loop has
+    # Common to all loops
 
     @property
     def world_sizes(self) -> dict[str, int]:
@@ -80,16 +80,16 @@ class Runner(ABC):
 
     @property
     def last_step(self) -> int | None:
-        """The step after which the run ends; None: it has no end."""
+        """The step after which the run ends; None for no end."""
         return self.config.last_step
 
     @property
     def next_step(self) -> int:
-        """The step after the last one that is done."""
+        """The step after the last finished one."""
         return self.record.step + 1
 
     def init_workers(self) -> None:
-        """Prepare the workers, and load the checkpoint that the run continues from."""
+        """Prepare the workers, and load the checkpoint to resume from."""
         with self._closing_after_failure():
             self.start_workers()
             source = self.record.source
@@ -121,7 +121,7 @@ class Runner(ABC):
                 if self._is_due(self.config.save_interval, step):
                     self.save_checkpoint(step)
             except (KeyboardInterrupt, SystemExit):
-                # Between its training and the next step's the actor is as the step has left it.
+                # Until the next step's training, the actor is in this step's state.
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
@@ -132,12 +132,12 @@ class Runner(ABC):
         record.keep_memory(self.groups)
 
     def train(self, step: int | None = None) -> None:
-        """Train for one step, by default the next one, and record its metrics and times."""
+        """Train one step, by default the next one, and record its metrics and times."""
         step = self.next_step if step is None else step
         began = time.perf_counter()
         metrics = self.train_step(step)
         self._times["time/step"] = time.perf_counter() - began
-        # With the weights that an evaluation since the last step has sent.
+        # Includes weights sent by an evaluation since the last step.
         times, self._times = self._times, {}
         self.record.step_finished(step, {**metrics, **times})
 
@@ -150,29 +150,29 @@ class Runner(ABC):
             self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
 
     def save_checkpoint(self, step: int | None = None) -> None:
-        """Keep everything that training after `step`, by default the last one, depends on."""
+        """Save everything needed to train on after `step`, by default the last one."""
         step = self.record.step if step is None else step
         self.record.save(step, self.write_checkpoint, weight_version=self.weight_version, world_sizes=self.world_sizes)
 
     @contextmanager
     def phase(self, step: int, name: str) -> Generator[None, None, None]:
-        """Tell that a phase begins, and record its time as `time/NAME`."""
+        """Emit the start of a phase, and record its duration as `time/NAME`."""
         self.record.tell(events.PhaseStarted(step, name))
         began = time.perf_counter()
         yield
         self._times[f"time/{name}"] = time.perf_counter() - began
 
     def add_durations(self, *handles: WorkerGroupHandle[Any]) -> None:
-        """Record the timers of workers in these calls, the longest of the ranks, as `time/TAG`."""
+        """Record the workers' timers in these calls, maximum over ranks, as `time/TAG`."""
         for handle in handles:
             for tag, seconds in handle.consume_durations().items():
                 self._times[f"time/{tag}"] = seconds
 
     def shutdown(self) -> None:
-        """End the workers. Leaving the cluster does the same.
+        """End the workers, as does leaving the cluster.
 
         Raises:
-            WorkerGroupError: a call that nobody waited for had failed; all groups have ended then, too.
+            WorkerGroupError: a call whose result was never read had failed; all groups have ended anyway.
         """
         self._close_record()
         with ExitStack() as ends:
@@ -184,7 +184,7 @@ class Runner(ABC):
 
     @contextmanager
     def _closing_after_failure(self) -> Generator[None, None, None]:
-        """Close a record of the runner's own when the block raises."""
+        """Close the runner's own record if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -197,33 +197,31 @@ class Runner(ABC):
 
 
 def rank_means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over ranks of metrics of equally many samples each."""
+    """Return the mean over ranks of metrics with equal sample counts."""
     metrics = list(by_rank)
-    return {name: sum(each[name] for each in metrics) / len(metrics) for name in metrics[0]}
+    return {name: sum(rank_metrics[name] for rank_metrics in metrics) / len(metrics) for name in metrics[0]}
 
 
 class RolloutRunner(Runner):
-    """A loop that gives the actor's weights to rollout workers, which may run ahead of the training steps."""
+    """A loop that syncs the actor's weights to rollout workers, which may run ahead of the training steps."""
 
     def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
         super().__init__(cfg, groups, record)
-        # The version of the weights that the rollout has, or will have before anything that is asked of it from now on.
+        # The weight version of the rollout after all calls issued so far.
         self._synced: int | None = None
         self._syncing: tuple[WorkerGroupHandle[Any], ...] = ()
 
     @abstractmethod
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
-        """Begin to send the weights of the actor to the rollout workers."""
+        """Start sending the actor's weights to the rollout workers."""
 
     @property
     @abstractmethod
     def runs_ahead(self) -> bool:
-        """Whether rollouts of later steps are under way, so that nobody waits for weights."""
+        """Whether rollouts of later steps are running, so that weight syncs are not awaited."""
 
     def update_rollout_weights(self, step: int | None = None) -> None:
-        """Give the rollout workers the weights of the actor, unless they have them. Nobody waits where rollouts run
-        ahead.
-        """
+        """Sync the actor's weights to the rollout workers, if outdated. Does not wait if rollouts run ahead."""
         if self._synced == self.weight_version:
             return
         step = self.next_step if step is None else step
@@ -239,6 +237,6 @@ class RolloutRunner(Runner):
         self._syncing = ()
 
     def steps_ahead(self, step: int) -> range:
-        """Return the steps whose rollouts may be under way before `step` is trained: it, and `max_staleness` more."""
+        """Return the steps whose rollouts may run before `step` is trained: itself, and `max_staleness` more."""
         newest = step + self.config.max_staleness
         return range(step, 1 + (newest if self.last_step is None else min(newest, self.last_step)))

@@ -1,4 +1,4 @@
-"""The record of a run that a program starts by itself, without `rlinf train`."""
+"""The record of a run started by a program without `rlinf train`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
-# Seconds between two lines, and between two writes of the step to the folder.
+# Seconds between progress lines, and between writes of the step to the folder.
 _EVERY: Final = 5.0
 
 
 class StandaloneRecord(RunRecord):
-    """A record with a new run folder of its own, whose state it keeps up to date until it is closed.
+    """A record with its own new run folder, whose state it keeps up to date until closed.
 
-    Progress goes to standard error, a line every few seconds.
+    Progress is printed to standard error every few seconds.
     """
 
     _closed = False
 
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """Return the record of a run that starts now.
+        """Return the record of a new run.
 
-        The folder's `config.yaml` hides values under keys that look secret, and those of secret environment variables.
+        In the folder's `config.yaml`, values under secret-looking keys and those of secret environment variables are
+        masked.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `runner.resume_dir` says, or it does not fit.
-            RunError: the folder cannot be written, or the run to continue is still going on.
+            CheckpointError: there is no complete checkpoint at `runner.resume_dir`, or it does not match.
+            RunError: the folder cannot be written, or the run to resume is still active.
             ConfigError: a metrics service needs a package that is not installed.
         """
         save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
@@ -60,7 +61,7 @@ class StandaloneRecord(RunRecord):
         return record
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write how the run ended: finished, or why not. Does nothing when called again."""
+        """Record how the run ended. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -77,7 +78,7 @@ class StandaloneRecord(RunRecord):
 
 
 class _Reporter:
-    """Tells of a run on standard error, and keeps the step in its folder."""
+    """A listener that prints progress to standard error, and writes the step to the folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -110,19 +111,19 @@ class _Reporter:
 
 
 def _recipe(config: RunConfig) -> Recipe | None:
-    """Return the recipe that a configuration names; None where no such recipe is installed."""
+    """Return the recipe that a configuration names; None if it is not installed."""
     with suppress(ConfigError):
         return find_recipe(config.recipe)
     return None
 
 
 def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
-    found = [f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith(prefix)]
-    return f": {', '.join(found)}" if found else ""
+    headlines = [f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith(prefix)]
+    return f": {', '.join(headlines)}" if headlines else ""
 
 
 def _masked(data: Any) -> Any:
-    """Return plain data with stars for values under secret keys, and for those of secret environment variables."""
+    """Return plain data with values under secret keys, and of secret environment variables, masked."""
     remember((*environment_secrets(), *_texts(data, secretly=False)))
 
     def masked(value: Any, *, secretly: bool) -> Any:

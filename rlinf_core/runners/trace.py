@@ -1,7 +1,7 @@
-"""The trace of a run: what every process did and when, as a file that chrome://tracing and ui.perfetto.dev open.
+"""The trace of a run: the activities of every process, as a file for chrome://tracing and ui.perfetto.dev.
 
-Each process is a row with its threads and tasks; below them what was under way between processes. Moments of processes
-on one machine agree; between machines they differ as clocks do.
+Each process is a row with its threads and tasks; below them are transfers between processes. Times are consistent on
+one machine; between machines they differ by clock skew.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rlinf_core.runners.events import Event, Listener
 from rlinf_core.runners.storage import durable
 
 DRIVER: Final = "driver"
-# About 300 MB; a viewer takes no more.
+# About 300 MB, the limit of viewers.
 MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
-# By then the workers are others, or gone: when the phase before ended is not known.
+# After these the workers are new or gone, so the end of the previous phase is unknown.
 _NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished, events.CurveDrawn)
 
 
 class SpansHandle(Protocol):
-    """The spans of a group, asked for; `WorkerGroupHandle` is one."""
+    """The pending spans of a group, as a `WorkerGroupHandle`."""
 
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> list[Taken]: ...
 
 
 class Traced(Protocol):
-    """A group whose workers record spans; `WorkerGroup` is one."""
+    """The interface of a group whose workers record spans, such as `WorkerGroup`."""
 
     @property
     def worker_group_name(self) -> str: ...
@@ -45,11 +45,11 @@ class Traced(Protocol):
 
 
 class TraceWriter:
-    """Writes the trace while the run goes on, so that it is readable also when the run is killed.
+    """A writer of the trace during the run, so that it is readable even if the run is killed.
 
     Args:
-        path: the file; one of before gets a number.
-        most: how many events it may have; later ones are counted only.
+        path: the file; an existing one is renamed with a number.
+        most: the maximum number of events; further ones are only counted.
 
     Raises:
         RunError: the file cannot be written.
@@ -68,7 +68,7 @@ class TraceWriter:
             durable.keep_old(path)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             self._file = os.fdopen(descriptor, "w", encoding="utf-8")
-            # The format does without the closing bracket, so that a run that is killed leaves a trace, too.
+            # The format does not require the closing bracket, so a killed run leaves a valid trace, too.
             self._file.write("[\n")
         except OSError as error:
             raise RunError("the trace cannot be written", where=str(path), why=error.strerror or str(error)) from error
@@ -80,7 +80,7 @@ class TraceWriter:
         self.close()
 
     def collect(self, groups: Iterable[Traced], *, last: bool = False) -> None:
-        """Take what the processes of the groups recorded; those that are busy, or died, are asked again the next time.
+        """Collect the spans of the groups' processes; busy or dead ones are asked again the next time.
 
         With `last` it waits up to five seconds for each.
         """
@@ -97,18 +97,18 @@ class TraceWriter:
         self._file.flush()
 
     def forget(self) -> None:
-        """Forget the groups that were asked, which are gone: what they did not answer is lost."""
+        """Forget the asked groups, which are gone: their missing answers are lost."""
         self._pending.clear()
 
-    def add(self, process: str, taken: Taken) -> None:
-        """Write what one process recorded; its name is as in `actor:0`."""
-        self.dropped += taken.dropped
-        for span in taken.spans:
+    def add(self, process: str, recorded: Taken) -> None:
+        """Write the spans of one process, named as in `actor:0`."""
+        self.dropped += recorded.dropped
+        for span in recorded.spans:
             for event in self._events(process, span):
                 self._write(event)
 
     def listening(self, listener: Listener) -> Listener:
-        """Return `listener`, and the phases of the run as spans of the driver."""
+        """Return a listener that calls `listener`, and records the phases of the run as spans of the driver."""
 
         def listen(event: Event) -> None:
             now = time.time()
@@ -121,25 +121,25 @@ class TraceWriter:
         return listen
 
     def close(self) -> None:
-        """End the file. Safe to call twice."""
+        """Finish the file. Idempotent."""
         if self._file.closed:
             return
         self.add(DRIVER, tracing.take())
         end = {"name": "dropped", "ph": "M", "pid": 0, "args": {"events": self.dropped}}
-        # The last one has no comma behind it.
+        # The last one has no trailing comma.
         self._file.write(json.dumps(end) + "\n]\n")
         self._file.close()
 
     def _answer(self, group: str, handle: SpansHandle) -> None:
         try:
-            taken = handle.wait(_LAST_WORDS_SECONDS)
+            recorded = handle.wait(_LAST_WORDS_SECONDS)
         except RLinfError:
             return
-        for rank, each in enumerate(taken):
-            self.add(f"{group}:{rank}", each)
+        for rank, spans in enumerate(recorded):
+            self.add(f"{group}:{rank}", spans)
 
     def _events(self, process: str, span: TraceSpan) -> Iterator[Mapping[str, Any]]:
-        """Return a span as trace events; before the first one of a process or thread, what that is called."""
+        """Return a span as trace events, preceded by the name of a new process or thread."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self._numbers)
@@ -148,7 +148,7 @@ class TraceWriter:
         start, microseconds = span.began * 1e6, span.seconds * 1e6
         event = {"name": span.name, "cat": span.kind, "pid": number}
         if span.kind == tracing.TRANSFER:
-            # These overlap, so they are on rows of their own.
+            # These overlap, so they get separate rows.
             self._transfers += 1
             yield {**event, "ph": "b", "id": self._transfers, "tid": 0, "ts": start}
             yield {**event, "ph": "e", "id": self._transfers, "tid": 0, "ts": start + microseconds}

@@ -1,4 +1,4 @@
-"""Calls: the one that code of a worker runs for, and those of this process that are not answered yet."""
+"""The current call of a worker's code, and this process's unanswered calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlinf_core.failures import PackedError, WorkerGroupError, followed, set_cau
 
 @dataclass(slots=True)
 class MethodCall:
-    """A call of a method that goes on in this process.
+    """A method call running in this process.
 
     Attributes:
-        serial: the id that Ray gave it.
-        task_key: what it holds up: the number of its thread, or its task.
+        serial: its id in Ray.
+        task_key: its thread's number, or its task.
         operation: the serial of the method among the operations in flight.
-        given_up: what its operations raise, since whoever made it gave it up.
+        given_up: the error for its operations after its caller cancelled it.
     """
 
     serial: str
@@ -33,7 +33,7 @@ _current: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=None)
 
 
 def enter_call(call: MethodCall) -> Any:
-    """Run code of this context for `call`; return what `leave_call` takes."""
+    """Enter `call` in this context; return the token for `leave_call`."""
     return _current.set(call)
 
 
@@ -42,14 +42,14 @@ def leave_call(token: Any) -> None:
 
 
 def check_call() -> None:
-    """Raise the error of a call that was given up, so that it does not begin another wait."""
+    """Raise the error of a cancelled call, so that it does not begin another wait."""
     call = _current.get()
     if call is not None and call.given_up is not None:
         raise call.given_up
 
 
 class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
-    """Carries a worker's exception through Ray, which would otherwise change its type."""
+    """A wrapper that carries a worker's exception through Ray, which would change its type."""
 
     def __init__(self, error: PackedError) -> None:
         super().__init__(error.type_name, error.text)
@@ -61,14 +61,14 @@ class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A result with the durations that were measured in the call, in seconds by tag."""
+    """A result with the durations measured in the call, in seconds by tag."""
 
     result: Any
     durations: dict[str, float]
 
 
 class CallHandle(Protocol):
-    """The handle of a call on a group; `WorkerGroupHandle` is the one there is."""
+    """The interface of a group call's handle, implemented by `WorkerGroupHandle`."""
 
     observed: bool
 
@@ -84,9 +84,9 @@ class CallHandle(Protocol):
 
 
 class UnansweredCalls:
-    """The handles of calls that may not be answered yet."""
+    """The handles of possibly unanswered calls."""
 
-    # They are looked through whenever so many have come together.
+    # They are pruned whenever this many have accumulated.
     _FIRST_LIMIT = 64
 
     def __init__(self) -> None:
@@ -98,12 +98,12 @@ class UnansweredCalls:
     def add(self, handle: CallHandle) -> None:
         with self._lock:
             if len(self._handles) >= self._limit:
-                self._handles = {each: None for each in self._handles if each.matters}
+                self._handles = {handle: None for handle in self._handles if handle.matters}
                 self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
             self._handles[handle] = None
 
     def forget(self, handle: CallHandle) -> None:
-        """Forget a call whose results somebody has: they shall not live longer than its handle."""
+        """Forget a call whose results were read, so that they do not outlive its handle."""
         with self._lock:
             self._handles.pop(handle, None)
 
@@ -113,22 +113,22 @@ class UnansweredCalls:
         return tuple({str(address) for handle in handles for address in handle.pending()})
 
     def tell_cause(self, error: BaseException) -> None:
-        """Give an error that followed from another one its cause, where that is a failed call nobody has waited for."""
+        """Set the cause of a consequential error, if that is a failed call whose result was never read."""
         if error.__cause__ is not None or not followed(error):
             return
         with self._lock:
-            handles = [each for each in self._handles if not each.observed]
+            handles = [handle for handle in self._handles if not handle.observed]
         for handle in handles:
             failure = handle.failure()
             if failure is not None and not followed(failure) and set_cause(error, failure):
-                # It is told by the error that it caused.
+                # It is reported with the error that it caused.
                 handle.observed = True
                 return
 
     def take(self, group: str) -> list[CallHandle]:
         with self._lock:
-            own = [each for each in self._handles if each.group == group]
-            self._handles = {each: None for each in self._handles if each.group != group}
+            own = [handle for handle in self._handles if handle.group == group]
+            self._handles = {handle: None for handle in self._handles if handle.group != group}
         return own
 
 

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Communication:
-    """The part of a worker that talks to other workers.
+    """The communication methods of a worker.
 
     A peer is named by its group and its rank there. The group of workers that another worker launched is named by that
     worker's address, as in `env:0`. All operations of a pair in one direction match in the order of issue.
 
     Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
 
-    * `CommunicationTimeoutError` when it passes, saying who waits for whom,
-    * `DeadlockError` as soon as it is sure that nobody will ever wake it,
+    * `CommunicationTimeoutError` when it passes, with a description of the waits,
+    * `DeadlockError` as soon as no process can ever wake it,
     * `WorkerDiedError` when the peer's process is gone,
     * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer,
     * `MismatchError` when the two sides do not fit,
-    * `PayloadError` when an object cannot travel.
+    * `PayloadError` when an object cannot be sent.
 
     With `async_op=True` it returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(function)`, and
     what is sent must not change before the handle's `wait`.
@@ -107,7 +107,7 @@ class Communication:
     ) -> Work[None] | None:
         """Send any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
 
-        Returns when what was sent may be changed, without waiting for the peer to receive it.
+        Returns when the object may be modified, without waiting for the peer to receive it.
 
         A `piggyback_payload` other than None travels in the same message: the peer's `recv` returns the pair
         `(object, piggyback_payload)`.
@@ -141,10 +141,10 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Send one tensor to a `recv_tensor` that has a buffer of its size and dtype, without saying what it is.
+        """Send one tensor to a `recv_tensor` with a buffer of its size and dtype, without metadata.
 
-        A mismatch is an error on both sides: here the handle raises it, or the call in which it was reported once its
-        method has returned. Operations after it are not affected.
+        A mismatch is an error on both sides: here it is raised by the handle, or at the end of the method during which
+        it was reported. Later operations are not affected.
         """
         peer = peer_address(dst_group_name, dst_rank)
         return self._rlinf_pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
@@ -167,9 +167,9 @@ class Communication:
     def send_to(self, objects: Mapping[int, object], dst_group_name: str, *, timeout: float | None = None) -> None:
         """Send to several workers of a group, each its own object: `{rank: object}`.
 
-        Returns when the objects may be changed. All are under way at once; each worker receives its own by `recv`.
+        Returns when the objects may be modified. All are sent concurrently; each worker receives its own with `recv`.
         """
-        sent = [self.send(each, dst_group_name, rank, True, timeout=timeout) for rank, each in objects.items()]
+        sent = [self.send(obj, dst_group_name, rank, True, timeout=timeout) for rank, obj in objects.items()]
         for work in sent:
             work.wait()
 
@@ -189,7 +189,7 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Give every member the object that `src` holds, and return it; others than `src` pass anything.
+        """Send the object of `src` to every member, and return it; other members may pass anything.
 
         Every member calls it, with the same groups and source.
 
@@ -213,7 +213,7 @@ class Communication:
         pair = self._rlinf_group((source, *members))
         return pair.broadcast(object, source, async_op=async_op, timeout=timeout)
 
-    # Parts, under names that no subclass takes for its own by accident
+    # Helpers, with names that subclasses do not use by accident
 
     def _rlinf_pair(self, peer: WorkerAddress) -> CollectiveGroup:
         check_call()

@@ -1,4 +1,4 @@
-"""Why a worker's process ended, as far as the job's manager and Ray know."""
+"""The cause of a worker's death, from the job's manager and Ray."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 
 def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
-    """Return the error for a worker that Ray says has died; waits a moment for what the manager finds out."""
-    said = _ray_says(str(error))
+    """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings."""
+    ray_reason = _ray_says(str(error))
     client = current_client()
-    told = client.cause_of_death(address, incarnation) if client is not None else None
-    cause = "; ".join(part for part in (said, told) if part) or None
+    known_cause = client.cause_of_death(address, incarnation) if client is not None else None
+    cause = "; ".join(part for part in (ray_reason, known_cause) if part) or None
     return WorkerDiedError(address, node=node, cause=cause)
 
 
 def _ray_says(text: str) -> str | None:
     if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
-        return "it was ended because its node ran out of memory"
+        return "it was killed because its node ran out of memory"
     code = _EXIT_CODE.search(text)
     if code and code[1] != "0":
         return f"its process ended with exit code {code[1]}"

@@ -17,29 +17,28 @@ from rlinf_core.collective.work import WaitTable, Work, plain_seconds
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
 from rlinf_core.waiting import OperationKind
 
-# How many processes may wait for one device at a time.
+# Maximum number of processes waiting for one device.
 _WAITERS = 1024
 
 
 class DeviceLock:
     """The lock of the accelerators that are assigned to one worker: `with self.device_lock: ...`.
 
-    Of the workers of a job on one node, at most one at a time holds an accelerator's lock. A worker that is assigned
-    several accelerators takes all of their locks; one that is assigned none shares nothing, and takes none. The lock is
-    about its block only: it keeps nobody from computing outside one. It ends with its process at the latest. Waiters
-    are served in no particular order.
+    Among the workers of a job on one node, at most one at a time holds an accelerator's lock. A worker with several
+    accelerators takes all of their locks; one with none takes none. The lock is advisory: it does not prevent computing
+    outside of a block. It is released with its process at the latest. Waiters are served in no particular order.
 
-    Each lock is a listening socket of Linux's abstract namespace, whose name only this job knows: one process can bind
-    it, the others connect to it and read until it is gone. So it needs no file, and no clean-up after a kill.
+    Each lock is a listening socket in Linux's abstract namespace, under a name known only to this job: one process can
+    bind it, the others connect and read until it is closed. So it needs no file, and no cleanup after a kill.
 
     Args:
-        secret: of the job; locks of other jobs are others.
+        secret: of the job; locks of other jobs are distinct.
         devices: the accelerators, as in `NVIDIA 3`.
-        waits: where a wait for it is published.
+        waits: the table in which waits are published.
     """
 
     def __init__(self, secret: bytes, devices: Iterable[str], waits: WaitTable) -> None:
-        # In one order, whoever asks: two workers never hold what the other one waits for.
+        # In a fixed order, so that two workers cannot deadlock.
         self._names = {_socket_name(secret, device): device for device in sorted(devices)}
         self._waits = waits
         self._held: list[socket.socket] = []
@@ -63,29 +62,29 @@ class DeviceLock:
         """
         if self.held:
             raise RuntimeFailure(
-                "this thread holds the device lock already", help="release it first: it is not held twice"
+                "this thread already holds the device lock", help="release it first: the lock is not reentrant"
             )
         seconds = self._waits.patience if timeout is None else plain_seconds(timeout)
         deadline = time.monotonic() + seconds
-        taken: list[socket.socket] = []
+        held_sockets: list[socket.socket] = []
         try:
             for name, device in self._names.items():
                 while (lock := _bound(name)) is None:
                     self._wait_for_holder(name, device, max(0.0, deadline - time.monotonic()))
-                taken.append(lock)
+                held_sockets.append(lock)
         except BaseException:
-            _close(taken)
+            _close(held_sockets)
             raise
-        self._held, self._owner = taken, threading.get_ident()
+        self._held, self._owner = held_sockets, threading.get_ident()
 
     def release(self) -> None:
-        """Let the next process have the accelerators.
+        """Release the accelerators for the next process.
 
         Raises:
             RuntimeFailure: the calling thread does not hold the lock.
         """
         if not self.held:
-            raise RuntimeFailure("this thread does not hold the device lock", help="`acquire` it first")
+            raise RuntimeFailure("this thread does not hold the device lock", help="call `acquire` first")
         held, self._held, self._owner = self._held, [], None
         _close(held)
 
@@ -97,7 +96,7 @@ class DeviceLock:
         self.release()
 
     def _wait_for_holder(self, name: bytes, device: str, seconds: float) -> None:
-        """Return when a lock that another process holds may be free again."""
+        """Wait until a lock held by another process may be free again."""
         work = Work[object](OperationKind.DEVICE_LOCK, device, seconds, self._waits)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(ConnectionError):
             # At 0 it would not wait for the connection either.
@@ -108,7 +107,7 @@ class DeviceLock:
                 with suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
 
-            # Whoever cancels the wait fails `work`.
+            # Cancelling the wait fails `work`.
             work.add_done_callback(wake)
             try:
                 with self._waits.during(work):
@@ -121,7 +120,7 @@ class DeviceLock:
 
 
 def _bound(name: bytes) -> socket.socket | None:
-    """Return the socket that is the lock of one device, or None while another process has it."""
+    """Return the bound socket of one device's lock, or None while another process has it."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(name)
@@ -135,7 +134,7 @@ def _bound(name: bytes) -> socket.socket | None:
 
 
 def _socket_name(secret: bytes, device: str) -> bytes:
-    """Return the name of a device's lock: nobody who does not know the secret can guess it."""
+    """Return the name of a device's lock, which cannot be guessed without the secret."""
     digest = hashlib.blake2b(device.encode(), key=secret[:64], digest_size=16).hexdigest()
     return b"\0rlinf-device-" + str(os.getuid()).encode() + b"-" + digest.encode()
 
@@ -146,5 +145,5 @@ def _peer(line: socket.socket) -> int:
 
 
 def _close(sockets: list[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
+    for lock_socket in sockets:
+        lock_socket.close()

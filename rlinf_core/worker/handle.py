@@ -1,4 +1,4 @@
-"""A call on a worker group that has been made and not necessarily answered."""
+"""A call on a worker group, answered or pending."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from rlinf_core.worker.timer import Reduction, reduce_durations
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
 
-# How long the other ranks may take to fail too after the first failure, so that one error tells of all of them.
+# Seconds for other ranks to fail too after the first failure, so that one error covers all of them.
 _GRACE_SECONDS = 0.5
-# How long the failures of the workers of a deadlock are waited for before the caller's own.
+# Seconds to wait for the failures of deadlocked workers before the caller's own.
 _CONSEQUENCE_SECONDS = 2.0
-# How long a wait goes on without looking whether it was given up.
+# Seconds between checks whether a wait was cancelled.
 _SLICE_SECONDS = 1.0
-# When a wait says that it still waits: first after this, then every time it has waited twice as long.
+# A wait is logged first after this many seconds, then at every doubling.
 _FIRST_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A worker as its group knows it; its pid is known once it is constructed."""
+    """A worker as known by its group; its pid is set once it is constructed."""
 
     address: WorkerAddress
     actor: Any
@@ -47,19 +47,19 @@ class GroupMember:
 
     @property
     def place(self) -> str:
-        """The place where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
+        """Where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
         return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
 
 
 class WorkerGroupHandle(Generic[T]):
-    """The results of one method on some ranks of a group, now or later.
+    """The future results of one method on some ranks of a group.
 
-    Waiting more than once gives the same results, or raises the same error, as long as the workers live.
+    Waiting again returns the same results, or raises the same error, as long as the workers live.
 
     Attributes:
         group: the name of the group.
         method: the name of the method.
-        observed: whether somebody has seen how it ended.
+        observed: whether its outcome has been read.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WorkerGroupHandle(Generic[T]):
         return f"<{self.group}.{self.method}() on {len(self._members)} workers>"
 
     def wait(self, timeout: float | None = None) -> list[T]:
-        """Return the results, in the order of the ranks that were called.
+        """Return the results, in the order of the called ranks.
 
         Args:
             timeout: seconds; None means `RLINF_CALL_TIMEOUT`.
@@ -135,10 +135,11 @@ class WorkerGroupHandle(Generic[T]):
                 self._fail()
 
     def _look_up(self, client: ManagerClient | None, serial: int) -> None:
-        """Between two slices of a wait, raise why it must end, and settle the call where Ray will not do so soon."""
+        """Between two slices of a wait, raise the error that ends it, and settle the call if Ray will not do so
+        soon."""
         failure = client.failure(serial) if client else None
         if failure is not None:
-            # Workers of the same deadlock are told of it at the same time: what they raise is the answer.
+            # Workers of the same deadlock are notified at the same time: their errors are the answer.
             self._take(self._failures(_CONSEQUENCE_SECONDS))
             if self._settled:
                 return
@@ -172,7 +173,7 @@ class WorkerGroupHandle(Generic[T]):
                 except ray.exceptions.RayError:
                     await asyncio.to_thread(self._fail)
                 continue
-            # It may wait for Ray or the manager for a moment, which the loop must not.
+            # It may briefly wait for Ray or the manager, which must not block the loop.
             await asyncio.to_thread(self._look_up, client, serial)
             if deadline.expired and not self._settled:
                 raise await asyncio.to_thread(self._timeout, deadline.seconds, client, serial)
@@ -181,19 +182,19 @@ class WorkerGroupHandle(Generic[T]):
         return self.async_wait().__await__()
 
     def done(self) -> bool:
-        """Return whether every rank has answered or one has failed, so that `wait` returns or raises at once."""
+        """Return whether every rank has answered or one has failed, so that `wait` would not block."""
         return self._settled or not self.pending() or bool(self._failures(0))
 
     def cancel(self) -> None:
-        """Drop the call where it has not begun, and wake what it waits in where it has. `wait` then raises.
+        """Cancel the call: drop it if it has not begun, else interrupt its waits. `wait` then raises.
 
-        A method that computes goes on to its end; nobody receives its result.
+        A computing method runs to its end; its result is dropped.
         """
         pending = set(self.pending())
         if not pending:
             return
-        # Not `ray.cancel`: an actor task that it drops before it was sent leaves a gap in the actor's order of calls,
-        # and the next call to that worker waits for the missing one until Ray gives up and ends the worker.
+        # Not `ray.cancel`: an actor task dropped before it was sent leaves a gap in the actor's call order, and the
+        # next call waits for the missing one until Ray gives up and ends the worker.
         client = current_client()
         if client is not None:
             calls = {
@@ -203,18 +204,19 @@ class WorkerGroupHandle(Generic[T]):
             }
             client.tell(Cancel(calls))
         cancelled = {
-            each.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(each)) for each in pending
+            member.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(member))
+            for member in pending
         }
         self._take({**self._failures(0), **cancelled})
-        # Whoever cancels knows how it ends.
+        # The canceller knows the outcome.
         self.observed = True
 
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
         """Return seconds by timer tag, of this call only; waits for it.
 
         Args:
-            reduction_type: how the ranks' durations of a tag become one.
-            return_per_rank: give a list with each rank's own mapping instead.
+            reduction_type: how the ranks' durations of a tag are combined.
+            return_per_rank: return a list with each rank's own mapping instead.
 
         Raises:
             WorkerGroupError: the call failed.
@@ -228,7 +230,7 @@ class WorkerGroupHandle(Generic[T]):
 
         Args:
             tag: the timer's tag; by default the method's name.
-            reduction_type: how the ranks' durations become one.
+            reduction_type: how the ranks' durations are combined.
 
         Raises:
             WorkerGroupError: the call failed.
@@ -237,18 +239,18 @@ class WorkerGroupHandle(Generic[T]):
         tag = self.method if tag is None else tag
         durations: dict[str, float] = self.consume_durations(reduction_type)
         if tag not in durations:
-            known = ", ".join(f"`{each}`" for each in durations) or "none"
+            known = ", ".join(f"`{tag}`" for tag in durations) or "none"
             raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {known}")
         return durations[tag]
 
     @property
     def failed(self) -> bool:
-        """Whether a failure of the call is known by now, without waiting."""
+        """Whether a failure of the call is already known."""
         return self._error is not None or (not self._settled and bool(self._failures(0)))
 
     @property
     def matters(self) -> bool:
-        """Whether something of the call is still to come, or to be seen."""
+        """Whether the call has pending or unread results."""
         return not self.done() or (not self.observed and self.failed)
 
     def pending(self) -> list[WorkerAddress]:
@@ -277,8 +279,8 @@ class WorkerGroupHandle(Generic[T]):
         return cast("list[T]", self._results)
 
     def _settle(self, answers: list[Any]) -> None:
-        self._durations = [dict(each.durations) if isinstance(each, Timed) else {} for each in answers]
-        self._results = [each.result if isinstance(each, Timed) else each for each in answers]
+        self._durations = [dict(answer.durations) if isinstance(answer, Timed) else {} for answer in answers]
+        self._results = [answer.result if isinstance(answer, Timed) else answer for answer in answers]
 
     def _fail(self) -> None:
         self._take(self._failures(_GRACE_SECONDS))
@@ -286,11 +288,13 @@ class WorkerGroupHandle(Generic[T]):
     def _take(self, failures: dict[int, Exception]) -> None:
         if failures:
             error = WorkerGroupError(self.group, self.method, failures, self._world_size)
-            error.places = {each.address.rank: each.place for each in self._members if each.address.rank in failures}
+            error.places = {
+                member.address.rank: member.place for member in self._members if member.address.rank in failures
+            }
             self._error = error
 
     def _failures(self, grace: float) -> dict[int, Exception]:
-        """Return the exception of each rank that has failed by now or does within `grace` seconds."""
+        """Return the exception of each rank that has failed, or fails within `grace` seconds."""
         ray = ray_api()
         ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
         finished = set(ready)
@@ -304,12 +308,14 @@ class WorkerGroupHandle(Generic[T]):
         return {**self._vanished(), **failures}
 
     def _vanished(self) -> dict[int, Exception]:
-        """Return the ranks whose hosts are gone. Ray takes much longer to see that than the manager does."""
+        """Return the ranks whose hosts are gone, which the manager detects much earlier than Ray."""
         client = current_client()
         if client is None or self._settled:
             return {}
-        found = {each.address.rank: client.vanished(str(each.address), each.incarnation) for each in self._members}
-        return {rank: error for rank, error in found.items() if error is not None}
+        errors = {
+            member.address.rank: client.vanished(str(member.address), member.incarnation) for member in self._members
+        }
+        return {rank: error for rank, error in errors.items() if error is not None}
 
     def _translate(self, member: GroupMember, error: Exception) -> Exception:
         ray = ray_api()
@@ -319,8 +325,8 @@ class WorkerGroupHandle(Generic[T]):
         if isinstance(error, ray.exceptions.RayActorError):
             return describe_death(error, str(member.address), member.node, member.incarnation)
         if isinstance(cause, Exception):
-            # Whatever the method raises comes as a `RemoteFailure`: Ray failed to pickle what it returned.
-            return unpicklable(f"what `{self.method}` returned", cause, where=str(member.address))
+            # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
+            return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))
         return error
 
     def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:
@@ -338,7 +344,7 @@ class WorkerGroupHandle(Generic[T]):
         return tuple(self._references)
 
     def failure(self) -> WorkerGroupError | None:
-        """Return what the call has failed with by now, without waiting, or None. Ray does not report it later."""
+        """Return the call's failure so far, without waiting, or None. Marks it as reported for Ray."""
         if not self._settled:
             self._take(self._failures(0))
         return self._error
@@ -346,13 +352,13 @@ class WorkerGroupHandle(Generic[T]):
 
 def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
     """Return the error for an argument or a result that does not pickle."""
-    # Ray wraps it in a report of its own, which is long.
+    # Ray wraps it in a long report of its own.
     cause = error.__cause__ or error
     return PayloadError(
         f"{what} cannot be sent",
         where=where,
         why=f"it does not pickle: {type(cause).__name__}: {cause}",
-        help="send plain data, and let workers open and make the rest themselves: files, locks, connections",
+        help="send plain data, and let workers create files, locks and connections themselves",
     )
 
 
@@ -362,12 +368,12 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-    """Return the results of several calls that depend on each other, in the order given.
+    """Return the results of several interdependent calls, in the given order.
 
-    Waiting for one after the other would hang when a later one fails and an earlier one waits for it.
+    Waiting for one after another would hang if a later one fails and an earlier one waits for it.
 
     Raises:
-        WorkerGroupError: a call failed; the one that failed by itself, where others failed in consequence.
+        WorkerGroupError: a call failed; the root cause, if others failed in consequence.
     """
     ray = ray_api()
     references = [reference for handle in handles for reference in handle.references]
@@ -375,7 +381,7 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     pending = references
     while pending and not deadline.expired:
         check_call()
-        # All of them at once, so that nobody is woken for each; a failure is seen after a slice at the latest.
+        # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
         _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
         if pending and any(handle.failed for handle in handles):

@@ -1,4 +1,4 @@
-"""From placements to running workers: actors where they belong, each constructed with what it must know."""
+"""Launch of workers from placements: actors on their nodes, each constructed with its context."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
-# Processes that a node starts at a time: each imports Ray, which takes a second of a core and 100 MiB for that time.
+# Concurrent process starts per node: each imports Ray, which takes a second of a core and 100 MiB meanwhile.
 WAVE = 16
 
 
 class Launch:
-    """The workers of a group whose processes start, in steps: several groups take each step together.
+    """The launch of a group's workers, in steps that several groups can take together.
 
-    Their addresses begin with `base`; `pickled` is the class and the arguments of its constructor. With modules, the
-    processes are forked (see `Worker.forked`). A node starts so many at a time as it has room for while they import.
+    Their addresses start with `base`; `pickled` is the class and the arguments of its constructor. With modules, the
+    processes are forked (see `Worker.forked`). Starts per node are limited while processes import.
 
     Raises:
-        RuntimeFailure: a group of the name is running already.
+        RuntimeFailure: a group of this name is already running.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Launch:
         self._actors = self._allocate(max_concurrency, modules)
 
     def construct(self) -> WorkerGroupHandle[Birth]:
-        """Have every process make its worker; return the handle of that.
+        """Construct the worker in every process; return the handle.
 
         Raises:
-            RuntimeFailure: a group of the name is running already.
+            RuntimeFailure: a group of this name is already running.
         """
         seconds = env_vars.CONNECT_TIMEOUT.get()
         self._incarnation = self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
         return self._construct(self._incarnation)
 
     def members(self, births: Sequence[Birth]) -> tuple[GroupMember, ...]:
-        """Return the workers, by rank, from what `construct` has given."""
+        """Return the workers, by rank, from the results of `construct`."""
         incarnation = self._incarnation
         if incarnation is None:
             raise RuntimeError("asked before construct()")
@@ -76,13 +76,13 @@ class Launch:
 
     def abandon(self) -> None:
         if self._incarnation is not None:
-            # Not before it was opened: there may be another group of the name.
+            # Not before it was opened: another group may have the name.
             close_group(str(self._base), self._incarnation)
         kill(self._actors)
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
         modules = (WorkerProcess.__module__, *modules) if modules else ()
-        places = [(each.cluster_node_rank, each.node_group_label) for each in self._placements]
+        places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
         self._cluster.prepare(places, modules)
         actors: dict[int, Any] = {}
         try:
@@ -100,7 +100,7 @@ class Launch:
                         args=(name,),
                     )
                 if len(actors) < len(places):
-                    # One that dies is told of where it is constructed.
+                    # The death of a process is reported at its construction.
                     ready = [actors[self._placements[index].rank].find_port.remote() for index in wave]
                     ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
         except ValueError as error:
@@ -109,20 +109,20 @@ class Launch:
                 raise
             raise RuntimeFailure(
                 f"a group named `{self._base}` is running in this job",
-                help="give this one another `name`, or shut that one down",
+                help="choose another `name`, or shut that group down",
             ) from None
         except BaseException:
             kill(actors.values())
             raise
-        return [actors[each.rank] for each in self._placements]
+        return [actors[placement.rank] for placement in self._placements]
 
     def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
         cluster, client = self._cluster, self._cluster.client
         client.in_flight = unanswered.in_flight
-        # Taken now and not at the start: scripts and test runners extend their path as they go.
+        # Taken now rather than at the start: scripts and test runners extend their path while running.
         session = replace(cluster.session, import_path=user_folders())
         master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
-        # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
+        # A reference: Ray passes the port to the others once rank 0 has found it, without waiting here.
         master_port = self._actors[0].find_port.remote()
         references: list[Any] = []
         members: list[GroupMember] = []
@@ -152,18 +152,18 @@ class Launch:
 
 
 def waves(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the indices of processes in the waves in which they start, each with at most `WAVE` on every node.
+    """Return the indices of processes in start waves, each with at most `WAVE` on every node.
 
     `nodes` has the rank of each process's node.
     """
-    found, before = list[list[int]](), Counter[int]()
+    waves, before = list[list[int]](), Counter[int]()
     for index, node in enumerate(nodes):
         wave = before[node] // WAVE
         before[node] += 1
-        if wave == len(found):
-            found.append([])
-        found[wave].append(index)
-    return found
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append(index)
+    return waves
 
 
 def close_group(name: str, incarnation: int) -> None:

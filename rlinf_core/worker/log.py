@@ -1,7 +1,6 @@
-"""Logs of workers: each line with the worker's address, to the process's output and to a file of its own.
+"""Logs of workers: each line with the worker's address, to the process's output and to the worker's log file.
 
-The file also has what the worker's code prints, but for secret values that the process knows. It is on the node that
-the worker runs on.
+The file also contains the output of the worker's code, with known secret values masked. It is on the worker's node.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 def set_up_logging(context: WorkerContext) -> None:
-    """Send the lines of this worker where they belong; once in each process."""
+    """Set up logging of this worker; once per process."""
     remember((*environment_secrets(), *context.session.secrets))
     formatter = HidingFormatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
@@ -46,14 +45,14 @@ def set_up_logging(context: WorkerContext) -> None:
     LOGGER.setLevel(env_vars.LOG_LEVEL.get())
     LOGGER.propagate = False
     if problem is not None:
-        # A run does not fail for its log: another node may not have the driver's folders, or not let us write there.
+        # A run does not fail for its log: on another node the driver's folders may be missing or read-only.
         LOGGER.warning("this worker has no log file on its node: %s", problem)
 
 
 def _open(folder: Path, context: WorkerContext) -> TextIO:
     group = context.address.root_group_name
     name = "_".join(map(str, context.address.ranks))
-    # On another node the run's folder may not be there yet.
+    # On another node the run's folder may not exist yet.
     folder.parent.mkdir(parents=True, exist_ok=True)
     component = context.session.log_names.get(group, group)
     descriptor = open_log(folder.parent, f"{folder.name}/{component}/rank_{name}.log")
@@ -61,7 +60,7 @@ def _open(folder: Path, context: WorkerContext) -> TextIO:
 
 
 def _moment() -> str:
-    """Return the time now, as loggers write it."""
+    """Return the current time in the loggers' format."""
     seconds = time.time()
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
 
@@ -75,9 +74,9 @@ def _birth(context: WorkerContext) -> str:
 
 
 class Tee:
-    """A stream of the process that writes to a file too; a full disk there is no reason for its code to fail.
+    """A stream that also writes to a file; a full disk there must not fail the process's code.
 
-    Secret values that the process knows are masked in both, as far as each stands in one piece of what is written.
+    Known secret values are masked in both, unless split over several writes.
     """
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError
 
-# A group by its name, or some of its ranks.
+# A group by name, or some of its ranks.
 Members = str | tuple[str, Sequence[int]]
 
 
@@ -22,7 +22,7 @@ def peer_address(group_name: str, rank: int) -> WorkerAddress:
 
 
 def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
-    """Return the address of the one that sends in a broadcast.
+    """Return the address of a broadcast's sender.
 
     Raises:
         InvalidNameError: `src` is neither a pair nor an address.
@@ -32,24 +32,24 @@ def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
     pair = cast("object", src)
     if not isinstance(pair, tuple | list) or len(cast("Sequence[object]", pair)) != 2:
         raise InvalidNameError(
-            f"the source of a broadcast cannot be {src!r}",
+            f"{src!r} is not a valid source of a broadcast",
             where="broadcast, `src`",
-            why="it is one worker, by its group's name and its rank there",
-            help='write `("actor", 0)`, or give its `worker_address`',
+            why="the source is one worker, given as group name and rank",
+            help='write `("actor", 0)`, or pass its `worker_address`',
         )
     return peer_address(*src)
 
 
 def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int] | None]]:
-    """Return what the members of a broadcast are: each group's name, with the ranks that are meant or None for all.
+    """Return the members of a broadcast: each group's name, with its ranks or None for all.
 
     Raises:
-        InvalidNameError: `groups` is no sequence of names and of pairs of a name and ranks.
+        InvalidNameError: `groups` is not a sequence of names and of pairs of a name and ranks.
     """
-    given = cast("object", groups)
-    if isinstance(given, str | bytes | WorkerAddress) or not isinstance(given, Iterable):
-        raise _not_members(given, f"write `[{str(given)!r}]`" if isinstance(given, str | WorkerAddress) else None)
-    return [_member(member) for member in cast("Iterable[object]", given)]
+    members = cast("object", groups)
+    if isinstance(members, str | bytes | WorkerAddress) or not isinstance(members, Iterable):
+        raise _not_members(members, f"write `[{str(members)!r}]`" if isinstance(members, str | WorkerAddress) else None)
+    return [_member(member) for member in cast("Iterable[object]", members)]
 
 
 def _member(member: object) -> tuple[str, Sequence[int] | None]:
@@ -64,10 +64,10 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
     return name, cast("Sequence[int]", ranks)
 
 
-def _not_members(given: object, help: str | None) -> InvalidNameError:
+def _not_members(groups: object, help: str | None) -> InvalidNameError:
     return InvalidNameError(
-        f"{given!r} does not say who takes part in a broadcast",
+        f"{groups!r} does not name the members of a broadcast",
         where="broadcast, `groups`",
-        why="it takes a list of groups, each by its name, or as a pair of its name and a list of ranks",
+        why="it takes a list of groups: names, or pairs of a name and a list of ranks",
         help=help or 'write `["rollout"]`, or `[("rollout", [0, 1])]`',
     )

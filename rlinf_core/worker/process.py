@@ -1,7 +1,7 @@
-"""The actor in which a user's worker lives.
+"""The actor that hosts a user's worker.
 
-Ray knows this class only. The user's class arrives pickled and is imported after the process has its ranks and
-devices in its environment: a module that looks at them, or starts CUDA, when it is imported sees the right ones.
+Ray knows only this class. The user's class arrives pickled and is imported after ranks and devices are set in the
+environment, so that modules that read them, or initialise CUDA, at import see the right ones.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rlinf_core.worker.timer import recording
 
 T = TypeVar("T")
 
-# More calls than a caller that gives up leaves behind on one worker.
+# More than the calls that a cancelling caller leaves on one worker.
 _CANCELLED_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The facts that a worker's process tells of itself once it is constructed."""
+    """The facts that a worker's process reports once it is constructed."""
 
     pid: int
     world_size: int
@@ -65,26 +65,26 @@ class WorkerProcess:
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
         self._calls: dict[str, MethodCall] = {}
-        # Calls that their callers cancelled, the oldest first. Those that had returned already stay, so few are kept.
+        # Calls cancelled by their callers, oldest first. Ones that had already returned stay, so the number is limited.
         self._cancelled: dict[str, Exception] = {}
         self._memory = PeakMeter()
-        # Why no further call is begun, once the group is being shut down.
+        # Why no further call may begin, during the group's shutdown.
         self._dismissed: Exception | None = None
 
     def __repr__(self) -> str:
-        """Return what Ray puts before each line that this process prints; it asks once, when the process begins."""
+        """Return Ray's prefix for lines of this process; Ray asks once, at its start."""
         return self._name
 
     def find_port(self) -> int:
         return free_port()
 
     def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> Birth:
-        """Make the worker; `pickled` is its class and the arguments of its constructor.
+        """Construct the worker; `pickled` is its class and the arguments of its constructor.
 
         `master_port` is that of the group's `torch.distributed` rendezvous, on `context.master_addr`.
 
         Raises:
-            RemoteFailure: with what its class's import or its constructor raised.
+            RemoteFailure: with the exception of its class's import or its constructor.
         """
         self._context = context
         faulthandler.enable()
@@ -100,7 +100,7 @@ class WorkerProcess:
         return self.birth()
 
     def _join(self, context: WorkerContext, manager: EndpointInfo) -> None:
-        """Make this process reachable for its peers, before code of the user runs that may look for them."""
+        """Make this process reachable for its peers, before user code that may look for them."""
         placement = context.placement
         client = ManagerClient(
             context.session, manager, context.address, ip=advertised_on(context.node_ip), fallback=pickle_by_value
@@ -125,12 +125,12 @@ class WorkerProcess:
         return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Return what the worker's method returns that the task is named for; as a `Timed` when timers ran in it.
+        """Call the worker's method that the task is named after; return its result, as a `Timed` if timers ran in it.
 
         Raises:
-            RemoteFailure: with what it raised.
+            RemoteFailure: with its exception.
         """
-        # Not an argument: one costs Ray more than all that is done here.
+        # Not an argument, which would cost Ray more than everything done here.
         method: str = self._ray.get_task_name()
 
         def run(call: MethodCall) -> Any:
@@ -138,10 +138,10 @@ class WorkerProcess:
             if inspect.isawaitable(result):
                 result = self._await(method, result, call)
             if isinstance(result, (GeneratorType, AsyncGeneratorType)):
-                # Ray would run it, and give its first item.
+                # Ray would run it, and return its first item.
                 raise TypeError(
-                    f"`{type(self._worker).__name__}.{method}` gave a generator, which cannot travel: "
-                    "return a list, or put the items into a channel"
+                    f"`{type(self._worker).__name__}.{method}` returned a generator, which cannot be sent: return a"
+                    " list, or put the items into a channel"
                 )
             return result
 
@@ -151,18 +151,18 @@ class WorkerProcess:
             except RemoteFailure:
                 if self._cancelled.pop(self._ray.get_task_id(), None) is None:
                     raise
-                # Its caller has its error since it cancelled the call; Ray would print one that nobody takes.
+                # Its caller already has its error; Ray would print an unretrieved one.
                 return None
         return Timed(result, durations) if durations else result
 
     def _published(self, method: str, run: Callable[[MethodCall], T]) -> T:
-        """Return what `run` returns; publish meanwhile that a method runs, and pack what it raises."""
+        """Run `run` and return its result; publish the running method, and pack its exception."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
         call = MethodCall(self._ray.get_task_id(), threading.get_ident())
         if not self._calls:
-            # What earlier calls sent is not this one's, even where its mismatch is reported while this one runs.
+            # Mismatches of earlier calls' messages do not count for this call, even if reported during it.
             client.endpoint.disregard_mismatches()
         self._calls[call.serial] = call
         token = enter_call(call)
@@ -176,10 +176,10 @@ class WorkerProcess:
                 result = run(call)
             failure = None
             for mismatch in client.endpoint.take_mismatches():
-                # A peer could not use what this call sent, after the operation that sent it had returned.
+                # A peer rejected a message of this call, after the sending operation had returned.
                 raise mismatch
             return result
-        except BaseException as error:  # noqa: BLE001 - users' code can raise anything
+        except BaseException as error:  # noqa: BLE001 - user code can raise anything
             failed = self._failure(error)
             failure = failed.error.summary
             raise failed from None
@@ -191,7 +191,7 @@ class WorkerProcess:
             del self._calls[call.serial]
 
     def _await(self, method: str, result: Awaitable[Any], call: MethodCall) -> Any:
-        """Return the result of an asynchronous method, which runs as a task: from now on that may be held up."""
+        """Return the result of an asynchronous method, which runs as a task and can be published as waiting."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
@@ -205,7 +205,7 @@ class WorkerProcess:
         return run_on_loop(run())
 
     def _give_up(self, calls: tuple[str, ...] | None) -> None:
-        """Wake what these calls, or all of them, wait in: whoever made them wants no result."""
+        """Interrupt the waits of these calls, or of all: their results are no longer wanted."""
         client, context = self._client, self._context
         if client is None or context is None:
             return
@@ -221,7 +221,7 @@ class WorkerProcess:
             call = self._calls.get(serial)
             if call is not None:
                 call.given_up = error
-                # Alone, everything that waits here waits for it, tasks of its own included.
+                # If it is the only call, all waits here belong to it, including its own tasks.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
 
     def info(self) -> Any:
@@ -234,7 +234,7 @@ class WorkerProcess:
         return self._memory.peaks
 
     def close(self) -> None:
-        """Let the worker give back what it holds, before the process ends."""
+        """Release the worker's resources before the process ends."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker._close()
@@ -243,7 +243,7 @@ class WorkerProcess:
 
     def _failure(self, error: BaseException) -> RemoteFailure:
         if isinstance(error, SystemExit):
-            # A worker that calls sys.exit() wants its process gone.
+            # sys.exit() in a worker ends its process.
             if self._client is not None:
                 self._client.tell_exit_reason(f"it called `sys.exit({error.code!r})`")
             raise error
@@ -271,7 +271,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # A task ended with it, which is for whoever waits for the task. The loop goes on for all others.
+            # It ended a task, and is raised to the task's waiters. The loop continues for all others.
             continue
         return
 

@@ -1,4 +1,4 @@
-"""Durations of the parts of a method, by tag, for each call apart.
+"""Durations of parts of a method, by tag, separately for each call.
 
     with timer("train_step"):
         ...
@@ -6,8 +6,8 @@
     @timer("train_step")
     def train_step(self, batch): ...
 
-Durations go to the call that the code runs for, found by its context, so two calls that overlap in one process do not
-mix; threads and tasks take it along where they copy the context, as `asyncio` does. Outside of a call they go nowhere.
+Durations are assigned to the current call by context variable, so overlapping calls in one process do not mix; threads
+and tasks inherit it if they copy the context, as `asyncio` does. Outside of a call they are dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _recording: ContextVar[dict[str, float] | None] = ContextVar("rlinf_durations", 
 
 
 class recording:  # noqa: N801 - used like a function: `with recording() as durations`
-    """Collects the durations of one call: seconds by tag, filled while the block lasts.
+    """A collector of the durations of one call: seconds by tag, filled within the block.
 
-    A tag that is used several times adds up. A call within a call collects for itself.
+    Repeated tags add up. A nested call has its own collector.
     """
 
     __slots__ = ("_token",)
@@ -50,13 +50,12 @@ class recording:  # noqa: N801 - used like a function: `with recording() as dura
 
 
 class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(tag)`
-    """Times a block, or as a decorator every call of a function, method or coroutine function.
+    """A timer of a block, or as a decorator of every call of a function, method or coroutine function.
 
-    Nested timers each count their own whole time. A block that raises has taken time too.
+    Nested timers each count their full time. A block that raises counts, too.
 
     Args:
-        tag: under which name the duration is found; by default the name of the function that is decorated, or in which
-            the timer is made.
+        tag: the name of the duration; by default the name of the decorated or enclosing function.
     """
 
     __slots__ = ("_began", "_named", "tag")
@@ -99,7 +98,7 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
 
 
 def caller_of(frame: FrameType | None) -> str:
-    """Return the name of the function that called the one whose frame this is."""
+    """Return the name of the caller of a frame's function."""
     return frame.f_back.f_code.co_name if frame is not None and frame.f_back is not None else "block"
 
 
@@ -114,7 +113,7 @@ def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reductio
 
     Args:
         by_rank: the durations of each rank, in seconds.
-        reduction: how those of one tag become one; `mean` is over the ranks that have the tag.
+        reduction: how the durations of one tag are combined; `mean` is over the ranks that have the tag.
 
     Raises:
         ValueError: there is no such reduction.

@@ -1,4 +1,4 @@
-"""The class that users inherit from."""
+"""The base class of users' workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Worker(Communication):
     its own process `self` has a rank, peers and a device from before its constructor runs.
     """
 
-    # What is named `_rlinf...` is the runtime's; all other names, but for those below, are free for subclasses.
+    # Names `_rlinf...` belong to the runtime; all others, except those below, are free for subclasses.
     _rlinf_bound: WorkerContext | None = None
 
     # `@Worker.timer("train_step")` times every call of a method under that tag.
@@ -46,7 +46,7 @@ class Worker(Communication):
         """Return a group of this class, not yet launched; the arguments are those of its constructor.
 
         Raises:
-            InvalidNameError: a public method of the class has a name that groups or workers need for themselves.
+            InvalidNameError: a public method of the class has a reserved name of groups or workers.
         """
         from rlinf_core.worker.worker_group import WorkerGroup
 
@@ -54,18 +54,18 @@ class Worker(Communication):
 
     @classmethod
     def _rlinf_methods(cls) -> frozenset[str]:
-        """Return the names of what the users' classes, and not `Worker` itself, define as public methods.
+        """Return the names of the public methods that the user's classes, not `Worker` itself, define.
 
         Raises:
-            InvalidNameError: one of them would replace what workers need for themselves.
+            InvalidNameError: one of them would replace a method of `Worker`.
         """
-        for each in takewhile(lambda each: each is not Worker, cls.__mro__):
-            replaced = sorted(name for name in _OWN_METHODS & vars(each).keys() if callable(getattr(each, name)))
+        for base in takewhile(lambda base: base is not Worker, cls.__mro__):
+            replaced = sorted(name for name in _OWN_METHODS & vars(base).keys() if callable(getattr(base, name)))
             if replaced:
                 raise InvalidNameError(
-                    f"`{each.__name__}.{replaced[0]}` cannot be called on a group",
-                    why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
-                    help="give the method another name",
+                    f"`{base.__name__}.{replaced[0]}` cannot be called on a group",
+                    why=f"it would replace the `{replaced[0]}` of every worker",
+                    help="rename the method",
                 )
         free = {name for name in _FREE_NAMES if getattr(cls, name) is not getattr(Worker, name)}
         inherited = set(dir(Worker)) - free
@@ -73,18 +73,18 @@ class Worker(Communication):
         return frozenset(name for name in names if callable(getattr(cls, name)))
 
     def _rlinf_bind(self, context: WorkerContext) -> None:
-        """Tell the worker who it is. Called before its constructor."""
+        """Set the worker's context. Called before its constructor."""
         self._rlinf_bound = context
 
     def _close(self) -> None:
-        """Give back what the worker holds. Called before its process ends."""
+        """Release the worker's resources. Called before its process ends."""
 
     @property
     def _rlinf_context(self) -> WorkerContext:
         if self._rlinf_bound is None:
             raise RuntimeFailure(
                 f"this `{type(self).__name__}` is not a process of a group",
-                why="it was made by calling its class",
+                why="it was created by calling its class",
                 help=f"launch it: `{type(self).__name__}.create_group(...).launch(cluster)`",
             )
         return self._rlinf_bound
@@ -99,7 +99,7 @@ class Worker(Communication):
         """The number of workers in the group."""
         return self._rlinf_context.placement.world_size
 
-    # Cached, and so open to assignment: a subclass may keep values of its own under these names.
+    # Cached properties, so assignable: a subclass may use these names for its own values.
 
     @cached_property
     def rank(self) -> int:
@@ -135,7 +135,7 @@ class Worker(Communication):
         return DeviceLock(self._rlinf_context.session.secret, names, self._rlinf_client.endpoint.waits)
 
     def acquire_free_port(self) -> int:
-        """Return a TCP port of this worker's node that nothing listens on now."""
+        """Return a TCP port of this worker's node that is free now."""
         return free_port()
 
     @property
@@ -145,15 +145,15 @@ class Worker(Communication):
 
     @cached_property
     def worker_info(self) -> WorkerInfo:
-        """The place where this worker runs, and its devices."""
+        """The node and the devices of this worker."""
         return self._rlinf_context.info()
 
     @cached_property
     def torch_device(self) -> torch.device:
-        """The device this worker computes on. Imports torch.
+        """The torch device of this worker. Imports torch.
 
-        It is the first accelerator assigned to it. A worker that was placed on a robot or on a node is assigned none:
-        it takes one of its node's, by its rank there, where this torch can use them, else the CPU.
+        It is its first assigned accelerator. A worker placed on a robot or a node has none: it uses one of its node's,
+        by its local rank, if this torch supports them, else the CPU.
         """
         import torch
 
@@ -165,7 +165,7 @@ class Worker(Communication):
             module: Any = getattr(torch, kind, None)
             usable: int = module.device_count() if module is not None else 0
             return torch.device(kind, placement.local_rank % usable) if usable else torch.device("cpu")
-        # Under isolation the process sees its own devices only, so its first one is device 0.
+        # Under isolation the process sees only its own devices, so its first one is device 0.
         index = 0 if placement.isolate_accelerator else placement.local_accelerator_rank
         return torch.device(kind, index)
 
@@ -183,28 +183,28 @@ class Worker(Communication):
         """Return a new channel, which lives until the job ends.
 
         Args:
-            channel_name: what others connect to; its process has the address `channel_name:0`.
-            node_id: the rank of the node that it lives on.
-            name: another word for `channel_name`, as in `Channel.create`.
-            node_rank: another word for `node_id`, as in `Channel.create`.
-            maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
-            group_affinity: the group next to which it lives; by default, and without `node_id`, this worker's.
-            group_rank_affinity: the worker of that group on whose node it lives; by default this worker's rank in its
-                own group, and 0 in another one.
+            channel_name: the name to connect to; its process has the address `channel_name:0`.
+            node_id: the rank of its node.
+            name: alias of `channel_name`, as in `Channel.create`.
+            node_rank: alias of `node_id`, as in `Channel.create`.
+            maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
+            group_affinity: the group beside which it is placed; by default, without `node_id`, this worker's.
+            group_rank_affinity: the rank in that group on whose node it is placed; by default this worker's rank in its
+            own group, and 0 in another one.
 
         Raises:
             InvalidNameError: the name cannot be one, or is taken.
             ClusterError: there is no such node, or the channel's process does not start.
             UnknownGroupError: there is no such group.
             ValueError: `maxsize` is negative, or both a node and an affinity are given.
-            TypeError: no name is given, or one thing is given under both of its words.
+            TypeError: the name is missing, or an argument is given together with its alias.
         """
         channel_name = _only_one("channel_name", channel_name, "name", name)
         if channel_name is None:
             raise TypeError("create_channel() needs a name")
         node_id = _only_one("node_id", node_id, "node_rank", node_rank)
         if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
-            raise ValueError("a channel lives on a node or next to a group: give `node_id` or an affinity, not both")
+            raise ValueError("a channel is placed on a node or beside a group: give `node_id` or an affinity, not both")
         context = self._rlinf_context
         if node_id is not None:
             return Channel.create(channel_name, maxsize, node_id)
@@ -251,12 +251,12 @@ class Worker(Communication):
     def worker_timer(self, tag: str | None = None) -> timer:
         """Time a block in seconds: `with self.worker_timer("train_step"): ...`; by default under the method's name.
 
-        The handle of the call that the block runs in gives the durations out.
+        The handle of the enclosing call returns the durations.
         """
         return timer(tag if tag is not None else caller_of(inspect.currentframe()))
 
 
-# The names of `_FREE_NAMES` are conveniences that nothing here relies on: a class may use them for methods of its own.
+# The names in `_FREE_NAMES` are conveniences on which nothing here relies: a class may redefine them.
 _FREE_NAMES = frozenset(
     {
         "acquire_free_port",
@@ -269,12 +269,12 @@ _FREE_NAMES = frozenset(
         "send_to",
     }
 )
-# What workers have by themselves. `create_group` runs in none of them: a class may extend it.
+# The names of every worker. `create_group` does not run in workers: a class may extend it.
 _OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 
 
 def _only_one(word: str, value: T | None, other_word: str, other: T | None) -> T | None:
-    """Return what was given under either of two words for one thing."""
+    """Return the value of an argument given by its name or its alias."""
     if value is not None and other is not None:
-        raise TypeError(f"`{word}` and `{other_word}` are two words for one thing: give one of them")
+        raise TypeError(f"`{word}` and `{other_word}` are aliases: give only one of them")
     return value if value is not None else other

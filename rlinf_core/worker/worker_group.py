@@ -1,4 +1,4 @@
-"""Workers of one class, launched together and called as one."""
+"""Workers of one class, launched and called as a group."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
 from rlinf_core.worker.launch import Launch, close_group, kill
 
-# Covariant, so that a loop can say by a protocol which methods it calls.
+# Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)
 V = TypeVar("V")
 
-# For a worker that computes: one that waits is woken at once.
+# For a computing worker; a waiting one is interrupted at once.
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
 
@@ -48,7 +48,7 @@ _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
 
 
 class GroupMethod:
-    """A method of the users' class, called on some ranks of a group in parallel."""
+    """A method of the user's class, called on some ranks of a group in parallel."""
 
     def __init__(self, view: GroupView, name: str) -> None:
         self._view = view
@@ -70,21 +70,21 @@ class GroupMethod:
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
-        """Call it with a share for each rank: every argument is a sequence with one item for each rank.
+        """Call it with a different share on each rank: every argument is a sequence with one item per rank.
 
         Raises:
-            ValueError: an argument is no sequence, or has another length than there are ranks.
-            PayloadError: a share does not pickle. The ranks that had theirs are cancelled.
+            ValueError: an argument is not a sequence, or its length is not the number of ranks.
+            PayloadError: a share does not pickle. Calls already sent are cancelled.
         """
         members = self._view.members
         for share in (*per_rank, *per_rank_named.values()):
             items = _items(share)
             if items is None:
                 raise ValueError(
-                    f"{short_repr(share)} is no sequence for {len(members)} workers: give an item for each"
+                    f"{short_repr(share)} is not a sequence for {len(members)} workers: pass one item for each"
                 )
             if items != len(members):
-                raise ValueError(f"{items} items for {len(members)} workers: give one for each")
+                raise ValueError(f"{items} items for {len(members)} workers: pass one for each")
         references: list[Any] = []
         for rank, member in enumerate(members):
             named = {name: share[rank] for name, share in per_rank_named.items()}
@@ -123,7 +123,7 @@ class GroupView:
 
 
 class WorkerGroup(Generic[W]):
-    """A group of workers. Every public method of the users' class is one of the group's, and returns a handle.
+    """A group of workers. Every public method of the user's class is a method of the group that returns a handle.
 
     Made by `MyWorker.create_group(...)`, it has no processes before `launch`. As a context manager it shuts down at the
     end of the block.
@@ -135,12 +135,12 @@ class WorkerGroup(Generic[W]):
         self._methods = self.worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
         self._members: tuple[GroupMember, ...] = ()
-        taken = sorted(self._methods & set(dir(WorkerGroup)))
-        if taken:
+        reserved = sorted(self._methods & set(dir(WorkerGroup)))
+        if reserved:
             raise InvalidNameError(
-                f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
-                why="a group has something else of that name",
-                help="give the method another name",
+                f"`{worker_class.__name__}.{reserved[0]}` cannot be called on a group",
+                why="the name is taken by an attribute of groups",
+                help="rename the method",
             )
 
     def launch(
@@ -154,18 +154,18 @@ class WorkerGroup(Generic[W]):
         """Start all workers at once, and return when every one of them is constructed.
 
         Args:
-            cluster: where.
-            placement_strategy: which process runs where; by default one for each accelerator, else one for each node.
-            name: what peers send to; by default `group_name` of the section of the configuration that the class calls
-                its own (`Worker.config_section`), else the address of the worker that launches the group, of which its
-                workers become children, and in the driver `Worker_group_` and the class's name.
-            isolate_accelerator: whether a worker sees only the accelerators assigned to it.
-            max_concurrency: how many methods of one worker may run at a time, then on threads of their own; by default
-                one after another on the process's main thread.
+            cluster: the cluster.
+            placement_strategy: the placement; by default one process per accelerator, else one per node.
+            name: the group's name for peers; by default `group_name` in the class's section of the configuration
+            (`Worker.config_section`), else in a worker its address, of which the workers become children, and in the
+            driver `Worker_group_` plus the class's name.
+            isolate_accelerator: whether a worker sees only its assigned accelerators.
+            max_concurrency: how many methods of one worker may run concurrently, on separate threads; by default one
+            after another on the main thread.
 
         Raises:
-            WorkerGroupError: a constructor raised; it holds what, by rank. No process is left.
-            RuntimeFailure: this group, or another of the name, is running already.
+            WorkerGroupError: a constructor raised; it holds the exceptions by rank. No process is left.
+            RuntimeFailure: this group, or another of its name, is already running.
             PlacementError: the cluster cannot hold the processes as asked.
             ValueError: `max_concurrency` is no whole number from 1.
             PayloadError: the class or an argument does not pickle.
@@ -183,12 +183,12 @@ class WorkerGroup(Generic[W]):
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
     ) -> Callable[[], Launch]:
-        """Check what `launch` was asked for; return the function that begins it."""
+        """Check the arguments of `launch`; return the function that begins it."""
         if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected a whole number from 1")
         if self._members:
             raise RuntimeFailure(
-                f"group `{self._name}` is running already", help="shut it down first, or create another"
+                f"group `{self._name}` is already running", help="shut it down first, or create another"
             )
         base = self._base_address(name)
         strategy = placement_strategy or default_strategy(topology_of(cluster))
@@ -213,7 +213,7 @@ class WorkerGroup(Generic[W]):
         on_disconnect(_end_all)
 
     def _base_address(self, name: str | None) -> WorkerAddress:
-        """Return what the workers' addresses begin with: a name, else the worker that launches them, if one does."""
+        """Return the prefix of the workers' addresses: a name, else the launching worker, if any."""
         name = name if name is not None else self._configured_name()
         if name is not None:
             return WorkerAddress(name)
@@ -223,7 +223,7 @@ class WorkerGroup(Generic[W]):
         return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
 
     def _configured_name(self) -> str | None:
-        """Return `group_name` of the class's own section, from the first argument that has such a section."""
+        """Return `group_name` of the class's section, from the first argument that has such a section."""
         section = self.worker_class.config_section
         if section is None:
             return None
@@ -236,7 +236,7 @@ class WorkerGroup(Generic[W]):
 
     @classmethod
     def from_group_name(cls, worker_class: type[V], name: str) -> WorkerGroup[V]:
-        """Return the running group of this name, launched by whichever process of the job.
+        """Return the running group of this name, launched by any process of the job.
 
         Raises:
             UnknownGroupError: no group of the name runs.
@@ -270,7 +270,7 @@ class WorkerGroup(Generic[W]):
         return sorted({*super().__dir__(), *self._methods})
 
     def check_method(self, name: str) -> None:
-        """Raise AttributeError unless the users' class has a public method of this name."""
+        """Raise AttributeError unless the user's class has a public method of this name."""
         if name not in self._methods:
             hint = did_you_mean(name, self._methods)
             raise AttributeError(
@@ -279,12 +279,12 @@ class WorkerGroup(Generic[W]):
 
     @property
     def methods(self) -> frozenset[str]:
-        """The names of the methods that can be called on the group: the public ones of the users' class."""
+        """The names of the group's methods: the public methods of the user's class."""
         return self._methods
 
     @property
     def worker_info_list(self) -> list[WorkerInfo]:
-        """The place and the devices of each worker, by rank. A worker tells them between two calls."""
+        """The node and the devices of each worker, by rank. Workers answer between two calls."""
         members = self._running
         references = [member.actor.info.remote() for member in members]
         name = self.worker_group_name
@@ -301,7 +301,7 @@ class WorkerGroup(Generic[W]):
 
     @property
     def worker_group_name(self) -> str:
-        """The name that peers send to."""
+        """The group's name for peers."""
         return self._name or f"Worker_group_{self.worker_class.__name__}"
 
     @property
@@ -315,7 +315,7 @@ class WorkerGroup(Generic[W]):
         return tuple(member.address for member in self._members)
 
     def execute_on(self, *ranks: int) -> GroupView:
-        """Return these ranks only, as a view; results come in the order given. The group itself stays as it is.
+        """Return a view of these ranks; results are in the given order. The group itself is unchanged.
 
         Raises:
             ValueError: there is no such rank.
@@ -329,34 +329,34 @@ class WorkerGroup(Generic[W]):
         return GroupView(self, [members[rank] for rank in ranks])
 
     def take_spans(self) -> WorkerGroupHandle[Taken]:
-        """Return what each worker recorded since this was asked last, as soon as it is in no method.
+        """Return the spans that each worker recorded since the last call, once it is in no method.
 
         `Cluster.record(trace=True)` before the launch makes them record.
         """
         return self._asked("take_spans")
 
     def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
-        """Return the most memory that each worker has held in each method, as soon as it is in none."""
+        """Return the peak memory of each worker by method, once it is in none."""
         return self._asked("memory_peaks")
 
     def _asked(self, question: str) -> WorkerGroupHandle[Any]:
-        """Ask each worker's process, not the worker in it, by a method of the actor."""
+        """Call a method of the actor in each worker's process, not of the worker itself."""
         members = self._running
         references = [getattr(member.actor, question).remote() for member in members]
         return WorkerGroupHandle(self.worker_group_name, question, len(members), members, references)
 
     def shutdown(self) -> None:
-        """End the workers and release their names. Safe to call twice.
+        """End the workers and release their names. Idempotent.
 
         Raises:
-            WorkerGroupError: a call that nobody waited for had failed.
+            WorkerGroupError: a call whose result was never read had failed.
         """
         raise_unseen(self._end(_SHUTDOWN_SECONDS))
 
     def _end(self, seconds: float) -> list[WorkerGroupError]:
-        """End the workers; return the failures of calls that nobody has waited for.
+        """End the workers; return the failures of calls whose results were never read.
 
-        A worker that computes is given so many seconds to come to an end; one that waits is woken at once.
+        A computing worker has a grace period; a waiting one is interrupted at once.
         """
         ray = ray_api()
         members, self._members = self._members, ()
@@ -364,8 +364,8 @@ class WorkerGroup(Generic[W]):
         if not ray.is_initialized() or not members:
             return []
         name = self.worker_group_name
-        calls = [each for each in unanswered.take(name) if not each.observed]
-        unseen = [failure for each in calls if (failure := each.failure()) is not None]
+        calls = [call for call in unanswered.take(name) if not call.observed]
+        unseen = [failure for call in calls if (failure := call.failure()) is not None]
         client = current_client()
         if client is not None:
             client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))
@@ -389,17 +389,17 @@ class WorkerGroup(Generic[W]):
 def launch_together(
     cluster: Cluster, groups: Mapping[WorkerGroup[Any], PlacementStrategy | None], channels: Sequence[str] = ()
 ) -> list[Channel]:
-    """Start the workers of several groups at once; return the channels when every worker is constructed.
+    """Launch several groups in parallel; return the channels when every worker is constructed.
 
-    It takes as long as the slowest group, where `WorkerGroup.launch` of one after the other takes the sum.
+    It takes as long as the slowest group, while sequential `WorkerGroup.launch` takes the sum.
 
     Args:
-        cluster: where.
-        groups: which process of which group runs where; None as in `WorkerGroup.launch`.
-        channels: names of new channels, whose processes start at the same time, on node 0.
+        cluster: the cluster.
+        groups: the groups with their placements; None as in `WorkerGroup.launch`.
+        channels: names of new channels, whose processes start in parallel on node 0.
 
     Raises:
-        Exception: what `WorkerGroup.launch` and `Channel.create` raise. None of the groups is running then.
+        Exception: as for `WorkerGroup.launch` and `Channel.create`. None of the groups is running then.
     """
     prepared = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
     with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
@@ -439,10 +439,10 @@ def _entry(config: Any, name: str) -> Any:
 
 
 def _items(share: Any) -> int | None:
-    """Return how many items what a caller gave has, by position; None when it is nothing of the kind."""
+    """Return the length of a sequence argument; None if it is not a sequence."""
     if isinstance(share, Mapping) or not hasattr(share, "__getitem__"):
         return None
     try:
         return len(share)
-    except TypeError:  # as of an array without dimensions
+    except TypeError:  # as for an array without dimensions
         return None

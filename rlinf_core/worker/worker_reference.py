@@ -1,4 +1,4 @@
-"""A worker class by its name, where only its workers need what its module imports."""
+"""A worker class by name, for drivers that should not import its module."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ P = TypeVar("P", covariant=True)
 
 
 class WorkerReference(Generic[P]):
-    """The name of a worker class, of which this process makes groups without importing it.
+    """A reference to a worker class, to create groups without importing it.
 
-    A driver that computes nothing so starts without torch, which each worker imports for itself.
+    A driver that does not compute thus starts without torch, which only its workers import.
 
     Args:
         path: as in `package.module:Class`.
-        methods: the protocol of the methods that are called on the group; the class has them all.
-        config_section: as of the class, `Worker.config_section`.
+        methods: the protocol of the methods called on the group; the class implements it.
+        config_section: that of the class, `Worker.config_section`.
     """
 
     forked = False
@@ -30,11 +30,11 @@ class WorkerReference(Generic[P]):
         self.__name__ = path.rpartition(":")[2]
         bases = cast("tuple[type, ...]", methods.__mro__)
         self._public: frozenset[str] = frozenset(
-            name for each in bases for name, value in vars(each).items() if _is_public(name, value)
+            name for base in bases for name, value in vars(base).items() if _is_public(name, value)
         )
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Be the class itself in the process that unpickles it."""
+        """Unpickle as the class itself."""
         return _class_at, (self._path,)
 
     def create_group(self, *args: Any, **kwargs: Any) -> WorkerGroup[P]:

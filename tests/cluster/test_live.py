@@ -71,6 +71,6 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     with hosts["render0"].refusing_keys():
         ended = hosts.control.rlinf("validate", str(path), "--live")
     assert ended.returncode == 3, ended.stdout
-    assert "1 of 3 nodes could not be asked" in ended.stderr
+    assert "1 of 3 nodes could not be probed" in ended.stderr
     assert "node 2 (render0)" in ended.stderr
     assert "key refused" in ended.stderr

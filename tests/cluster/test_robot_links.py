@@ -209,7 +209,7 @@ def test_an_action_that_a_loose_cable_delays_is_not_carried_out(cell: Cell) -> N
     until(lambda: cell.count("late") or cell.count("ended"), "what the holder is told", seconds=30)
     said = cell.last("late")
     assert cell.name in said
-    assert "look at the link between this node and the controller" in said
+    assert "check the link between this node and the controller" in said
     moved = cell.count("moved")
     until(lambda: cell.count("moved") > moved, "the arm to go on", seconds=30)
     cell.check_recordings()

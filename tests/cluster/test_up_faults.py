@@ -150,7 +150,7 @@ def test_a_second_up_while_ssh_drops_in_the_middle_of_the_first(site: Site) -> N
         until(lambda: lock.exists() and lock.read_text() != "", "the first `up`", seconds=60)
         second = site.rlinf("up", file)
         assert second.returncode == 1
-        assert "another `rlinf up` or `rlinf down` is at work" in second.stderr
+        assert "another `rlinf up` or `rlinf down` is working" in second.stderr
         out, said = first.communicate(timeout=120)
     assert first.returncode == 3, said
     [failure] = json.loads(out)["failures"]
@@ -306,7 +306,7 @@ def test_ctrl_c_ends_at_once_and_the_same_command_finishes(site: Site) -> None:
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=20)
     assert run.returncode == 130, said
-    assert "what is up stays up" in said
+    assert "nodes that are up stay up" in said
     done = site.rlinf("up", file)
     assert done.returncode == 0, done.stderr
 

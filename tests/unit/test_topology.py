@@ -49,7 +49,7 @@ def test_assumptions_are_read(text: str, expected: Assumption) -> None:
 
 @pytest.mark.parametrize("text", ["", "a800", "a800=", "=8", "8x", "-1", "a800=8.5", "a b=8", "a800:8"])
 def test_what_is_no_assumption_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(ConfigError, match="does not say how many accelerators") as caught:
+    with pytest.raises(ConfigError, match="does not give a number of accelerators") as caught:
         parse_assumption(text)
     assert "a800=8xA800" in (caught.value.help or "")
 

@@ -52,11 +52,11 @@ _MARKS: Final = ("calculator", "search", "result")
 
 
 class AgentRunnerConfig(LanguageRunnerConfig):
-    """The run as a whole."""
+    """Settings of the run."""
 
     task_type: Literal["agent"] = Field(default="agent", description="Kind of job.")
     max_steps: StepsOrNever = 250
-    seq_length: Count = Field(default=2048, description="Longest conversation, in tokens.")
+    seq_length: Count = Field(default=2048, description="Maximum conversation length, in tokens.")
 
 
 class AgentDataConfig(LanguageDataConfig):
@@ -64,9 +64,9 @@ class AgentDataConfig(LanguageDataConfig):
 
     type: Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None,
-        description="Source: products to compute or facts to look up, both made on the spot; episodes, the seeds of"
-        " `agent.environment`; jsonl or parquet files, a task of reasoning_gym, or sums. Default: files where"
-        " `train_data_paths` is given, else calculations.",
+        description="Source: generated calculations (products) or lookups (facts); episodes (seeds of"
+        " `agent.environment`); JSONL or Parquet files, a reasoning_gym task, or sums. Default: files if"
+        " `train_data_paths` is set, else calculations.",
     )
 
     @property
@@ -78,12 +78,12 @@ class AgentDataConfig(LanguageDataConfig):
 
 
 class AgentWarmStartConfig(WarmStartConfig):
-    """Supervised steps on conversations, for models built on the spot."""
+    """Supervised warm start on example conversations, for models built from scratch."""
 
     tool_share: Fraction = Field(
         default=0.2,
-        description="How often the model then begins with a tool, and not with a guess: share of what it is shown. In"
-        " episodes of `treasure`: how much of what is said there is well said.",
+        description="Share of warm-start examples in which the model starts with a tool call instead of a guess. For"
+        " `treasure`: fraction of well-formed commands.",
     )
 
 
@@ -95,7 +95,7 @@ class AgentActorConfig(LanguageActorConfig):
 
     warm_start: AgentWarmStartConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=AgentWarmStartConfig,
-        description="Supervised steps of a model without `model_path`: steps, lr, tool_share.",
+        description="Supervised warm start of a model without `model_path`: steps, lr, tool_share.",
     )
 
 
@@ -147,60 +147,64 @@ class AgentWorkerConfig(ConfigModel):
         NoEffect(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools and not agent.mcp,
-            "there are no `tools`",
+            "`tools` is empty",
             because=("tools",),
         ),
     )
 
-    group_name: Text = Field(default="AgentGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="AgentGroup", description="Name of the worker group, by which other components address it."
+    )
     run: Annotated[Text, KnownOrOwn("agent", AGENTS)] = Field(
         default="tool_agent",
-        description="The agent: tool_agent, which uses tools until it answers; env_agent, which plays `environment`; or"
+        description="Agent: tool_agent, which calls tools until it answers; env_agent, which plays `environment`; or"
         " `package.module:function`, an async function of task, model and tools that returns an outcome.",
     )
     tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
         default=("calculator",),
-        description="Tools: calculator, search, python (in a sandbox), http (to listed hosts), or"
-        " `package.module:function`, from text to text, async or not.",
+        description="Tools: calculator, search, python (sandboxed), http (to allowed hosts), or"
+        " `package.module:function`, a sync or async function from text to text.",
     )
     tool_format: Literal["auto", "plain"] = Field(
         default="auto",
-        description="How tool_agent's model calls tools: auto, as functions in the form that its chat template teaches,"
-        " and plain where it teaches none; plain, `<name>argument</name>`.",
+        description="How the model calls the tools of tool_agent. auto: function calls in the format of its chat"
+        " template, plain if the template has none; plain: `<name>argument</name>`.",
     )
-    tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
-    timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
-    max_turns: Count = Field(default=8, description="Turns of the model in one run, over all its conversations.")
-    max_concurrent: Count = Field(default=256, description="Runs that one process has under way at once.")
+    tool_timeout: PositiveFloat = Field(default=5.0, description="Time limit of one tool call, in seconds.")
+    timeout: PositiveFloat = Field(default=300.0, description="Time limit of one agent run, in seconds.")
+    max_turns: Count = Field(default=8, description="Maximum model turns in one run, over all its conversations.")
+    max_concurrent: Count = Field(default=256, description="Concurrent runs per process.")
     corpus_path: OptionalPath = Field(
         default=None,
-        description="Text file of the documents for `search`, one a line. Default: the facts of `data.type: lookups`.",
+        description="Text file of documents for `search`, one per line. Default: the facts of `data.type: lookups`.",
     )
-    search_results: Count = Field(default=1, description="Documents that `search` shows.")
+    search_results: Count = Field(default=1, description="Number of documents that `search` returns.")
     python_memory_mib: Annotated[int, Field(ge=64)] = Field(
-        default=256, description="Memory that each process of a program of `python` may have, in MiB."
+        default=256, description="Memory limit of each process of a `python` program, in MiB."
     )
     http: HttpToolConfig = Field(
-        default_factory=HttpToolConfig, description="The tool `http`: the hosts that it may ask, and its limits."
+        default_factory=HttpToolConfig, description="The tool `http`: allowed hosts and limits."
     )
     environment: TextEnvironmentConfig = Field(
         default_factory=TextEnvironmentConfig, description="The environment that `run: env_agent` plays."
     )
     mcp: dict[Text, McpServerConfig] = Field(
         default_factory=dict[str, McpServerConfig],
-        description="MCP servers by names of yours: each agent process starts them, and offers their tools besides"
-        " `tools`.",
+        description="MCP servers, by names of your choice: every agent process starts them and offers their tools in"
+        " addition to `tools`.",
     )
 
 
 class IndexConfig(ConfigModel):
     """The workers that hold the index of `search`."""
 
-    group_name: Text = Field(default="IndexGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="IndexGroup", description="Name of the worker group, by which other components address it."
+    )
 
 
 class AgentConfig(LanguageConfig):
-    """The whole file."""
+    """Configuration of the agent recipe."""
 
     # An agent may reward itself.
     rewards_by_rule: ClassVar[bool] = False
@@ -209,22 +213,22 @@ class AgentConfig(LanguageConfig):
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 
     runner: AgentRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=AgentRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+        default_factory=AgentRunnerConfig, description="Run length, what is saved, and where results go."
     )
     actor: AgentActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-        default_factory=AgentActorConfig, description="The model that learns, its optimizer and how it is spread."
+        default_factory=AgentActorConfig, description="The model that learns, its optimizer and its sharding."
     )
     data: AgentDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default_factory=AgentDataConfig, description="The tasks."
     )
     agent: AgentWorkerConfig = Field(
-        default_factory=AgentWorkerConfig, description="The agents: what runs, with which tools, within which limits."
+        default_factory=AgentWorkerConfig, description="The agents: program, tools and limits."
     )
 
     index: IndexConfig = Field(
         default_factory=IndexConfig,
-        description="The index of `search`, where `cluster.component_placement` has a place for it: workers then hold"
-        " it once for all agent processes.",
+        description="The `search` index. With a placement in `cluster.component_placement`, its workers hold it once"
+        " for all agent processes.",
     )
 
     @property
@@ -249,8 +253,8 @@ class AgentConfig(LanguageConfig):
         plain = ChatRoles(
             ("agent", "tools"),
             ("system", "user"),
-            help="the use of tools is told in a system message: use a"
-            " model whose chat template takes one, or write `data.apply_chat_template: false`",
+            help="tool instructions go into a system message: use a model whose chat template accepts one, or write"
+            " `data.apply_chat_template: false`",
         )
         return [*asked, plain, ChatRoles(("agent", "tools"), ("system", "user", "assistant", "tool"))]
 
@@ -261,7 +265,7 @@ class AgentConfig(LanguageConfig):
 
 
 def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what does not fit together in a file of this recipe."""
+    """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
     _check_limits(config, report)
     _check_agent(config, report)
@@ -278,15 +282,15 @@ def _check_limits(config: AgentConfig, report: Report) -> None:
                 ("data", "max_prompt_length"),
             ),
             "conflicting-settings",
-            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens, more than a conversation may"
-            f" have: `runner.seq_length` {config.runner.seq_length}",
-            f"`runner.seq_length` could be {prompt + turn} and room for further turns",
+            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens exceed the longest"
+            f" conversation, `runner.seq_length` {config.runner.seq_length}",
+            f"raise `runner.seq_length` to {prompt + turn} plus room for further turns",
         )
     if config.reward.soft_overlong:
         report(
             ("reward", "soft_overlong"),
             "conflicting-settings",
-            "an answer of several turns has no one length that could come near a limit",
+            "a multi-turn answer has no single length to compare with a limit",
             "remove it; `agent.max_turns` and `runner.seq_length` are the limits",
         )
 
@@ -303,7 +307,7 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
         report(
             ("agent", "tools", agent.tools.index("python")),
             "missing-extra",
-            "`python` runs programs in a sandbox of bubblewrap, which is not installed",
+            "`python` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
             "run `apt install bubblewrap`",
         )
     if "http" in agent.tools and missing_modules(["httpx"]) and runs_in_this_interpreter(config, "agent"):
@@ -313,7 +317,7 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
         report(
             blame(config, ("agent", "http", "allow"), ("agent", "tools")),
             "conflicting-settings",
-            "`http` may ask the hosts of `agent.http.allow` alone, and that lists none",
+            "`http` may only request hosts in `agent.http.allow`, which is empty",
             "write `agent.http.allow: [HOST, ...]`",
         )
     if agent.mcp and runs_in_this_interpreter(config, "agent"):
@@ -324,7 +328,7 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
         report(
             ("cluster", "component_placement", INDEX),
             "unused-component",
-            "nothing is searched: `agent.tools` has no `search`, and nothing will run there",
+            "the index is unused: `agent.tools` has no `search`, and nothing would run there",
             "remove it, or write `agent.tools: [search]`",
             severity=Severity.WARNING,
         )
@@ -336,8 +340,8 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
         report(
             blame(config, ("data", "type"), ("agent", "run")),
             "conflicting-settings",
-            f"`agent.run: {config.agent.run}` and tasks of {config.data.source}: an environment is played from seeds,"
-            " and seeds are for environments",
+            f"`agent.run: {config.agent.run}` does not match tasks of {config.data.source}: environments and episode"
+            " seeds go together",
             "write both `agent.run: env_agent` and `data.type: episodes`",
         )
     if not plays:
@@ -362,7 +366,7 @@ def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
         report(("agent", "mcp"), "missing-extra", "MCP servers need the package mcp", f"run `{install_command('mcp')}`")
     for name, server in agent.mcp.items():
         if shutil.which(server.command[0], path=server.env.get("PATH")) is None:
-            message = f"there is no `{server.command[0]}` on this machine"
+            message = f"the command `{server.command[0]}` does not exist on this machine"
             report(("agent", "mcp", name, "command"), "unusable-path", message, severity=Severity.WARNING)
 
 
@@ -372,13 +376,13 @@ def _check_search(config: AgentConfig, report: Report) -> None:
         report(
             blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),
             "conflicting-settings",
-            f"`search` needs documents, and tasks of {config.data.source} bring none",
-            "write `agent.corpus_path: FILE`, a text file with one document a line",
+            f"`search` needs documents, and tasks of {config.data.source} provide none",
+            "write `agent.corpus_path: FILE`, a text file with one document per line",
         )
         return
     here = agent.corpus_path is not None and runs_in_this_interpreter(config, "agent")
     if here and not Path(str(agent.corpus_path)).is_file():
-        message = f"`corpus_path` names `{agent.corpus_path}`, which is not on this machine"
+        message = f"`corpus_path` names `{agent.corpus_path}`, which does not exist on this machine"
         report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)
 
 
@@ -389,5 +393,5 @@ def inputs(config: AgentConfig) -> list[Path]:
 
 
 def trials(config: AgentConfig) -> list[Trial]:
-    """Return what `rlinf doctor` tries where agents are placed: the sandbox of the tool `python`."""
+    """Return the checks of `rlinf doctor` on agent nodes: the sandbox of the tool `python`."""
     return [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []

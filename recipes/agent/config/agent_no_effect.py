@@ -1,4 +1,4 @@
-"""Keys of the agent recipe that change nothing beside others."""
+"""Keys of the agent recipe that have no effect in combination with others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ AGENT: Final = (
     NoEffect(
         ("actor.warm_start.tool_share",),
         lambda config, sizes: config.data.source not in ("calculations", "lookups", "episodes"),
-        lambda config: f"tasks of {config.data.source} do not say which calls lead to their answers",
+        lambda config: f"tasks of {config.data.source} do not specify the calls that solve them",
         because=("data.type", "data.train_data_paths"),
     ),
     NoEffect(
         ("data.shuffle",),
         lambda config, sizes: config.data.source == "episodes",
-        "seeds of episodes are taken in their order",
+        "episode seeds are used in order",
         because=("data.type",),
     ),
 )

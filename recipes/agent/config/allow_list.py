@@ -38,7 +38,7 @@ class AllowedHost(NamedTuple):
     port: int | None
 
     def holds(self, scheme: str, host: str, port: int) -> bool:
-        """Return whether an URL with these parts is one of the entry's."""
+        """Return whether the entry covers a URL with these parts."""
         if self.scheme not in ("", scheme) or port != (self.port or DEFAULT_PORTS[scheme]):
             return False
         if self.network is not None:
@@ -48,7 +48,7 @@ class AllowedHost(NamedTuple):
 
 
 class UrlParts(NamedTuple):
-    """The parts of an URL that is to be asked."""
+    """The parts of a requested URL."""
 
     scheme: str
     host: str
@@ -57,13 +57,13 @@ class UrlParts(NamedTuple):
 
 
 def parse_allowed(text: str) -> AllowedHost:
-    """Return an entry: `HOST`, `*.HOST`, an address or network, each with a scheme before and a port behind if need be.
+    """Parse an entry: `HOST`, `*.HOST`, an address or a network, each with an optional scheme and port.
 
     Raises:
         ValueError: it is none; the text says why.
     """
-    found = _SCHEME.fullmatch(text.strip().lower())
-    scheme, rest = (found[1] or "", found[2]) if found else ("", "")
+    match = _SCHEME.fullmatch(text.strip().lower())
+    scheme, rest = (match[1] or "", match[2]) if match else ("", "")
     if scheme and scheme not in DEFAULT_PORTS:
         raise ValueError(f"`{scheme}` is neither http nor https")
     network = _network(rest)
@@ -75,58 +75,58 @@ def parse_allowed(text: str) -> AllowedHost:
         return AllowedHost(scheme, "", network, port)
     name = _ascii(host)
     if not _NAME.fullmatch(name):
-        raise ValueError("a host is a name, `*.` and a name, or an address: no path, no user, no other star")
+        raise ValueError("a host is a name, `*.` and a name, or an address, without path, user or further wildcards")
     return AllowedHost(scheme, name, None, port)
 
 
 def parse_url(text: str) -> UrlParts:
-    """Return the parts of an URL.
+    """Parse a URL.
 
     Raises:
         ValueError: it is no URL of http or https; the text says why.
     """
-    if not text.isprintable() or any(each in text for each in " \\"):
+    if not text.isprintable() or any(character in text for character in " \\"):
         raise ValueError("no URL")
     parts = urlsplit(text)
     if parts.scheme not in DEFAULT_PORTS:
-        raise ValueError("an URL begins with http:// or https://")
+        raise ValueError("a URL begins with http:// or https://")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("an URL has no user and no password here")
+        raise ValueError("a URL may not contain a user name or password here")
     host = _ascii((parts.hostname or "").removesuffix("."))
     if not host:
-        raise ValueError("the URL names no host")
+        raise ValueError("the URL has no host")
     path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)
     return UrlParts(parts.scheme, host, parts.port or DEFAULT_PORTS[parts.scheme], path)
 
 
 class AllowList:
-    """The hosts that may be reached, and nothing else.
+    """An allow list of hosts.
 
     Args:
         entries: of the list.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
-        self._entries = [parse_allowed(each) for each in entries]
+        self._entries = [parse_allowed(entry) for entry in entries]
         # Private addresses that names may lead to: the listed ones.
-        self._networks = [each.network for each in self._entries if each.network is not None]
-        if any(each.name == "localhost" for each in self._entries):
+        self._networks = [entry.network for entry in self._entries if entry.network is not None]
+        if any(entry.name == "localhost" for entry in self._entries):
             self._networks += _LOOPBACK
 
     def allows(self, url: UrlParts) -> bool:
-        """Return whether an URL is of a listed host, with its scheme and port."""
-        return any(each.holds(url.scheme, url.host, url.port) for each in self._entries)
+        """Return whether the host, scheme and port of a URL are on the list."""
+        return any(entry.holds(url.scheme, url.host, url.port) for entry in self._entries)
 
     def reachable(self, address: str) -> bool:
-        """Return whether a host may be at an address: a public one, or one that is listed itself."""
-        found = _address(address)
-        if found is None:
+        """Return whether an address may be reached: public, or listed itself."""
+        parsed = _address(address)
+        if parsed is None:
             return False
-        return (found.is_global and not found.is_multicast) or any(found in each for each in self._networks)
+        return (parsed.is_global and not parsed.is_multicast) or any(parsed in network for network in self._networks)
 
 
 def _address(text: str) -> Address | None:
-    """Return an address, one of IPv4 in IPv6 as itself; None where the text is none."""
+    """Return an address, unwrapping IPv4 in IPv6; None if the text is not an address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -154,10 +154,10 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def _ascii(host: str) -> str:
-    """Return a host as it is looked up: in small letters, other scripts in their ASCII form."""
+    """Return a host in the form used for lookups: lower case, other scripts in ASCII (IDNA)."""
     if host.isascii():
         return host.lower()
     try:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
-        raise ValueError(f"`{host}` is no name of a host") from None
+        raise ValueError(f"`{host}` is not a valid host name") from None

@@ -1,4 +1,4 @@
-"""Sections of what agents reach out of the job: hosts over HTTP, MCP servers, and environments of others."""
+"""Sections for external services of agents: HTTP hosts, MCP servers, and third-party environments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `ht
 
 
 def _allowed(text: str) -> str:
-    """Return an entry of the list of hosts as it is written."""
+    """Return an entry of the allow list as written."""
     try:
         parse_allowed(text)
     except ValueError as error:
-        raise problem("bad-value", f"`{text}` is no host: {error}", help=_HOSTS) from None
+        raise problem("bad-value", f"`{text}` is not a valid host: {error}", help=_HOSTS) from None
     return text.strip()
 
 
@@ -31,26 +31,29 @@ class HttpToolConfig(ConfigModel):
 
     allow: tuple[Annotated[Text, AfterValidator(_allowed)], ...] = Field(
         default=(),
-        description="The only hosts that may be asked: `HOST`, `*.HOST` for all below it, an address or a network, with"
-        " `https://` before it for that alone, and `:PORT` behind it for another port than 80 and 443. Private"
-        " addresses are reached only where they are listed themselves.",
+        description="The only hosts that may be requested: `HOST`, `*.HOST` for its subdomains, an address or a"
+        " network; prefix `https://` to allow HTTPS only, append `:PORT` for ports other than 80 and 443."
+        " Private addresses are reached only if listed explicitly.",
     )
-    max_bytes: Count = Field(default=65536, description="Bytes of an answer that are read.")
+    max_bytes: Count = Field(default=65536, description="Maximum bytes read from a response.")
 
 
 class McpServerConfig(ConfigModel):
     """An MCP server that is started by its command."""
 
     command: Annotated[tuple[Text, ...], BeforeValidator(one_or_many), Field(min_length=1)] = Field(
-        description="Command that starts it, as a list; no shell reads it."
+        description="Command that starts the server, as a list; it is not run in a shell."
     )
-    args: tuple[Text, ...] = Field(default=(), description="Further arguments of the command.")
+    args: tuple[Text, ...] = Field(default=(), description="Additional arguments of the command.")
     env: dict[str, Text] = Field(
         default_factory=dict[str, str],
-        description="Its variables, besides HOME, LOGNAME, PATH, SHELL, TERM and USER of the worker.",
+        description=(
+            "Environment variables of the server, in addition to the worker's HOME, LOGNAME, PATH, SHELL, TERM and"
+            " USER."
+        ),
     )
     tools: tuple[Text, ...] | None = Field(
-        default=None, description="Those of its tools that are offered to the model. Default: all."
+        default=None, description="The server's tools that are offered to the model. Default: all."
     )
 
 
@@ -75,22 +78,24 @@ class TextEnvironmentConfig(ConfigModel):
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
         default="treasure",
-        description="Environment: treasure, a small text game; openenv, a server of OpenEnv; verifiers, one of that"
-        " library; or `package.module:name`, a class or a function that makes a `TextEnvironment`.",
+        description="Environment: treasure, a small text game; openenv, an OpenEnv server; verifiers, a verifiers"
+        " taskset; or `package.module:name`, a class or function that makes a `TextEnvironment`.",
     )
     url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
-    action_key: Text = Field(default="message", description="Key of the server's actions that holds the model's text.")
+    action_key: Text = Field(
+        default="message", description="Key of the server's actions that holds the model's message."
+    )
     observation_key: Text | None = Field(
         default=None,
-        description="Key of its observations that holds what the model is told. Default: their only text, or all of"
-        " them as JSON.",
+        description="Key of the server's observations that holds the text for the model. Default: their only text, or"
+        " the whole observation as JSON.",
     )
-    name: Text | None = Field(default=None, description="Taskset of verifiers, as in `textarena`.")
+    name: Text | None = Field(default=None, description="Taskset of verifiers, such as `textarena`.")
     options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Options of that taskset, as in `{game: Wordle-v0}`."
+        default_factory=dict[str, Any], description="Options of the taskset, such as `{game: Wordle-v0}`."
     )
     harness: Text | None = Field(
         default=None,
-        description="Program that plays a task of verifiers, by its name there. Default: a chat in the agent's own"
-        " process, with the tools of the task.",
+        description="Name of the verifiers harness that runs a task. Default: a chat in the agent process, with the"
+        " tools of the task.",
     )

@@ -1,4 +1,4 @@
-"""Agents: what they are given, what comes of them, and the one that uses tools until it answers."""
+"""Agents: their inputs and outcomes, and the built-in agent that calls tools until it answers."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Age
 
     It calls them as functions where the toolbox offers some and its chat template teaches a form, one call a turn else.
     """
-    functions = tuple(json.dumps(each, ensure_ascii=False) for each in tools.functions)
+    functions = tuple(json.dumps(function, ensure_ascii=False) for function in tools.functions)
     chat = llm.conversation(*task.messages, tools=ToolOffer(functions, tools.instructions) if functions else None)
     while True:
         reply = await chat.reply(stop=tools.stop)
         messages = await _answers(tools, reply)
         if not messages:
             return AgentOutcome(answer=reply.text)
-        for each in messages:
-            chat.add(each)
+        for message in messages:
+            chat.add(message)
 
 
 async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
@@ -72,10 +72,10 @@ async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
         if call is None:
             return []
         return [ChatMessage("tool", tools.written(await tools.call(call.name, call.argument)))]
-    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools.functions}
+    schemas = {function["function"]["name"]: function["function"]["parameters"] for function in tools.functions}
     _, calls = find_calls(reply.raw, reply.form, schemas)
-    seen = await asyncio.gather(*(tools.call(each.name, json.loads(each.arguments)) for each in calls))
+    seen = await asyncio.gather(*(tools.call(call.name, json.loads(call.arguments)) for call in calls))
     return [
-        ChatMessage("tool", found.text, call_id=each.call_id, name=each.name)
-        for each, found in zip(calls, seen, strict=True)
+        ChatMessage("tool", observation.text, call_id=call.call_id, name=call.name)
+        for call, observation in zip(calls, seen, strict=True)
     ]

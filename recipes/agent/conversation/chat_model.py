@@ -1,4 +1,4 @@
-"""The language model as an agent is given it: conversations, and the turns that engines draw."""
+"""The agents' interface to the language model: conversations whose turns the engines sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 
 
 class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agent is over
-    """A run may not go on: its turns, or the tokens of a conversation, are used up.
+    """A run has reached its limit of turns or of conversation tokens.
 
     Attributes:
         limit: `turns` or `tokens`.
@@ -91,18 +91,18 @@ class LanguageModel:
     Args:
         engines: that draw.
         settings: of all turns.
-        told: is given each turn with its text.
+        on_turn: called with every turn and its text.
 
     Attributes:
         turns: of the model so far.
     """
 
     def __init__(
-        self, engines: Engines, settings: DrawSettings, told: Callable[[TurnRecord], None] = lambda turn: None
+        self, engines: Engines, settings: DrawSettings, on_turn: Callable[[TurnRecord], None] = lambda turn: None
     ) -> None:
         self._engines = engines
         self._settings = settings
-        self._told = told
+        self._on_turn = on_turn
         self._chats: list[Chat] = []
         self.turns = 0
 
@@ -112,9 +112,9 @@ class LanguageModel:
         return self._settings
 
     def conversation(self, *messages: str | ChatMessage, tools: ToolOffer | None = None) -> Chat:
-        """Begin a conversation; a text is a user's message. `tools` are functions that the model may call."""
-        given = [ChatMessage("user", each) if isinstance(each, str) else each for each in messages]
-        return self._chat(Conversation(str(len(self._chats))), given, tools)
+        """Start a conversation. A string is a user message; `tools` are functions that the model may call."""
+        opening = [ChatMessage("user", message) if isinstance(message, str) else message for message in messages]
+        return self._chat(Conversation(str(len(self._chats))), opening, tools)
 
     def _chat(self, conversation: Conversation, messages: Sequence[ChatMessage], tools: ToolOffer | None) -> Chat:
         chat = Chat(self, conversation, len(self._chats), messages, tools)
@@ -122,14 +122,14 @@ class LanguageModel:
         return chat
 
     def segments(self) -> list[Answer]:
-        """Return what is learned from: a segment of each conversation in which the model spoke, at least one."""
+        """Return the training segments: one per conversation with a model turn, at least one in total."""
         sample = self._settings.sample
-        found = [segment for chat in self._chats if (segment := chat.tokens.segment(sample)) is not None]
-        return found or [no_turn(sample)]
+        segments = [segment for chat in self._chats if (segment := chat.tokens.segment(sample)) is not None]
+        return segments or [no_turn(sample)]
 
     def say(self, turn: TurnRecord) -> None:
         """Tell of a turn."""
-        self._told(turn)
+        self._on_turn(turn)
 
     async def draw(self, chat: Chat, stop: tuple[str, ...], max_new_tokens: int | None) -> DrawnTurn:
         """Draw the next turn of a conversation.
@@ -155,7 +155,7 @@ class LanguageModel:
         return turn
 
     async def count(self, chat: Chat) -> int:
-        """Return the tokens of a conversation with the messages that the model has not been told yet.
+        """Return the tokens of a conversation with the messages that are not encoded yet.
 
         Raises:
             MessagesRefused: see there.
@@ -211,8 +211,8 @@ class Chat:
         self.pending: list[ChatMessage] = []
         self.tools = tools
         self._speaking = False
-        for each in messages:
-            self.add(each)
+        for message in messages:
+            self.add(message)
 
     def add(self, text: str | ChatMessage, role: Role = "user") -> None:
         """Tell the model something before its next turn."""
@@ -236,7 +236,7 @@ class Chat:
             RuntimeError: the model is speaking in this conversation; `fork` is for several turns at once.
         """
         if self._speaking:
-            raise RuntimeError("the model is speaking in this conversation: `fork` it for several turns at once")
+            raise RuntimeError("a reply is already in progress in this conversation: use `fork()` for parallel turns")
         self._speaking = True
         began = time.perf_counter()
         try:
@@ -255,13 +255,13 @@ class Chat:
         return ModelReply(turn.text, turn.tokens, turn.finish, before, turn.raw or turn.text, turn.form)
 
     def fork(self) -> Chat:
-        """Return a conversation that goes on from here by itself, as for parallel calls and sub-agents."""
+        """Return an independent copy of the conversation, for parallel calls and sub-agents."""
         name = f"{self.tokens.name}.{self.number}"
         chat = self._model._chat(self.tokens.fork(name), (), self.tools)  # pyright: ignore[reportPrivateUsage]
         chat.pending = list(self.pending)
         return chat
 
     def credit(self, reward: float) -> None:
-        """Give the model's last turn a reward of its own, besides that of the outcome."""
+        """Give the model's last turn its own reward, in addition to that of the outcome."""
         self.tokens.credit(reward)
         self._model.say(TurnRecord("reward", f"{reward:+g}", segment=self.number))

@@ -1,4 +1,4 @@
-"""Conversations as tokens: what the model was told and what it said, each kept as it was, never tokenized again."""
+"""Conversations as tokens: input and sampled tokens are kept as they were and never tokenized again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlinf_core import RuntimeFailure
 
 
 class ConversationError(RuntimeFailure):
-    """Tokens, or a reward, do not belong to a conversation as it is."""
+    """Tokens or a reward do not fit the current state of a conversation."""
 
 
 class Conversation:
-    """Tokens of a conversation, in their order, with what is known of those that the model drew.
+    """Tokens of a conversation in order, with the data of those that the model sampled.
 
     Args:
         name: of the conversation, for messages.
@@ -44,7 +44,7 @@ class Conversation:
         return len(self._tokens)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Append tokens that the model is told; nobody learns from them."""
+        """Append input tokens; they are not trained on."""
         self._append(tokens, drawn=False, logprobs=[0.0] * len(tokens), versions=[0] * len(tokens))
 
     def draw(
@@ -80,7 +80,7 @@ class Conversation:
         self._rewards += [0.0] * len(tokens)
 
     def extend_to(self, prompt: Sequence[int]) -> None:
-        """Take a whole prompt: what it adds to the tokens so far is what the model is told next.
+        """Extend the conversation to a full prompt: the additional tokens become input.
 
         Raises:
             ConversationError: the prompt does not begin with the tokens so far.
@@ -91,37 +91,39 @@ class Conversation:
             return
         same = min(len(there), len(prompt))
         place = next((n for n in range(same) if prompt[n] != there[n]), same)
-        said = "was drawn by the model" if place < len(there) and self._drawn[place] else "was told to the model"
-        found = (
-            f"token {prompt[place]} stands there" if place < len(prompt) else f"the prompt ends after {place} tokens"
+        said = "was sampled by the model" if place < len(there) and self._drawn[place] else "was part of the input"
+        difference = (
+            f"the prompt has token {prompt[place]} there"
+            if place < len(prompt)
+            else f"the prompt ends after {place} tokens"
         )
         raise ConversationError(
-            f"the prompt of turn {self.turns + 1} of conversation `{self.name}` does not extend what was there",
+            f"the prompt of turn {self.turns + 1} of conversation `{self.name}` does not extend the earlier turns",
             where=f"token {place} of {len(there)}",
-            why=f"{there[place]} {said}, and {found}",
-            help="keep what was said as token ids, or branch: a changed past is a conversation of its own",
+            why=f"token {there[place]} {said}, but {difference}",
+            help="keep earlier turns as token ids, or branch: a changed past needs a conversation of its own",
         )
 
     def fork(self, name: str) -> Conversation:
-        """Return a conversation that goes on from here by itself; what was drawn so far is learned from here alone."""
+        """Return a copy that continues independently; the tokens sampled so far are trained on in this one only."""
         return Conversation(name, self._tokens)
 
     def credit(self, reward: float) -> None:
-        """Give the model's last turn a reward of its own, besides that of the outcome.
+        """Give the model's last turn its own reward, in addition to that of the outcome.
 
         Raises:
             ConversationError: the model has not spoken in this conversation.
         """
         if not self.turns:
             raise ConversationError(
-                f"conversation `{self.name}` has no turn of the model that a reward could belong to",
-                help="give it after a reply",
+                f"conversation `{self.name}` has no model turn to reward",
+                help="set the reward after a reply",
             )
         last = max(number for number, drawn in enumerate(self._drawn) if drawn)
         self._rewards[last] += reward
 
     def segment(self, sample: int) -> Answer | None:
-        """Return what is learned from: a prompt, and everything from the first token drawn to the last.
+        """Return the training data: the prompt, and everything from the first sampled token to the last.
 
         Args:
             sample: number of the trajectory within its group.

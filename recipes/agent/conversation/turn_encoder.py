@@ -1,4 +1,4 @@
-"""Token ids of what a model is told in a conversation: the first messages, and those between two of its turns."""
+"""Token ids of the input in a conversation: the initial messages, and those between two model turns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Stands for a turn of the model where a chat template is asked what it writes after one.
+# Placeholder of a model turn, to find out what a chat template writes after one.
 _TURN: Final = "\N{OBJECT REPLACEMENT CHARACTER}turn\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class TurnEncoder:
-    """Writes messages as the model expects them, without ever writing anew what it said.
+    """Encodes messages for the model without re-encoding its own turns.
 
     Args:
         tokenizer: of the model.
@@ -48,7 +48,7 @@ class TurnEncoder:
         self._lost = frozenset(self._lost_roles())
 
     def _lost_roles(self) -> Iterator[str]:
-        """Yield roles whose messages the template leaves out without an error."""
+        """Yield the roles whose messages the template silently drops."""
         user, model, system, tool = (
             {"role": role, "content": f"Words of {role}."} for role in ("user", "assistant", "system", "tool")
         )
@@ -61,7 +61,7 @@ class TurnEncoder:
     def encode(
         self, context: Sequence[int], messages: Sequence[ChatMessage], tools: ToolOffer | None = None
     ) -> tuple[int, ...]:
-        """Return the tokens of messages that come after a context; an empty one begins the conversation.
+        """Return the tokens of messages that follow a context; an empty context starts the conversation.
 
         Raises:
             TemplateRefusalError: the chat template does not write them, or not after a turn of the model as it is.
@@ -69,21 +69,19 @@ class TurnEncoder:
         if tools is not None and self.form is None and messages and not context:
             messages = _with_instructions(messages, tools.instructions)
         if self.template is None:
-            text = "".join(each.text + "".join(map(written_call, each.calls)) for each in messages)
+            text = "".join(message.text + "".join(map(written_call, message.calls)) for message in messages)
             return tuple(self._tokenizer.encode(text, add_special_tokens=not context))
-        for each in messages:
-            if each.role in self._lost:
-                raise TemplateRefusalError(f"it leaves out what a `{each.role}` message says")
-        functions = [json.loads(each) for each in tools.functions] if tools is not None and self.form else []
-        listed = [self._entry(each) for each in messages]
+        for message in messages:
+            if message.role in self._lost:
+                raise TemplateRefusalError(f"it omits the text of a `{message.role}` message")
+        functions = [json.loads(function) for function in tools.functions] if tools is not None and self.form else []
+        listed = [self._entry(message) for message in messages]
         if not context:
             return self._written(self.template.render(listed, functions))
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
         _, turn, after = self.template.render([*before, *listed], functions).partition(_TURN)
         if not turn:
-            raise TemplateRefusalError(
-                "it does not write turns of the model as they are, and a conversation cannot be kept token by token"
-            )
+            raise TemplateRefusalError("it rewrites the model's turns, so a conversation cannot be kept token by token")
         written = self._written(after)
         # The model may have ended its turn itself, in the template's way.
         return written[1:] if written[:1] == (context[-1],) else written
@@ -101,7 +99,7 @@ class TurnEncoder:
         if message.calls and self.form is None:
             entry["content"] += "".join(map(written_call, message.calls))
         elif message.calls:
-            entry["tool_calls"] = [_call_entry(each) for each in message.calls]
+            entry["tool_calls"] = [_call_entry(call) for call in message.calls]
         names = {"tool_call_id": message.call_id, "name": message.name}
         return entry | {key: value for key, value in names.items() if value}
 
@@ -115,7 +113,7 @@ def _call_entry(call: FunctionCall) -> dict[str, Any]:
 
 
 def _with_instructions(messages: Sequence[ChatMessage], instructions: str) -> tuple[ChatMessage, ...]:
-    """Return messages whose system message tells how functions are called; there is one then."""
+    """Return messages with the tool instructions in the system message, adding one if needed."""
     first, rest = messages[0], messages[1:]
     if first.role != "system":
         return (ChatMessage("system", instructions), *messages)

@@ -102,7 +102,7 @@ class DrawnTurn(NamedTuple):
 
 
 def engine_key(rank: int) -> str:
-    """Return the key under which an engine is asked for turns."""
+    """Return the channel key of turn requests to an engine."""
     return f"turns:{rank}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, call_message, event, parse_functions, tool_message
 from recipes.agent.endpoint.fields import (
     answers_field,
     as_mapping,
@@ -36,16 +36,16 @@ _IGNORED: Final = (
 )
 # A field may have this value, and no other.
 _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
-    "response_format": ({"type": "text"}, "the model writes text; say in a message what is wanted"),
-    "logprobs": (False, "log-probabilities stay with the run, which learns from them"),
-    "top_logprobs": (0, "log-probabilities stay with the run, which learns from them"),
-    "logit_bias": ({}, "the model learns from what it draws by itself"),
-    "presence_penalty": (0, "the model learns from what it draws by itself"),
-    "frequency_penalty": (0, "the model learns from what it draws by itself"),
-    "modalities": (["text"], "the model writes text alone"),
+    "response_format": ({"type": "text"}, "the model writes plain text; describe the format in a message"),
+    "logprobs": (False, "log-probabilities are used by the run and not returned"),
+    "top_logprobs": (0, "log-probabilities are used by the run and not returned"),
+    "logit_bias": ({}, "the model learns from its own samples"),
+    "presence_penalty": (0, "the model learns from its own samples"),
+    "frequency_penalty": (0, "the model learns from its own samples"),
+    "modalities": (["text"], "the model writes only text"),
     "functions": ([], "write `tools`"),
-    "function_call": ("auto", "write `tools` and `tool_choice`"),
-    "reasoning_effort": (None, "there are no efforts here; `data.chat_template_kwargs` may turn thoughts off"),
+    "function_call": ("auto", "use `tools` and `tool_choice`"),
+    "reasoning_effort": (None, "reasoning effort is not supported; `data.chat_template_kwargs` may turn thinking off"),
 }
 # By status: the type of an error, in OpenAI's words.
 _ERRORS: Final = {401: "authentication_error", 429: "rate_limit_error"}
@@ -61,19 +61,19 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     check_sampling(request, chats.settings)
     choice: Any = request.get("tool_choice")
     if choice not in (None, "auto", "none"):
-        raise bad_request("`tool_choice` is `auto` or `none` here: the model chooses")
+        raise bad_request("`tool_choice` must be `auto` or `none` here: the model chooses")
     tools = listed(request.get("tools") or [], "tools")
-    if any(each.get("type") != "function" for each in tools):
-        raise bad_request("an entry of `tools` is `type: function` with a `function`")
-    functions = functions_of(
-        [as_mapping(each.get("function")) for each in tools],
+    if any(tool.get("type") != "function" for tool in tools):
+        raise bad_request("an entry of `tools` must be `type: function` with a `function`")
+    functions = parse_functions(
+        [as_mapping(tool.get("function")) for tool in tools],
         may_call=choice != "none",
         single=not flag(request, "parallel_tool_calls", default=True),
     )
     longer, shorter = whole_number(request, "max_completion_tokens"), whole_number(request, "max_tokens")
-    messages = tuple(_message(each, chats) for each in listed(request.get("messages"), "messages"))
+    messages = tuple(_message(message, chats) for message in listed(request.get("messages"), "messages"))
     if not messages:
-        raise bad_request("`messages` is a list of at least one message")
+        raise bad_request("`messages` must be a list of at least one message")
     return Ask(
         messages,
         functions.offer,
@@ -89,7 +89,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
 def _message(message: dict[str, Any], chats: Chats) -> ChatMessage:
     role = ROLES.get(str(message.get("role")))
     if role is None:
-        raise bad_request("a message has a `role`: system, developer, user, assistant or tool")
+        raise bad_request("a message needs a `role`: system, developer, user, assistant or tool")
     content, calls = message.get("content"), listed(message.get("tool_calls") or [], "tool_calls")
     if role != "assistant":
         text = content_text(content, _PARTS)
@@ -98,7 +98,7 @@ def _message(message: dict[str, Any], chats: Chats) -> ChatMessage:
         return ChatMessage(role, text, name=text_field(message, "name", ""))
     # What the model refused, or said by calls alone, has no content.
     text = content_text(content, _PARTS) if content is not None else text_field(message, "refusal", "")
-    return call_message(chats, text, [_call(each) for each in calls]) if calls else ChatMessage(role, text)
+    return call_message(chats, text, [_call(call) for call in calls]) if calls else ChatMessage(role, text)
 
 
 def _call(entry: dict[str, Any]) -> FunctionCall:
@@ -113,8 +113,8 @@ def written(
     if ask.streams:
         return _events(request, ask, answers)
     choices = [
-        {"index": number, "message": _shown(each), "logprobs": None, "finish_reason": _finish(each)}
-        for number, each in enumerate(answers)
+        {"index": number, "message": _shown(answer), "logprobs": None, "finish_reason": _finish(answer)}
+        for number, answer in enumerate(answers)
     ]
     return {**_common(ask, "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
@@ -126,11 +126,11 @@ def _events(request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn]) -> I
     # Chunks before the last say that its figures are still to come.
     pending: dict[str, Any] = {"usage": None} if counts else {}
     nothing: dict[str, str] = {}
-    for number, each in enumerate(answers):
-        delta = _shown(each)
-        if each.calls:
-            delta["tool_calls"] = [{"index": place, **call.entry()} for place, call in enumerate(each.calls)]
-        for part, finish in ((delta, None), (nothing, _finish(each))):
+    for number, answer in enumerate(answers):
+        delta = _shown(answer)
+        if answer.calls:
+            delta["tool_calls"] = [{"index": place, **call.entry()} for place, call in enumerate(answer.calls)]
+        for part, finish in ((delta, None), (nothing, _finish(answer))):
             choice = {"index": number, "delta": part, "logprobs": None, "finish_reason": finish}
             yield event({**common, "choices": [choice], **pending})
     if counts:
@@ -161,7 +161,7 @@ def _common(ask: Ask, kind: str) -> dict[str, Any]:
 
 def _shown(answer: SaidTurn) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
-    return {**message, "tool_calls": [each.entry() for each in answer.calls]} if answer.calls else message
+    return {**message, "tool_calls": [call.entry() for call in answer.calls]} if answer.calls else message
 
 
 def _finish(answer: SaidTurn) -> str:
@@ -169,5 +169,5 @@ def _finish(answer: SaidTurn) -> str:
 
 
 def _usage(answers: Sequence[SaidTurn]) -> dict[str, int]:
-    before, drawn = answers[0].prompt_tokens, sum(each.tokens for each in answers)
+    before, drawn = answers[0].prompt_tokens, sum(answer.tokens for answer in answers)
     return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}

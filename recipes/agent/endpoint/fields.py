@@ -1,4 +1,4 @@
-"""Fields of requests, read one by one: what is not understood is refused in words."""
+"""Parsing of request fields; unsupported values are rejected with a message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bad_request(message: str) -> RequestError:
 def check_fields(
     request: Mapping[str, Any], read: Sequence[str], ignored: Sequence[str], fixed: Mapping[str, tuple[Any, str]]
 ) -> None:
-    """Check that a request asks for nothing that would be left out in silence.
+    """Reject request fields that would otherwise be ignored silently.
 
     Args:
         request: its fields.
@@ -49,7 +49,7 @@ def check_fields(
         if value is None or name in read or name in ignored:
             continue
         if name not in fixed:
-            raise bad_request(f"`{name}` is not understood here: remove it")
+            raise bad_request(f"`{name}` is not supported here: remove it")
         if value != fixed[name][0]:
             raise bad_request(f"`{name}`: {fixed[name][1]}")
 
@@ -69,15 +69,15 @@ def check_sampling(request: Mapping[str, Any], settings: DrawSettings) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise bad_request(f"`{name}` is a number")
+            raise bad_request(f"`{name}` must be a number")
         if value not in values:
             raise bad_request(
-                f"`{name}` is {values[0]:g} in this run, and {value:g} is asked for: the model learns from what it"
-                f" draws as `rollout.sampling_params` says. Remove it"
+                f"`{name}` is {values[0]:g} in this run, but the request has {value:g}: the model learns from its"
+                " samples, drawn with `rollout.sampling_params`. Remove it"
             )
     if request.get("seed") is not None:
         raise bad_request(
-            "`seed`: the runs of a task draw different tokens on purpose, by the seed of the job. Remove it"
+            "`seed` is not supported: the job's seed makes the runs of a task sample different tokens. Remove it"
         )
 
 
@@ -89,7 +89,7 @@ def text_field(request: Mapping[str, Any], name: str, default: str) -> str:
     """
     value = request.get(name)
     if value is not None and not isinstance(value, str):
-        raise bad_request(f"`{name}` is a text")
+        raise bad_request(f"`{name}` must be a text")
     return value or default
 
 
@@ -101,7 +101,7 @@ def flag(request: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     """
     value = request.get(name)
     if value is not None and not isinstance(value, bool):
-        raise bad_request(f"`{name}` is true or false")
+        raise bad_request(f"`{name}` must be true or false")
     return default if value is None else value
 
 
@@ -114,7 +114,7 @@ def whole_number(request: Mapping[str, Any], name: str, most: int | None = None)
     value = request.get(name)
     if value is None or (type(value) is int and 0 < value <= (most or value)):
         return value
-    raise bad_request(f"`{name}` is a whole number from 1" + (f" to {most}" if most else ""))
+    raise bad_request(f"`{name}` must be an integer from 1" + (f" to {most}" if most else ""))
 
 
 def answers_field(request: Mapping[str, Any]) -> int:
@@ -130,8 +130,8 @@ def stop_texts(request: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """
     value = request.get(name)
     listed = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in cast("list[Any]", listed)):
-        raise bad_request(f"`{name}` is a text, or a list of texts, that are not empty")
+    if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in cast("list[Any]", listed)):
+        raise bad_request(f"`{name}` must be a non-empty text, or a list of non-empty texts")
     return tuple(cast("list[str]", listed))
 
 
@@ -141,8 +141,8 @@ def listed(value: Any, name: str) -> list[dict[str, Any]]:
     Raises:
         RequestError: it is none.
     """
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[Any]", value)):
-        raise bad_request(f"`{name}` is a list of objects")
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in cast("list[Any]", value)):
+        raise bad_request(f"`{name}` must be a list of objects")
     return cast("list[dict[str, Any]]", value)
 
 
@@ -164,12 +164,12 @@ def content_text(content: Any, types: Mapping[str, str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request("a message has a text, or a list of parts, as its `content`")
+        raise bad_request("the `content` of a message must be a text or a list of parts")
     texts: list[str] = []
     for part in listed(cast("list[Any]", content), "content"):
         kind = str(part.get("type"))
         text = part.get(types[kind]) if kind in types else None
         if not isinstance(text, str):
-            raise bad_request(f"a part of `content` is of type `{kind}`: the model reads text alone")
+            raise bad_request(f"a `content` part of type `{kind}` is not supported: the model reads only text")
         texts.append(text)
     return "".join(texts)

@@ -1,4 +1,4 @@
-"""Limits of an endpoint: who may ask, how much, how many at once, and how long a request may take to arrive."""
+"""Limits of an endpoint: authentication, sizes, concurrency, and time for a request to arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LARGEST_BODY: Final = 16 << 20
 LARGEST_HEAD: Final = 64 << 10
-# More than one agent has use for; what is beyond is refused for the moment, or closed.
+# More than one agent needs; requests beyond it are rejected temporarily, or closed.
 MOST_REQUESTS: Final = 128
 MOST_CONNECTIONS: Final = 512
 HEAD_SECONDS: Final = 10.0
@@ -44,7 +44,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        # Clients differ in whether the address that they are given has the version in it.
+        # Clients differ in whether the base URL includes the version.
         path: str = scope["path"]
         while path.startswith("/v1/"):
             path = path.removeprefix("/v1")
@@ -63,19 +63,19 @@ class Gate:
 
     def _check(self, request: Request) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode("latin-1", "replace"), self._token):
-            raise RequestError(HTTPStatus.UNAUTHORIZED, "the token is not that of this task")
+        presented = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(presented.encode("latin-1", "replace"), self._token):
+            raise RequestError(HTTPStatus.UNAUTHORIZED, "the token does not belong to this task")
         if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
             raise too_large()
         if self._running >= MOST_REQUESTS:
-            message = f"{MOST_REQUESTS} requests are under way: try again"
+            message = f"{MOST_REQUESTS} requests are in progress: try again"
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"Retry-After": "1"})
 
 
 def too_large() -> RequestError:
     """Return the error of a body beyond the limit."""
-    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY} bytes")
+    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {LARGEST_BODY} bytes")
 
 
 async def read_body(request: Request) -> bytes:
@@ -99,7 +99,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what comes of work, which is given up when the client goes away.
+    """Return the result of a task, which is cancelled if the client disconnects.
 
     Raises:
         ClientDisconnect: it has gone.
@@ -116,13 +116,13 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
             return task.result()
         raise ClientDisconnect
     finally:
-        for each in (task, leaving):
-            each.cancel()
+        for pending in (task, leaving):
+            pending.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
 class TimedConnection(H11Protocol):
-    """A connection that is closed when there are too many, or when a request does not arrive in time."""
+    """A connection that is closed when there are too many, or when its request arrives too slowly."""
 
     _began = 0.0
 

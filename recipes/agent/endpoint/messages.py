@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.endpoint.exchange import (
+from recipes.agent.endpoint.chats import (
     Ask,
     Chats,
     Functions,
     SaidTurn,
     call_message,
     event,
-    functions_of,
+    parse_functions,
     tool_message,
 )
 from recipes.agent.endpoint.fields import (
@@ -40,9 +40,9 @@ _READ: Final = (
 )
 _IGNORED: Final = ("metadata", "service_tier", "cache_control")
 _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
-    "thinking": ({"type": "disabled"}, "there is no budget of thoughts; `data.chat_template_kwargs` may turn them off"),
-    "top_k": (-1, "the model learns from what it draws as `rollout.sampling_params` says"),
-    "mcp_servers": ([], "give the job its servers as `agent.mcp`"),
+    "thinking": ({"type": "disabled"}, "thinking has no budget; `data.chat_template_kwargs` may turn it off"),
+    "top_k": (-1, "the model learns from its samples, drawn with `rollout.sampling_params`"),
+    "mcp_servers": ([], "configure the job's servers as `agent.mcp`"),
 }
 _ERRORS: Final = {
     401: "authentication_error",
@@ -64,7 +64,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
 
 
 def read_counted(request: dict[str, Any], chats: Chats) -> Ask:
-    """Return a request whose tokens are counted, which need not say how many may be drawn.
+    """Return a token-counting request, which needs no `max_tokens`.
 
     Raises:
         RequestError: it asks for something that there is not.
@@ -87,41 +87,41 @@ def read_counted(request: dict[str, Any], chats: Chats) -> Ask:
 def _functions(request: dict[str, Any]) -> Functions:
     choice = as_mapping(request.get("tool_choice"))
     if choice.get("type", "auto") not in ("auto", "none"):
-        raise bad_request("`tool_choice` is of type `auto` or `none` here: the model chooses")
+        raise bad_request("`tool_choice` must be of type `auto` or `none` here: the model chooses")
     tools = listed(request.get("tools") or [], "tools")
-    for each in tools:
-        if each.get("type", "custom") != "custom":
-            raise bad_request(f"a tool of type `{each['type']}` is not offered here: give one with an `input_schema`")
+    for tool in tools:
+        if tool.get("type", "custom") != "custom":
+            raise bad_request(f"a tool of type `{tool['type']}` is not supported here: use one with an `input_schema`")
     described = [
-        {"name": each.get("name"), "description": each.get("description"), "parameters": each.get("input_schema")}
-        for each in tools
+        {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+        for tool in tools
     ]
     single = flag(choice, "disable_parallel_tool_use")
-    return functions_of(described, may_call=choice.get("type") != "none", single=single)
+    return parse_functions(described, may_call=choice.get("type") != "none", single=single)
 
 
 def _messages(request: dict[str, Any], chats: Chats) -> tuple[ChatMessage, ...]:
     system = request.get("system")
     messages = [ChatMessage("system", content_text(system, _PARTS))] if system else []
-    given = listed(request.get("messages"), "messages")
-    if not given:
-        raise bad_request("`messages` is a list of at least one message")
-    if given[-1].get("role") == "assistant":
-        raise bad_request("the last message is the assistant's: a turn that is begun is not continued here")
-    for each in given:
-        if each.get("role") == "assistant":
-            messages.append(_assistant(each, chats))
-        elif each.get("role") == "user":
-            messages += _user(each, chats)
+    entries = listed(request.get("messages"), "messages")
+    if not entries:
+        raise bad_request("`messages` must be a list of at least one message")
+    if entries[-1].get("role") == "assistant":
+        raise bad_request("the last message is the assistant's: continuing a turn is not supported")
+    for entry in entries:
+        if entry.get("role") == "assistant":
+            messages.append(_assistant(entry, chats))
+        elif entry.get("role") == "user":
+            messages += _user(entry, chats)
         else:
-            raise bad_request("a message has a `role`: user or assistant")
+            raise bad_request("a message needs a `role`: user or assistant")
     merged: list[ChatMessage] = []
-    for each in messages:
+    for message in messages:
         # Messages of one role that follow each other are one turn in this protocol.
-        if merged and each.role == merged[-1].role == "user":
-            merged[-1] = ChatMessage("user", f"{merged[-1].text}\n{each.text}")
+        if merged and message.role == merged[-1].role == "user":
+            merged[-1] = ChatMessage("user", f"{merged[-1].text}\n{message.text}")
         else:
-            merged.append(each)
+            merged.append(message)
     return tuple(merged)
 
 
@@ -132,24 +132,24 @@ def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _assistant(message: dict[str, Any], chats: Chats) -> ChatMessage:
     blocks = _blocks(message)
-    text = content_text([each for each in blocks if each.get("type") != "tool_use"], _PARTS)
+    text = content_text([block for block in blocks if block.get("type") != "tool_use"], _PARTS)
     calls = [
-        FunctionCall(str(each.get("name")), json.dumps(each.get("input"), ensure_ascii=False), str(each.get("id")))
-        for each in blocks
-        if each.get("type") == "tool_use"
+        FunctionCall(str(block.get("name")), json.dumps(block.get("input"), ensure_ascii=False), str(block.get("id")))
+        for block in blocks
+        if block.get("type") == "tool_use"
     ]
     return call_message(chats, text, calls) if calls else ChatMessage("assistant", text)
 
 
 def _user(message: dict[str, Any], chats: Chats) -> Iterator[ChatMessage]:
     texts: list[dict[str, Any]] = []
-    for each in _blocks(message):
-        if each.get("type") != "tool_result":
-            texts.append(each)
+    for block in _blocks(message):
+        if block.get("type") != "tool_result":
+            texts.append(block)
             continue
-        text = content_text(each.get("content") or "", _PARTS)
-        failed = flag(each, "is_error")
-        yield tool_message(chats, str(each.get("tool_use_id")), f"error: {text}" if failed else text)
+        text = content_text(block.get("content") or "", _PARTS)
+        failed = flag(block, "is_error")
+        yield tool_message(chats, str(block.get("tool_use_id")), f"error: {text}" if failed else text)
     if texts:
         yield ChatMessage("user", content_text(texts, _PARTS))
 
@@ -161,8 +161,8 @@ def written(
     (answer,) = answers
     content: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text else []
     content += [
-        {"type": "tool_use", "id": each.call_id, "name": each.name, "input": json.loads(each.arguments)}
-        for each in answer.calls
+        {"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in answer.calls
     ]
     ends = {"calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
     message: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any, Final
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint import chat
-from recipes.agent.endpoint.exchange import ROLES, Ask, Chats, SaidTurn, call_message, event, functions_of, tool_message
+from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, call_message, event, parse_functions, tool_message
 from recipes.agent.endpoint.fields import (
     as_mapping,
     bad_request,
@@ -35,11 +35,11 @@ _IGNORED: Final = (
     "stream_options",
 )
 _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
-    "background": (False, "an answer is waited for"),
-    "truncation": ("disabled", "nothing of a conversation is left out"),
-    "include": ([], "there is nothing besides the output"),
-    "top_logprobs": (0, "log-probabilities stay with the run, which learns from them"),
-    "reasoning": ({}, "there are no efforts here; `data.chat_template_kwargs` may turn thoughts off"),
+    "background": (False, "responses are returned synchronously"),
+    "truncation": ("disabled", "conversations are never truncated"),
+    "include": ([], "nothing is returned besides the output"),
+    "top_logprobs": (0, "log-probabilities are used by the run and not returned"),
+    "reasoning": ({}, "reasoning effort is not supported; `data.chat_template_kwargs` may turn thinking off"),
 }
 
 
@@ -53,23 +53,23 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     check_sampling(request, chats.settings)
     text = as_mapping(request.get("text"))
     if as_mapping(text.get("format")).get("type", "text") != "text" or text.get("verbosity", "medium") != "medium":
-        raise bad_request("`text`: the model writes text; say in a message what is wanted")
+        raise bad_request("`text`: the model writes plain text; describe the format in a message")
     if request.get("tool_choice") not in (None, "auto", "none"):
-        raise bad_request("`tool_choice` is `auto` or `none` here: the model chooses")
+        raise bad_request("`tool_choice` must be `auto` or `none` here: the model chooses")
     tools = listed(request.get("tools") or [], "tools")
-    for each in tools:
-        if each.get("type") != "function":
-            raise bad_request(f"a tool of type `{each.get('type')}` is not offered here: give functions")
-    functions = functions_of(
-        [{key: each.get(key) for key in ("name", "description", "parameters")} for each in tools],
+    for tool in tools:
+        if tool.get("type") != "function":
+            raise bad_request(f"a tool of type `{tool.get('type')}` is not supported here: use functions")
+    functions = parse_functions(
+        [{key: tool.get(key) for key in ("name", "description", "parameters")} for tool in tools],
         may_call=request.get("tool_choice") != "none",
         single=not flag(request, "parallel_tool_calls", default=True),
     )
     instructions = text_field(request, "instructions", "")
-    told = [ChatMessage("system", instructions)] if instructions else []
-    messages = (*told, *_messages(_items(request, chats), chats))
+    system = [ChatMessage("system", instructions)] if instructions else []
+    messages = (*system, *_messages(_items(request, chats), chats))
     if not messages:
-        raise bad_request("`input` is a text, or a list of at least one item")
+        raise bad_request("`input` must be a text, or a list of at least one item")
     return Ask(
         messages,
         functions.offer,
@@ -81,16 +81,16 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
 
 
 def _items(request: dict[str, Any], chats: Chats) -> list[dict[str, Any]]:
-    """Return the items of a conversation: those of the response that it goes on from, and new ones."""
-    given, earlier = request.get("input"), text_field(request, "previous_response_id", "")
+    """Return the items of a conversation: those of the previous response, and new ones."""
+    content, earlier = request.get("input"), text_field(request, "previous_response_id", "")
     if earlier and earlier not in chats.responses:
-        raise bad_request(f"there is no response `{earlier}` that was stored")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else listed(given or [], "input")
+        raise bad_request(f"there is no stored response `{earlier}`")
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else listed(content or [], "input")
     return [*chats.responses.get(earlier, ()), *items]
 
 
 def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMessage]:
-    """Yield messages; what the assistant says, and the calls after that, are one."""
+    """Yield messages; assistant text and the calls that follow it form one message."""
     said: str | None = None
     calls: list[FunctionCall] = []
 
@@ -114,9 +114,7 @@ def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMes
         if kind == "function_call_output":
             yield tool_message(chats, str(item.get("call_id")), content_text(item.get("output"), _PARTS))
         elif kind != "message" or role is None or role == "tool":
-            raise bad_request(
-                f"an item of `input` of type `{kind}` is not understood: give messages, calls and outputs"
-            )
+            raise bad_request(f"an `input` item of type `{kind}` is not supported: use messages, calls and outputs")
         elif role == "assistant":
             said = content_text(item.get("content"), _PARTS)
         else:
@@ -127,7 +125,7 @@ def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMes
 def written(
     request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn], chats: Chats
 ) -> dict[str, Any] | Iterator[str]:
-    """Return a response, or the events of a stream; it is kept for requests that go on from it."""
+    """Return a response, or the events of a stream; it is stored for requests that continue it."""
     (answer,) = answers
     output = _output(answer)
     response = _response(request, ask, answer, output)
@@ -143,9 +141,11 @@ def _output(answer: SaidTurn) -> list[dict[str, Any]]:
         part: dict[str, Any] = {"type": "output_text", "text": answer.text, "annotations": []}
         message = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": status, "role": "assistant"}
         output.append({**message, "content": [part]})
-    for each in answer.calls:
+    for function_call in answer.calls:
         call = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "status": "completed"}
-        output.append({**call, "call_id": each.call_id, "name": each.name, "arguments": each.arguments})
+        output.append(
+            {**call, "call_id": function_call.call_id, "name": function_call.name, "arguments": function_call.arguments}
+        )
     return output
 
 

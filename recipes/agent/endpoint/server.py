@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
-from recipes.agent.endpoint.exchange import Ask, Chats, SaidTurn
+from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
 from recipes.agent.endpoint.fields import RequestError, bad_request
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -60,7 +60,7 @@ class Dialect(Protocol):
 
 @asynccontextmanager
 async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
-    """Serve the model as long as the context lasts: chat completions, Anthropic's Messages, OpenAI's Responses.
+    """Serve the model while the context is open: chat completions, Anthropic's Messages, OpenAI's Responses.
 
     A request whose messages go on after those of an earlier one and its reply continues that conversation; any other
     one begins a conversation of its own. All of them are part of the run.
@@ -123,16 +123,16 @@ async def _json_body(request: Request) -> dict[str, Any]:
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     except UnicodeEncodeError:
-        raise bad_request("the body has a text with half a character: a lone surrogate") from None
+        raise bad_request("the body contains a lone surrogate") from None
     except ValueError:
-        raise bad_request("the body is no JSON") from None
+        raise bad_request("the body is not JSON") from None
     if not isinstance(asked, dict):
-        raise bad_request("the body is no object of JSON")
+        raise bad_request("the body is not a JSON object")
     return cast("dict[str, Any]", asked)
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _refused(request: Request, error: RequestError) -> Response:
@@ -150,14 +150,14 @@ def _not_routed(request: Request, error: Exception) -> Response:
     path = request.url.path
     if cast("HTTPException", error).status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _refused(
-            request, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is not asked by {request.method}")
+            request, RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} does not accept {request.method}")
         )
     there = "/v1/chat/completions, /v1/messages, /v1/responses and /v1/models"
-    return _refused(request, RequestError(HTTPStatus.NOT_FOUND, f"there is no {path}; there are {there}"))
+    return _refused(request, RequestError(HTTPStatus.NOT_FOUND, f"{path} does not exist; available: {there}"))
 
 
 def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)  # nobody reads it
+    return Response(status_code=_CLIENT_GONE)  # the client has disconnected
 
 
 @asynccontextmanager
@@ -175,7 +175,7 @@ async def _listening(app: Gate) -> AsyncGenerator[int]:
     )
     config.load()
     state = ServerState()
-    # Made here and not given as a socket: asyncio sends small answers at once on connections of its own alone.
+    # Created here instead of passing a socket: asyncio disables Nagle's algorithm only on its own connections.
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: TimedConnection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS
@@ -185,8 +185,8 @@ async def _listening(app: Gate) -> AsyncGenerator[int]:
     finally:
         server.close()
         tasks = list(state.tasks)
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for each in list(state.connections):
-            each.transport.abort()
+        for connection in list(state.connections):
+            connection.transport.abort()

@@ -1,4 +1,4 @@
-"""The agent that plays an environment: what the model says is an action, what the environment says is told to it."""
+"""The agent that plays a text environment: model turns are actions, environment texts are input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EnvAgent:
         environment = self._make()
         try:
             first = await environment.reset(int(task.row.get("seed", 0)))
-            before = [each for each in task.messages if each.role == "system"]
+            before = [message for message in task.messages if message.role == "system"]
             chat = llm.conversation(*before, ChatMessage("user", first))
             total = 0.0
             while True:
@@ -74,7 +74,7 @@ def make_env_agent(config: AgentConfig) -> Agent:
 
 
 def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvironment]:
-    """Return what makes an environment that is played by text.
+    """Return a factory of text environments.
 
     Raises:
         ConfigError: it cannot be imported, or a package is missing.
@@ -82,10 +82,12 @@ def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvir
     if settings.type == "treasure":
         return Treasure
     if settings.type == "openenv":
-        found = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
-        OpenEnv(found)
-        return lambda: OpenEnv(found)
+        openenv = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
+        OpenEnv(openenv)
+        return lambda: OpenEnv(openenv)
     make = import_target(settings.type, "environment")
     if not callable(make):
-        raise ConfigError(f"environment `{settings.type}` is no class and no function", help="name one that makes it")
+        raise ConfigError(
+            f"environment `{settings.type}` is neither a class nor a function", help="name one that makes it"
+        )
     return cast("Callable[[], TextEnvironment]", make)

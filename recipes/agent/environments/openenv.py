@@ -18,7 +18,7 @@ _LARGEST_MESSAGE: Final = 16 << 20
 
 
 class OpenEnvError(Exception):
-    """A server's answer that it cannot do what it was asked."""
+    """An error response of an OpenEnv server."""
 
 
 class OpenEnvSettings(NamedTuple):
@@ -63,7 +63,7 @@ class OpenEnv(TextEnvironment):
         try:
             self._socket = await client.connect(f"{url.rstrip('/')}/ws", max_size=_LARGEST_MESSAGE, proxy=None)
         except (OSError, _library_error()) as error:
-            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} does not answer: {error}") from None
+            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} does not respond: {error}") from None
         return (await self._answer("reset", {"seed": seed})).text
 
     async def step(self, text: str) -> TextStep:
@@ -85,24 +85,24 @@ class OpenEnv(TextEnvironment):
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer: Any = load_json(await self._socket.recv(), non_finite=True)
         except (OSError, _library_error()) as error:
-            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} is gone: {error}") from None
+            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} disconnected: {error}") from None
         except ValueError:
-            raise self._stranger("an answer is no JSON") from None
-        found = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
-        if not isinstance(found.get("data"), dict):
-            raise self._stranger("an answer has no `data`")
-        given = cast("dict[str, Any]", found["data"])
-        if found.get("type") == "error":
-            raise OpenEnvError(f"{given.get('code', 'error')}: {given.get('message', '')}")
-        reward, done = given.get("reward"), given.get("done")
+            raise self._stranger("a response is not JSON") from None
+        message = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        if not isinstance(message.get("data"), dict):
+            raise self._stranger("a response has no `data`")
+        fields = cast("dict[str, Any]", message["data"])
+        if message.get("type") == "error":
+            raise OpenEnvError(f"{fields.get('code', 'error')}: {fields.get('message', '')}")
+        reward, done = fields.get("reward"), fields.get("done")
         if not isinstance(reward, int | float | None) or not math.isfinite(reward or 0.0):
-            raise self._stranger(f"the reward is {reward!r}, and no number")
+            raise self._stranger(f"the reward is {reward!r}, not a number")
         if not isinstance(done, bool | None):
-            raise self._stranger(f"`done` is {done!r}, and neither true nor false")
-        return TextStep(self._text(given.get("observation")), float(reward or 0.0), bool(done))
+            raise self._stranger(f"`done` is {done!r}, neither true nor false")
+        return TextStep(self._text(fields.get("observation")), float(reward or 0.0), bool(done))
 
     def _stranger(self, why: str) -> ToolUnavailable:
-        return ToolUnavailable(f"the server {self._settings.url} does not speak as OpenEnv does: {why}")
+        return ToolUnavailable(f"the server {self._settings.url} violates the OpenEnv protocol: {why}")
 
     def _text(self, observation: Any) -> str:
         if not isinstance(observation, dict):
@@ -113,10 +113,10 @@ class OpenEnv(TextEnvironment):
             if key not in fields:
                 raise OpenEnvError(f"an observation has no `{key}`; it has {', '.join(fields)}")
             return str(fields[key])
-        texts = [each for each in fields.values() if isinstance(each, str)]
+        texts = [field for field in fields.values() if isinstance(field, str)]
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
 def _library_error() -> type[Exception]:
-    """Return the base of what the package websockets raises."""
+    """Return the base class of the exceptions of the package websockets."""
     return import_module("websockets.exceptions").WebSocketException

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 
 class TextStep(NamedTuple):
-    """An answer of an environment: what the model is told, the reward of its turn, and whether the episode is over."""
+    """A step of an environment: the text for the model, the reward of its turn, and whether the episode is over."""
 
     text: str
     reward: float = 0.0
@@ -16,7 +16,7 @@ class TextStep(NamedTuple):
 
 
 class TextEnvironment(ABC):
-    """An environment that tells and is told texts; one object plays one episode.
+    """A text environment; one object plays one episode.
 
     Attributes:
         stop: texts that end a turn of the model.
@@ -26,14 +26,14 @@ class TextEnvironment(ABC):
 
     @abstractmethod
     async def reset(self, seed: int) -> str:
-        """Begin the episode of a seed, and return what the model is told first."""
+        """Start the episode of a seed, and return the initial text for the model."""
 
     @abstractmethod
     async def step(self, text: str) -> TextStep:
         """Do what the model says."""
 
     def example(self, chance: random.Random, skill: float) -> str:
-        """Return something that may be said now, with which models that are built on the spot begin; "": there is none.
+        """Return a valid action for the warm start of models built from scratch; "": none.
 
         Args:
             chance: decides.

@@ -39,8 +39,8 @@ class Treasure(TextEnvironment):
         self._moves += 1
         over = self._moves >= _MOST_MOVES
         if said == "take":
-            found = self._at == self._goal
-            return TextStep("you have it. " if found else "it is not here. ", float(found), found or over)
+            reached = self._at == self._goal
+            return TextStep("you have it. " if reached else "it is not here. ", float(reached), reached or over)
         if said not in _MOVES:
             return TextStep(f"say {', '.join(_MOVES)} or take. ", 0.0, over)
         (x, y), (right, down) = self._at, _MOVES[said]

@@ -1,4 +1,4 @@
-"""The agent that plays environments of verifiers: rollouts, tools and rewards are theirs, the model is ours."""
+"""The agent for verifiers environments: rollouts, tools and rewards come from verifiers, the model from rlinf."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class VerifiersSettings(NamedTuple):
 
 
 class VerifiersAgent:
-    """Plays an episode of an environment of verifiers in each run; the seed of the task tells which of its tasks.
+    """Plays an episode of a verifiers environment per run; the task's seed selects one of its tasks.
 
     Raises:
         ConfigError: verifiers, or the taskset, is not there, or its options do not fit.
@@ -63,12 +63,12 @@ class VerifiersAgent:
             self._tasks: list[Any] = list(islice(self._environment.taskset, _MOST_TASKS))
         except Exception as error:
             raise ConfigError(
-                f"the environment `{settings.name}` of verifiers cannot be loaded",
+                f"the verifiers environment `{settings.name}` cannot be loaded",
                 why=f"{type(error).__name__}: {error}",
-                help="install the package that offers it, and look at `agent.environment.options`",
+                help="install the package that provides it, and check `agent.environment.options`",
             ) from error
         if len(self._tasks) < 2:
-            raise ConfigError(f"the environment `{settings.name}` of verifiers has {len(self._tasks)} tasks")
+            raise ConfigError(f"the verifiers environment `{settings.name}` has only {len(self._tasks)} tasks")
         self._held = min(settings.held, len(self._tasks) // 2)
         self._ready: asyncio.Future[None] | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -87,13 +87,13 @@ class VerifiersAgent:
             episode = await self._played(self._task(int(task.row.get("seed", 0))), endpoint)
         if not episode.ok:
             errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-            raise VerifiersError(f"{errors[-1].type}: {errors[-1].message}" if errors else "no reason is given")
-        traces = [each for each in episode.traces if each.agent.trainable]
-        parts = {name: float(found.value) for name, found in traces[0].rewards.items() if found is not None}
-        return AgentOutcome(reward=statistics.fmean(each.reward for each in traces), parts=parts)
+            raise VerifiersError(f"{errors[-1].type}: {errors[-1].message}" if errors else "no reason given")
+        traces = [trace for trace in episode.traces if trace.agent.trainable]
+        parts = {name: float(reward.value) for name, reward in traces[0].rewards.items() if reward is not None}
+        return AgentOutcome(reward=statistics.fmean(trace.reward for trace in traces), parts=parts)
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-        """Hold what all episodes share, as long as this process lives: the proxy by which verifiers sees the calls."""
+        """Hold the proxy that all episodes of this process share, through which verifiers calls the model."""
         try:
             async with self._environment.serving():
                 ready.set_result(None)
@@ -124,7 +124,7 @@ def _loaded(settings: VerifiersSettings) -> Any:
         sys.modules[_HARNESS] = import_module("recipes.agent.environments.verifiers_chat")
     agent = {"harness": {"id": settings.harness or _HARNESS}, "runtime": {"type": "subprocess"}}
     kind = loaders.env_config_type(settings.name)
-    seats = [name for name, each in kind.model_fields.items() if isinstance(each.default, library.AgentConfig)]
+    seats = [name for name, field in kind.model_fields.items() if isinstance(field.default, library.AgentConfig)]
     taskset = {"id": settings.name, **settings.options}
     return loaders.load_environment(
         loaders.resolve_env_config({"taskset": taskset, **{seat: dict(agent) for seat in seats}})
@@ -133,7 +133,7 @@ def _loaded(settings: VerifiersSettings) -> Any:
 
 @contextmanager
 def _variable(value: str) -> Generator[str]:
-    """Give a variable of this process the value for a while: verifiers reads tokens from there alone."""
+    """Set an environment variable of this process temporarily: verifiers reads tokens only from there."""
     # Programs that verifiers starts inherit no variable of such a name: tokens of other tasks are none of theirs.
     name = f"VERIFIERS_API_KEY_{secrets.token_hex(8)}"
     os.environ[name] = value

@@ -50,10 +50,10 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
             tools = _Tools()
             for url in mcp_urls.values():
                 await tools.connect(stack, url)
-            given: dict[str, Any] = {"tools": tools.listed} if tools.listed else {}
+            offered: dict[str, Any] = {"tools": tools.listed} if tools.listed else {}
             while True:
                 try:
-                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **given)
+                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **offered)
                 except _openai.APIStatusError as error:
                     if error.status_code != HTTPStatus.TOO_MANY_REQUESTS:
                         raise
@@ -82,26 +82,26 @@ class _Tools:
     async def connect(self, stack: AsyncExitStack, url: str) -> None:
         """Connect to a server until the stack is left."""
         client = await stack.enter_async_context(import_module("mcp").Client(url))
-        for each in (await client.list_tools()).tools:
-            self._clients[each.name] = client
-            described = {"name": each.name, "description": each.description or "", "parameters": each.input_schema}
+        for tool in (await client.list_tools()).tools:
+            self._clients[tool.name] = client
+            described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
             self.listed.append({"type": "function", "function": described})
 
     async def call(self, name: str, arguments: str) -> str:
-        """Return what a tool says; what goes wrong is for the model to read."""
+        """Return the result of a tool call; errors become text for the model."""
         if name not in self._clients:
-            return f"there is no tool `{name}`; there is {', '.join(self._clients)}"
+            return f"unknown tool `{name}`; known: {', '.join(self._clients)}"
         try:
-            found = await self._clients[name].call_tool(name, load_json_object(arguments or "{}"))
+            result = await self._clients[name].call_tool(name, load_json_object(arguments or "{}"))
         except Exception as error:  # noqa: BLE001 - of the tool, or of the arguments
             return f"{type(error).__name__}: {error}"
-        return "\n".join(getattr(each, "text", f"[{each.type}]") for each in found.content)
+        return "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
 
 
 def _first_messages(system: str | None, prompt: Any) -> list[dict[str, Any]]:
-    """Return the messages that the conversation has when the model is asked."""
+    """Return the messages of the conversation when the model is called."""
     messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     if isinstance(prompt, str):
         return [*messages, {"role": "user", "content": prompt}]
     wire = import_module("verifiers.v1.dialects.chat").message_to_wire
-    return messages + [wire(each) for each in prompt or ()]
+    return messages + [wire(message) for message in prompt or ()]

@@ -1,4 +1,4 @@
-"""The training loop of agents: that of language models, whose prompts agents answer by many turns of the engines."""
+"""The training loop of agents: the language-model loop, with multi-turn agents in place of single answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from recipes.agent.loop.protocols import AgentGroup, TurnGroup
 from recipes.agent.loop.slow_tools import SlowTools
 from recipes.agent.loop.task_calls import TaskCalls
 from recipes.language.loop.generation import (
+    AsyncRollouts,
     PromptService,
     Stage,
-    Stream,
-    Turns,
+    SyncRollouts,
     orders_key,
     scoring,
     wait_for,
@@ -28,8 +28,8 @@ from rlinf_core.worker.handle import wait_together
 LOGGER = logging.getLogger("rlinf")
 
 
-class AgentTurns(Turns):
-    """All tasks that were asked are done together; engines serve until the last run is over.
+class AgentSyncRollouts(SyncRollouts):
+    """Synchronous rollouts of agents: all tasks are run together, and engines serve until the last run is over.
 
     Args:
         calls: on the agent processes.
@@ -46,13 +46,13 @@ class AgentTurns(Turns):
         self._serving = rollout
         self._sizes = sizes
         self._channel = channel
-        # A channel all of whose producers are dead raises that: the driver is one, before the first agent is.
+        # A channel whose producers are all dead raises: the driver registers as one before the first agent does.
         self._channel.put((), key=engine_key(0))
 
     def _answered(
         self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
     ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
-        """See `Turns`."""
+        """See `SyncRollouts`."""
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
@@ -70,7 +70,7 @@ class AgentTurns(Turns):
         return generated, scored
 
     def _drop_repeated(self) -> None:
-        """Drop groups that came a second time: a later call of `score` would take them for its own."""
+        """Drop duplicate groups, which a later call of `score` would count as its own."""
         for rank in range(self._sizes["reward"]):
             while not self._channel.empty(key=str(rank)):
                 self._channel.get_nowait(key=str(rank))
@@ -81,14 +81,14 @@ class AgentRunner(ReasoningRunner):
 
     answering: ClassVar[str] = "agent"
 
-    def _turns(self) -> PromptService:
+    def _sync_rollouts(self) -> PromptService:
         """See `ReasoningRunner`."""
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
         self._slow_tools = SlowTools(LOGGER.warning)
         self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"])
-        return AgentTurns(self._calls, rollout, self.reward, sizes, channel)
+        return AgentSyncRollouts(self._calls, rollout, self.reward, sizes, channel)
 
-    def _stream(self) -> Stream:
+    def _async_rollouts(self) -> AsyncRollouts:
         """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way is begun anew
         after a crash: what a tool has done can't be taken back.
         """
@@ -100,7 +100,7 @@ class AgentRunner(ReasoningRunner):
             Stage(turns.serve_forever(), engines),
             scoring(self.reward, sizes["reward"]),
         )
-        return Stream(stages, engines, *self._channels, keeps_unfinished=False)
+        return AsyncRollouts(stages, engines, *self._channels, keeps_unfinished=False)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then."""

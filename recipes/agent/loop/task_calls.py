@@ -1,4 +1,4 @@
-"""The calls by which agent processes do tasks, and what becomes of those of a process that dies."""
+"""Calls that run tasks on agent processes, with reassignment of the tasks of dead processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.agent.loop.protocols import AgentGroup
 from recipes.language.loop.prompts import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
 
-# How often a task is given to another process: one that ends its process by itself must not end all of them.
+# Maximum reassignments of a task: one that kills its process must not kill all of them.
 _MOST_MOVES: Final = 3
 LOGGER = logging.getLogger("rlinf")
 
@@ -25,7 +25,7 @@ class _Call(NamedTuple):
 
 
 class TaskCalls:
-    """Has agent processes do tasks. Those of a process that dies are given to the others, after their own.
+    """Runs tasks on agent processes, and reassigns those of a process that dies to the others.
 
     Args:
         agents: the group.
@@ -49,8 +49,8 @@ class TaskCalls:
         self._call(tuple(self._alive), self._dealt(tasks))
 
     def done(self) -> bool:
-        """Return whether all tasks are done, or `wait` raises. Tasks of processes that died meanwhile are moved."""
-        for call in [each for each in self._calls if each.handle.done()]:
+        """Return whether all tasks are done, or `wait` would raise. Reassigns the tasks of processes that died."""
+        for call in [call for call in self._calls if call.handle.done()]:
             self._calls.remove(call)
             try:
                 call.handle.wait()
@@ -59,11 +59,11 @@ class TaskCalls:
         return not self._calls
 
     def wait(self) -> list[GenerationReport]:
-        """Return at once, after `done`; what agents drew is counted where it was drawn."""
+        """Return without waiting, after `done`; generated tokens are counted by the engines."""
         return []
 
     def take_moved(self) -> int:
-        """Return how many tasks were given to another process since this was asked last."""
+        """Return how many tasks were reassigned since the last call."""
         moved, self.moved = self.moved, 0
         return moved
 
@@ -71,44 +71,44 @@ class TaskCalls:
         self._calls.append(_Call(ranks, tasks, self._agents.execute_on(*ranks).generate(tasks)))
 
     def _dealt(self, tasks: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        """Return tasks, those of dead processes shared out among the others."""
+        """Return tasks with those of dead processes distributed over the others."""
         alive, count = set(self._alive), len(self._alive)
         return tuple(
-            each if each.worker in alive else each._replace(worker=self._alive[each.slot % count]) for each in tasks
+            task if task.worker in alive else task._replace(worker=self._alive[task.slot % count]) for task in tasks
         )
 
     def _after(self, error: WorkerGroupError, call: _Call) -> None:
-        """Go on without the processes that have died.
+        """Continue without the processes that died.
 
         Raises:
-            WorkerGroupError: something else has happened, nobody is left, or a task was moved too often.
+            WorkerGroupError: another failure, no process is left, or a task was reassigned too often.
         """
         dead = {rank for rank, failure in error.by_rank.items() if _died(failure, f"{error.group}:{rank}")}
         if len(dead) < len(error.ranks):
             raise error
         self.lost += len(dead & set(self._alive))
-        self._alive = [each for each in self._alive if each not in dead]
-        orphans = [each for each in call.tasks if each.worker in dead]
-        self._moves.update(each.slot for each in orphans)
-        if not self._alive or any(self._moves[each.slot] > _MOST_MOVES for each in orphans):
+        self._alive = [worker for worker in self._alive if worker not in dead]
+        orphans = [task for task in call.tasks if task.worker in dead]
+        self._moves.update(orphan.slot for orphan in orphans)
+        if not self._alive or any(self._moves[orphan.slot] > _MOST_MOVES for orphan in orphans):
             raise error
         living: list[tuple[int, Any]] = [
-            each for each in zip(call.ranks, call.handle.references, strict=True) if each[0] not in dead
+            pending for pending in zip(call.ranks, call.handle.references, strict=True) if pending[0] not in dead
         ]
         if living:
             ranks = tuple(rank for rank, _ in living)
             handle = self._agents.execute_on(*ranks).handle("generate", [reference for _, reference in living])
-            self._calls.append(_Call(ranks, tuple(each for each in call.tasks if each.worker not in dead), handle))
+            self._calls.append(_Call(ranks, tuple(task for task in call.tasks if task.worker not in dead), handle))
         if orphans:
             tasks = self._dealt(orphans)
-            self._call(tuple(sorted({each.worker for each in tasks})), tasks)
+            self._call(tuple(sorted({task.worker for task in tasks})), tasks)
         self.moved += len(orphans)
         reason = str(error.exceptions[0]).partition("\n")[0]
         LOGGER.warning(
-            "%s: its %d tasks are given to the %d agent processes that are left", reason, len(orphans), len(self._alive)
+            "%s: reassigned its %d tasks to the %d remaining agent processes", reason, len(orphans), len(self._alive)
         )
 
 
 def _died(failure: Exception, address: str) -> bool:
-    """Return whether a failure is the death of a worker itself, and not of one that it needs."""
+    """Return whether a failure is the death of the worker itself, rather than of one that it depends on."""
     return isinstance(failure, WorkerDiedError) and failure.address == address

@@ -1,4 +1,4 @@
-"""Tools by the names that `agent.tools` gives them."""
+"""Construction of the tools that `agent.tools` names."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def make_tools(config: AgentConfig, search: Tool | None = None, further: Sequenc
     """
     tools = [search if name == "search" and search else _tool(name, config) for name in config.agent.tools]
     tools += further
-    names = [each.name for each in tools]
+    names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two tools are called `{name}`", help="give one of them another name")
+            raise ConfigError(f"two tools are named `{name}`", help="rename one of them")
     return tools
 
 
@@ -49,8 +49,8 @@ def start_servers(config: AgentConfig) -> list[Tool]:
     from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
 
     commands = {
-        name: ServerCommand((*each.command, *each.args), each.env, each.tools)
-        for name, each in config.agent.mcp.items()
+        name: ServerCommand((*server.command, *server.args), server.env, server.tools)
+        for name, server in config.agent.mcp.items()
     }
     return list(McpServers(commands).tools)
 
@@ -80,7 +80,7 @@ def _tool(name: str, config: AgentConfig) -> Tool:
         from recipes.agent.tools.http import Http
 
         return Http(config.agent.http.allow, config.agent.tool_timeout, config.agent.http.max_bytes)
-    found = import_target(name, "tool")
-    if not callable(found):
-        raise ConfigError(f"tool `{name}` is no function", help="name a function from text to text")
-    return FunctionTool(cast("Callable[[str], str]", found))
+    function = import_target(name, "tool")
+    if not callable(function):
+        raise ConfigError(f"tool `{name}` is not a function", help="name a function from text to text")
+    return FunctionTool(cast("Callable[[str], str]", function))

@@ -1,4 +1,4 @@
-"""Messages with which a conversation about a task begins."""
+"""Initial messages of a task's conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipes.language.data.problems import Problem
 
 
 def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> tuple[ChatMessage, ...]:
-    """Return the messages with which a conversation about a task begins.
+    """Return the initial messages of a task's conversation.
 
     Args:
         task: the problem.
@@ -19,8 +19,8 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
     """
     if not data.apply_chat_template:
         return (ChatMessage("user", data.few_shot + task.prompt),)
-    given = task.messages or ({"role": "user", "content": task.prompt},)
-    messages = [ChatMessage(cast("Role", each["role"]), each["content"]) for each in given]
+    written = task.messages or ({"role": "user", "content": task.prompt},)
+    messages = [ChatMessage(cast("Role", message["role"]), message["content"]) for message in written]
     messages[-1] = messages[-1]._replace(text=data.few_shot + messages[-1].text)
     system = "\n\n".join(filter(None, (data.system_prompt, instructions)))
     if system and messages[0].role != "system":

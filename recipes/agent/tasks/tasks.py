@@ -1,4 +1,4 @@
-"""Tasks that are made on the spot, and the corpus that look-ups are made in."""
+"""Generated tasks, and the corpus of the lookup tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
 class MadeTasks:
-    """Tasks that were made on the spot."""
+    """Generated tasks."""
 
     def __init__(self, tasks: list[Problem]) -> None:
         self._tasks = tasks
@@ -33,7 +33,7 @@ class MadeTasks:
 
 
 class Episodes:
-    """Seeds of an environment; those of evaluation are not trained on.
+    """Seeds of an environment; evaluation seeds are held out from training.
 
     Args:
         evaluation: whether those of evaluation are asked for.
@@ -67,7 +67,7 @@ def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
 
 
 def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
-    """Return products of two numbers of two digits, written `12*34=`; those of evaluation are not trained on.
+    """Return products of two two-digit numbers, written `12*34=`; those of evaluation are held out from training.
 
     Args:
         evaluation: whether those of evaluation are asked for.
@@ -113,7 +113,7 @@ def lookup_corpus(seed: int) -> list[str]:
 
 def _facts(seed: int) -> tuple[dict[str, str], dict[str, str]]:
     """Return the home of each person, and the river of each town; all names differ."""
-    names = ["".join(each) for each in itertools.product(_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS)]
+    names = ["".join(letters) for letters in itertools.product(_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS)]
     chance = random.Random(f"lookups {seed}")
     chance.shuffle(names)
     persons, rest = names[:_PERSONS], names[_PERSONS:]

@@ -1,4 +1,4 @@
-"""Conversations that a model built on the spot is shown before it learns by itself."""
+"""Example conversations for the supervised warm start of models built from scratch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.learning.warm_start import example
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
     tasks = load_tasks(data, evaluation=False)
     tools = Toolbox(make_tools(config), config.agent.tool_timeout)
     writer = _Writer(config, tokenizer)
-    chance = random.Random(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    chance = random.Random(derive_seed(config.actor.seed, Purpose.WEIGHTS))
     count = start.steps * data.rollout_batch_size
     share = start.tool_share
     # Conversations with tools, and how many of them show how one begins; of those with a guess all do.
@@ -53,23 +53,25 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
         if not calls:
             shown.append(writer.written(task, [(task.answer, True)]))
         elif chance.random() < chosen:
-            told = writer.written(task, [*asyncio.run(_used(tools, calls)), (task.answer, True)])
-            shown.append(told if chance.random() < begun else replace(told, trained=(False, *told.trained[1:])))
+            conversation = writer.written(task, [*asyncio.run(_used(tools, calls)), (task.answer, True)])
+            shown.append(
+                conversation
+                if chance.random() < begun
+                else replace(conversation, trained=(False, *conversation.trained[1:]))
+            )
         else:
             shown.append(writer.written(task, [(tasks[chance.randrange(len(tasks))].answer, True)]))
     return shown
 
 
 def _episodes(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """Return episodes in which the environment itself says what may be said, with the skill of `tool_share`; none where
-    it has no examples.
-    """
+    """Return episodes of valid actions from the environment, at the skill `tool_share`; none if it has no examples."""
     settings, start = config.agent.environment, config.actor.warm_start
     make: Any = environment_maker(settings) if settings.type == "treasure" or ":" in settings.type else None
     if getattr(make, "example", TextEnvironment.example) is TextEnvironment.example:
         return []
     tasks, writer = load_tasks(config.data, evaluation=False), _Writer(config, tokenizer)
-    chance = random.Random(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    chance = random.Random(derive_seed(config.actor.seed, Purpose.WEIGHTS))
     shown: list[Answer] = []
     for seed in range(start.steps * config.data.rollout_batch_size):
         play = _played(make(), seed, chance, start.tool_share, config.agent.max_turns)
@@ -81,7 +83,7 @@ def _episodes(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[A
 async def _played(
     environment: TextEnvironment, seed: int, chance: random.Random, skill: float, most: int
 ) -> tuple[str, list[tuple[str, bool]]]:
-    """Return what an environment says first, and the turns of an episode, as `_used` does."""
+    """Return the initial text of an environment and the turns of an episode, as `_used` does."""
     first, turns = await environment.reset(seed), list[tuple[str, bool]]()
     for _ in range(most):
         said = environment.example(chance, skill)
@@ -94,7 +96,7 @@ async def _played(
 
 
 async def _used(tools: Toolbox, calls: Iterable[tuple[str, str]]) -> list[tuple[str, bool]]:
-    """Return turns that call tools, and what the tools say: texts, and whether the model is to learn them."""
+    """Return turns that call tools and the tools' answers: texts, and whether the model is trained on them."""
     turns: list[tuple[str, bool]] = []
     for name, argument in calls:
         turns.append((f"<{name}>{argument}</{name}>", True))
@@ -120,9 +122,9 @@ class _Writer:
         trained: list[bool] = []
         for text, learned in turns:
             if learned:
-                found = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                encoded = tuple(self._tokenizer.encode(text, add_special_tokens=False))
             else:
-                found = self._encoder.encode((*prompt, *tokens), [ChatMessage("tool", text)])
-            tokens += found
-            trained += [learned] * len(found)
+                encoded = self._encoder.encode((*prompt, *tokens), [ChatMessage("tool", text)])
+            tokens += encoded
+            trained += [learned] * len(encoded)
         return example(prompt, (*tokens, self._tokenizer.eos_token_id), (*trained, True))

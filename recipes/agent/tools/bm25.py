@@ -35,20 +35,20 @@ class BM25:
     """
 
     def __init__(self, documents: Sequence[str]) -> None:
-        counts = [Counter(words(each)) for each in documents]
-        lengths = [each.total() for each in counts]
+        counts = [Counter(words(document)) for document in documents]
+        lengths = [count.total() for count in counts]
         mean = sum(lengths) / len(lengths) if lengths else 0.0
         holders: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        for number, each in enumerate(counts):
-            for word, count in each.items():
+        for number, words_of_document in enumerate(counts):
+            for word, count in words_of_document.items():
                 holders[word].append((number, count))
         # By word: documents with what the word adds to their scores.
         self._weights: dict[str, list[tuple[int, float]]] = {}
-        for word, found in holders.items():
-            rarity = math.log(1 + (len(documents) - len(found) + 0.5) / (len(found) + 0.5))
+        for word, postings in holders.items():
+            rarity = math.log(1 + (len(documents) - len(postings) + 0.5) / (len(postings) + 0.5))
             self._weights[word] = [
                 (number, rarity * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * lengths[number] / mean)))
-                for number, count in found
+                for number, count in postings
             ]
 
     def search(self, query: str, count: int) -> list[tuple[int, float]]:
@@ -57,4 +57,4 @@ class BM25:
         for word in words(query):
             for number, weight in self._weights.get(word, ()):
                 scores[number] += weight
-        return heapq.nsmallest(count, scores.items(), key=lambda each: (-each[1], each[0]))
+        return heapq.nsmallest(count, scores.items(), key=lambda scored: (-scored[1], scored[0]))

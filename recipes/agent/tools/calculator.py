@@ -12,7 +12,7 @@ from recipes.agent.tools.tool import Tool, ToolError
 
 Number = int | float
 
-# Longest expression in characters, and the most bits of a whole number: what is larger takes time and says nothing.
+# Longest expression in characters, and the most bits of a whole number: larger ones only take time.
 _LONGEST: Final = 200
 _MOST_BITS: Final = 1024
 _BINARY: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
@@ -48,7 +48,7 @@ def calculate(expression: str) -> str:
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ToolError("no arithmetic expression") from None
+        raise ToolError("not an arithmetic expression") from None
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
@@ -77,7 +77,7 @@ def _power(base: Number, exponent: Number) -> Number:
         raise OverflowError
     value = base**exponent
     if isinstance(value, complex):
-        raise ToolError("the value is no real number")
+        raise ToolError("the value is not a real number")
     return _checked(value)
 
 

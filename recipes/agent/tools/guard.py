@@ -1,4 +1,4 @@
-"""Runs a command, and ends it with all that it has started when the process that asked for it has gone.
+"""Runs a command, and kills it with all its descendants when the requesting process exits.
 
     python -I -S guard.py PID COMMAND...
 
@@ -39,11 +39,11 @@ def main(arguments: list[str]) -> int:
 
 
 def end_children() -> None:
-    """Kill all children, and theirs, until there is none."""
+    """Kill all descendants, until none is left."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
-        for each in _children():
-            os.kill(each, signal.SIGKILL)
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
         try:
             os.wait()
         except ChildProcessError:
@@ -57,7 +57,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def _children() -> list[int]:
     try:
         with open("/proc/thread-self/children", encoding="ascii") as file:
-            return [int(each) for each in file.read().split()]
+            return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
 

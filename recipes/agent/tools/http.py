@@ -1,4 +1,4 @@
-"""A tool that asks listed hosts by HTTP."""
+"""An HTTP tool restricted to listed hosts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Http(Tool):
         except ValueError as error:
             raise ToolError(str(error)) from None
         if not self._allow.allows(url):
-            raise ToolError(f"{url.scheme}://{url.host}:{url.port} is not among the servers that may be asked")
+            raise ToolError(f"{url.scheme}://{url.host}:{url.port} is not an allowed server")
         *others, last = await self._addresses(url)
         for address in others:
             try:
@@ -89,13 +89,13 @@ class Http(Tool):
     async def _addresses(self, url: UrlParts) -> list[str]:
         """Return the addresses of a host that may be reached, at least one."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+            infos = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ToolError(f"there is no host {url.host}: {error}") from None
-        addresses = [str(each[4][0]) for each in found]
-        reachable = [each for each in addresses if self._allow.reachable(each)]
+            raise ToolError(f"cannot resolve the host {url.host}: {error}") from None
+        addresses = [str(info[4][0]) for info in infos]
+        reachable = [address for address in addresses if self._allow.reachable(address)]
         if not reachable:
-            raise ToolError(f"{url.host} is at {addresses[0]}, a private address that is not listed")
+            raise ToolError(f"{url.host} resolves to {addresses[0]}, a private address that is not listed")
         return reachable
 
     async def _asked(
@@ -119,9 +119,9 @@ class Http(Tool):
     async def _text(self, response: httpx.Response) -> str:
         kind = response.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise ToolError("the answer is compressed, which was not asked for")
-        if not (kind.startswith("text/") or any(each in kind for each in _TEXTS)):
-            raise ToolError(f"the answer is {kind}, and no text")
+            raise ToolError("the response is compressed, which was not requested")
+        if not (kind.startswith("text/") or any(mark in kind for mark in _TEXTS)):
+            raise ToolError(f"the response is {kind}, not text")
         body = bytearray()
         async for part in response.aiter_raw():
             body += part
@@ -139,7 +139,7 @@ class Http(Tool):
 
 
 def _words(error: Exception) -> str:
-    """Return an error in words; those of the system, where there are some, say more than the library's."""
+    """Return the text of an error, preferring the operating system's message to the library's."""
     causes = error.__cause__ or error.__context__
     return f"{type(error).__name__}: {error}" if causes is None or str(error) else f"{type(error).__name__}: {causes}"
 
@@ -172,12 +172,12 @@ def parse_request(text: str) -> HttpRequest:
     words = line.split()
     method, url = ("GET", *words) if len(words) == 1 else words if len(words) == 2 else ("", "")
     if method not in ("GET", "POST"):
-        raise ToolError("write GET and an URL, or POST and an URL with the body on the lines below")
+        raise ToolError("write GET and a URL, or POST and a URL with the body on the lines below")
     return HttpRequest(method, url, body.strip("\n").encode() if method == "POST" else None)
 
 
 class _PageText(HTMLParser):
-    """Collects what a reader sees of a page."""
+    """Collects the visible text of a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,8 +57,8 @@ class McpTool(Tool):
         self.parameters = schema
         self._server = server
         self._text = only_text(schema)
-        told = description.strip().partition("\n")[0]
-        self.description = told if self._text else f"{told} (argument: JSON, {written_schema(schema)})".strip()
+        summary = description.strip().partition("\n")[0]
+        self.description = summary if self._text else f"{summary} (argument: JSON, {written_schema(schema)})".strip()
 
     def argument(self, values: Mapping[str, Any]) -> str:
         """See `Tool`."""
@@ -70,11 +70,11 @@ class McpTool(Tool):
 
     def _arguments(self, text: str) -> dict[str, Any]:
         try:
-            found: Any = load_json(text) if text.strip() else {}
+            arguments: Any = load_json(text) if text.strip() else {}
         except ValueError:
-            found = None
-        if isinstance(found, dict) and (found or self._text is None):
-            return cast("dict[str, Any]", found)
+            arguments = None
+        if isinstance(arguments, dict) and (arguments or self._text is None):
+            return cast("dict[str, Any]", arguments)
         if self._text is None:
             raise ToolError(f"the argument of {self.name} is a JSON object")
         return {self._text: text}
@@ -94,24 +94,24 @@ class McpServers:
         if missing_modules(["mcp"]):
             raise ConfigError("`agent.mcp` needs the package mcp", help=f"run `{install_command('mcp')}`")
         stdio = logging.getLogger("mcp.client.stdio")
-        if not any(isinstance(each, _Noise) for each in stdio.filters):
+        if not any(isinstance(noise_filter, _Noise) for noise_filter in stdio.filters):
             stdio.addFilter(_Noise())
         self._loop = asyncio.new_event_loop()
         # The servers live as long as the thread that starts them.
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlinf-mcp", daemon=True)
         self._thread.start()
-        self._servers = [McpServer(name, each, self._loop) for name, each in commands.items()]
-        started = [each.start() for each in self._servers]
+        self._servers = [McpServer(name, command, self._loop) for name, command in commands.items()]
+        started = [server.start() for server in self._servers]
         try:
-            self.tools = [tool for each in started for tool in each.result(_START_SECONDS + 1)]
+            self.tools = [tool for future in started for tool in future.result(_START_SECONDS + 1)]
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """End the servers."""
-        for each in [each.stop() for each in self._servers]:
-            each.result(_START_SECONDS)
+        for stopped in [server.stop() for server in self._servers]:
+            stopped.result(_START_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -136,7 +136,8 @@ class McpServer:
         self._deaths = self._silent = 0
 
     def start(self) -> Future[list[McpTool]]:
-        """Start it, and return its tools to come; ConfigError: it does not start, or lacks one that is asked for."""
+        """Start the server, and return its tools as a future; ConfigError: it does not start, or lacks a requested
+        tool."""
         return asyncio.run_coroutine_threadsafe(self._start(), self._loop)
 
     def stop(self) -> Future[None]:
@@ -157,13 +158,13 @@ class McpServer:
         program = self._command.command[0]
         if shutil.which(program, path=path) is None:
             raise ConfigError(
-                f"the MCP server `{self._name}` cannot be started: there is no `{program}`",
+                f"the MCP server `{self._name}` cannot be started: `{program}` does not exist",
                 help="install it, or correct `agent.mcp`",
             )
         self._task = asyncio.create_task(self._keep())
         try:
             async with asyncio.timeout(_START_SECONDS):
-                found = await _listed_tools(await asyncio.shield(self._client), self._name)
+                listed = await _listed_tools(await asyncio.shield(self._client), self._name)
         except Exception as error:  # noqa: BLE001 - of the server
             await self._stop()
             raise ConfigError(
@@ -171,14 +172,14 @@ class McpServer:
                 why=f"{type(error).__name__}: {error}",
                 help=f"try its command by hand: {' '.join(self._command.command)}",
             ) from None
-        tools = {each.name: McpTool(self, each.name, each.description or "", each.input_schema) for each in found}
+        tools = {tool.name: McpTool(self, tool.name, tool.description or "", tool.input_schema) for tool in listed}
         asked = self._command.tools
         missing = sorted(set(asked or ()) - set(tools))
         if missing:
             raise ConfigError(
                 f"the MCP server `{self._name}` has no tool `{missing[0]}`", help=f"it has {', '.join(tools)}"
             )
-        return [each for name, each in tools.items() if asked is None or name in asked]
+        return [tool for name, tool in tools.items() if asked is None or name in asked]
 
     async def _stop(self) -> None:
         if self._task is not None:
@@ -197,21 +198,21 @@ class McpServer:
                 async with mcp.Client(parameters) as client:
                     self._client.set_result(client)
                     await self._broken.wait()
-            except Exception as error:  # noqa: BLE001 - of the server; told to whoever waits for it
+            except Exception as error:  # noqa: BLE001 - of the server; passed to the waiting caller
                 if not self._client.done():
                     self._client.set_exception(error)
-                    self._client.exception()  # nobody may be waiting
+                    self._client.exception()  # there may be no waiter
             if self._deaths > _MOST_RESTARTS or not self._broken.is_set():
                 return
             self._broken.clear()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if self._task is None or self._task.done() or self._deaths > _MOST_RESTARTS:
-            raise ToolUnavailable(f"the server of {name} has ended, and is not started again")
+            raise ToolUnavailable(f"the server of {name} has exited and is not restarted")
         try:
             client = await asyncio.shield(self._client)
         except Exception:  # noqa: BLE001 - of the server, or of its start
-            raise ToolUnavailable(f"the server of {name} has ended, and cannot be started again") from None
+            raise ToolUnavailable(f"the server of {name} has exited and cannot be restarted") from None
         try:
             result = await client.call_tool(name, arguments)
         except asyncio.CancelledError:
@@ -224,17 +225,17 @@ class McpServer:
             if isinstance(error, mcp.MCPError) and cast("Any", error).code != _CONNECTION_CLOSED:
                 raise ToolError(str(error)) from None
             if isinstance(error, ValueError | RuntimeError):
-                raise ToolUnavailable(f"the server of {name} gives no valid result: {first_line(error)}") from None
+                raise ToolUnavailable(f"the server of {name} returned an invalid result: {first_line(error)}") from None
             self._lose(client)
-            raise ToolUnavailable(f"the server of {name} has ended; it is started again") from None
+            raise ToolUnavailable(f"the server of {name} has exited; restarting it") from None
         self._silent = self._deaths = 0
         text = result_text(result)
         if result.is_error:
-            raise ToolError(text or "the tool failed, and does not say why")
+            raise ToolError(text or "the tool failed without a reason")
         return text
 
     def _lose(self, client: Any) -> None:
-        """Have the server started anew, unless that has happened since a call began."""
+        """Restart the server, unless that has happened since a call started."""
         if self._client.done() and self._client.exception() is None and self._client.result() is client:
             self._deaths += 1
             self._silent = 0
@@ -253,13 +254,13 @@ async def _listed_tools(client: Any, server: str) -> list[Any]:
         if not cursor:
             return tools
         if cursor in seen or len(seen) >= _MOST_PAGES:
-            LOGGER.warning("the list of tools of the MCP server `%s` has no end: %d pages are used", server, len(seen))
+            LOGGER.warning("the tool list of the MCP server `%s` does not end: using %d pages", server, len(seen))
             return tools
         seen.add(cursor)
 
 
 class _Noise(logging.Filter):
-    """Says in one line, and not each time, that a server writes to its output what is no message."""
+    """Condenses log records about non-protocol output of a server to a single line."""
 
     _left = 3
 
@@ -274,5 +275,5 @@ class _Noise(logging.Filter):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an exception says, or its type."""
+    """Return the first line of an exception's text, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

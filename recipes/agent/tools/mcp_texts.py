@@ -15,31 +15,33 @@ def only_text(schema: Mapping[str, Any]) -> str | None:
     properties = _mapping(schema.get("properties"))
     if len(properties) != 1:
         return None
-    ((name, each),) = properties.items()
+    ((name, property_schema),) = properties.items()
     # What may be anything may be a text.
-    return name if each is True or each == {} or _kind(each, schema) == "string" else None
+    return (
+        name if property_schema is True or property_schema == {} or _kind(property_schema, schema) == "string" else None
+    )
 
 
 def written_schema(schema: Mapping[str, Any]) -> str:
-    """Return arguments as a model is told of them: `{"path": string, "lines"?: integer}`."""
+    """Return a signature of the arguments for the model: `{"path": string, "lines"?: integer}`."""
     required: Any = schema.get("required")
     needed = cast("list[Any]", required) if isinstance(required, list) else []
     listed = (
-        f"{json.dumps(name)}{'' if name in needed else '?'}: {_kind(each, schema)}"
-        for name, each in _mapping(schema.get("properties")).items()
+        f"{json.dumps(name)}{'' if name in needed else '?'}: {_kind(property_schema, schema)}"
+        for name, property_schema in _mapping(schema.get("properties")).items()
     )
     return "{" + ", ".join(listed) + "}"
 
 
 def result_text(result: Any) -> str:
-    """Return the result of a call as text: its texts, those of resources, and names of what is none.
+    """Return the result of a call as text: its texts, the texts of resources, and placeholders for other content.
 
     Args:
         result: a `CallToolResult` of the package mcp.
     """
-    parts = [_part(each) for each in result.content]
+    parts = [_part(part) for part in result.content]
     # A server need not write again as text what it gives as an object.
-    if result.structured_content is not None and not any(each.type == "text" for each in result.content):
+    if result.structured_content is not None and not any(part.type == "text" for part in result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(parts)
 
@@ -57,7 +59,7 @@ def _part(part: Any) -> str:
 
 
 def _kind(schema: Any, root: Mapping[str, Any], references: int = 0) -> str:
-    """Return what a JSON Schema accepts, in a word or two; `any` where that takes more."""
+    """Return a short description of the values that a JSON Schema accepts; `any` if it is too complex."""
     fields = _mapping(schema)
     target = fields.get("$ref")
     if isinstance(target, str):
@@ -65,10 +67,10 @@ def _kind(schema: Any, root: Mapping[str, Any], references: int = 0) -> str:
     for name in ("enum", "const"):
         if name in fields:
             values: Any = fields[name] if name == "enum" and isinstance(fields[name], list) else [fields[name]]
-            return " | ".join(json.dumps(each, ensure_ascii=False) for each in values)
+            return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
     for name in ("anyOf", "oneOf"):
         if isinstance(fields.get(name), list) and references < _MOST_REFERENCES:
-            kinds = [_kind(each, root, references + 1) for each in fields[name]]
+            kinds = [_kind(alternative, root, references + 1) for alternative in fields[name]]
             return "any" if "any" in kinds else " | ".join(dict.fromkeys(kinds)) or "any"
     kind = fields.get("type")
     if isinstance(kind, list):
@@ -77,7 +79,7 @@ def _kind(schema: Any, root: Mapping[str, Any], references: int = 0) -> str:
 
 
 def _found(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a reference within a schema names; None where there is nothing."""
+    """Return the target of a reference within a schema; None if it does not exist."""
     value: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         value = _mapping(value).get(part.replace("~1", "/").replace("~0", "~"))

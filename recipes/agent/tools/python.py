@@ -12,7 +12,7 @@ _ENDED_BY: Final = 128
 
 
 class Python(Tool):
-    """Python with its standard library: the model is told what its program printed.
+    """The Python interpreter with its standard library; returns what the program printed.
 
     Raises:
         ConfigError: this machine has no sandbox.
@@ -36,7 +36,7 @@ class Python(Tool):
 
 
 def _reason(ran: sandbox.ProgramResult) -> str:
-    """Return why a program failed: the last line of its traceback, or the signal that ended it."""
+    """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
     number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
     if number > 0:
         return f"the program was ended by {signal.Signals(number).name}"

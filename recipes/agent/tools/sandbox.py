@@ -28,7 +28,7 @@ MIB: Final = 1 << 20
 # Longest output that is read, in bytes. A program that writes more is ended.
 OUTPUT_BYTES: Final = 64 * 1024
 _TRIAL_SECONDS: Final = 30.0
-# The kernel tells by a 2 that a filter is in force.
+# The kernel reports 2 when a filter is active.
 _TRIAL: Final = "print(6 * 7); print(open('/proc/self/status').read().split('Seccomp:')[1].split()[0])"
 # Programs that make the sandbox, and the packages of Debian and Ubuntu that hold them.
 _PROGRAMS: Final = {"bwrap": "bubblewrap", **dict.fromkeys(("unshare", "setpriv", "prlimit"), "util-linux")}
@@ -68,7 +68,7 @@ class SandboxLimits:
 
 
 class ProgramResult(NamedTuple):
-    """The end of a program: its exit status, negative for a signal, and what it wrote, in part where it was too much.
+    """The result of a program: its exit status (negative: a signal), and its output, truncated if too long.
 
     Attributes:
         flooded: whether it was ended for writing more than `OUTPUT_BYTES`.
@@ -81,7 +81,7 @@ class ProgramResult(NamedTuple):
 
 
 async def run(program: str, limits: SandboxLimits) -> ProgramResult:
-    """Run a Python program; cancelled, it has ended with every process of its own before this returns."""
+    """Run a Python program. When cancelled, it returns only after all processes of the program have ended."""
     starting = asyncio.ensure_future(_start(limits))
     try:
         process = await asyncio.shield(starting)
@@ -99,7 +99,7 @@ async def run(program: str, limits: SandboxLimits) -> ProgramResult:
         await process.communicate()
     finally:
         await _end(process)
-    texts = [each.decode("utf-8", "replace") for each in (output, errors)]
+    texts = [data.decode("utf-8", "replace") for data in (output, errors)]
     return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
 
 
@@ -130,16 +130,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _head(process: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> bytes:
-    """Return what a program writes; end it when that is too much."""
-    found = b""
-    while len(found) <= OUTPUT_BYTES:
-        more = await stream.read(OUTPUT_BYTES)
-        if not more:
-            return found
-        found += more
+    """Return the output of a program; kill the program if it writes too much."""
+    head = b""
+    while len(head) <= OUTPUT_BYTES:
+        chunk = await stream.read(OUTPUT_BYTES)
+        if not chunk:
+            return head
+        head += chunk
     if process.returncode is None:
         process.kill()
-    return found
+    return head
 
 
 async def _feed(stream: asyncio.StreamWriter, program: str) -> None:
@@ -176,27 +176,29 @@ def check() -> None:
                 pass_fds=[filter_fd],
             )
     except subprocess.TimeoutExpired:
-        why = f"a trial program did not end within {_TRIAL_SECONDS:g} s"
+        why = f"a test program did not end within {_TRIAL_SECONDS:g} s"
         raise _unavailable(why, "try again when the machine is less busy") from None
     if done.stdout == "\n42\n0\n":
         raise _unavailable("the kernel does not filter system calls", "it needs CONFIG_SECCOMP_FILTER")
     if done.stdout != "\n42\n2\n":
         said = done.stderr.strip().splitlines()
-        why = said[-1] if said else f"a trial program ended with status {done.returncode}"
+        why = said[-1] if said else f"a test program ended with status {done.returncode}"
         raise _unavailable(why, _NAMESPACES_HELP)
 
 
 def _unavailable(why: str, help: str) -> ConfigError:
-    return ConfigError("the tool `python` has no sandbox on this machine, and runs nothing without", why=why, help=help)
+    return ConfigError(
+        "the tool `python` has no sandbox on this machine, and runs nothing without one", why=why, help=help
+    )
 
 
 @contextlib.contextmanager
 def _filter() -> Generator[int]:
-    """Give a descriptor from which the filter of system calls is read once."""
+    """Yield a file descriptor from which the system-call filter can be read once."""
     refusing = seccomp.refusing()
     if refusing is None:
-        why = f"the system calls of a `{platform.machine()}` machine are not known"
-        raise _unavailable(why, "place agents with the tool on x86_64 or aarch64 machines")
+        why = f"no system-call filter for `{platform.machine()}` machines"
+        raise _unavailable(why, "place agents with this tool on x86_64 or aarch64 machines")
     reader, writer = os.pipe()
     try:
         with open(writer, "wb") as file:
@@ -248,7 +250,7 @@ def _sandboxed(prefix: str, source: str, limits: SandboxLimits, filter_fd: int) 
 
 
 def _system_folders() -> list[str]:
-    """Return options for the folders of programs and libraries beside `/usr`; most systems have links into it."""
+    """Return options that mount the program and library folders beside `/usr`; most systems have links into it."""
     options: list[str] = []
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):

@@ -16,7 +16,7 @@ from rlinf_core import ConfigError
 
 
 def look() -> dict[str, str]:
-    """Return what a trial program showed, as `rlinf doctor` reads it: `verdict`, `what` was seen, and `help`."""
+    """Return the result of a test program for `rlinf doctor`: `verdict`, `what` and `help`."""
     try:
         sandbox.check()
     except ConfigError as error:

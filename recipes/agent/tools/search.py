@@ -39,10 +39,10 @@ class Search(Tool):
         Raises:
             ToolError: no document has one of the words.
         """
-        found = self._index.search(query, self._results)
-        if not found:
+        hits = self._index.search(query, self._results)
+        if not hits:
             raise ToolError(NOTHING_FOUND)
-        return "\n".join(self._documents[number] for number, _ in found)
+        return "\n".join(self._documents[number] for number, _ in hits)
 
 
 def read_corpus(path: str) -> list[str]:
@@ -58,5 +58,5 @@ def read_corpus(path: str) -> list[str]:
         raise ConfigError(f"the corpus `{path}` cannot be read", why=why) from None
     documents = [line.strip() for line in lines if line.strip()]
     if not documents:
-        raise ConfigError(f"the corpus `{path}` has no documents", help="write one document a line")
+        raise ConfigError(f"the corpus `{path}` has no documents", help="write one document per line")
     return documents

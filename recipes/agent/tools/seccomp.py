@@ -37,7 +37,7 @@ _FAMILIES: Final = (1, 2, 10, 16)
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 # Allow; refuse with EPERM; refuse with EAFNOSUPPORT; end the process.
 _ALLOW, _REFUSE, _NO_FAMILY, _END = 0x7FFF0000, 0x00050001, 0x00050061, 0x80000000
-# Offsets in what the kernel tells of a call; of the first argument the lower half, which is the family that it takes.
+# Offsets in the kernel's description of a call; for the first argument the lower half, the socket family.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16
 # Numbers from here on are those of x86's x32, a second name of each call.
 _X32: Final = 0x40000000

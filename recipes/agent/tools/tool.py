@@ -16,11 +16,11 @@ _ONE_TEXT: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 class ToolError(Exception):
-    """An argument that a tool cannot work with; its text is what the model is told."""
+    """An invalid tool argument; the error text is shown to the model."""
 
 
 class ToolUnavailable(Exception):  # noqa: N818 - says what is the matter, as `ToolError` does
-    """A tool that cannot be asked: its server is down. The model is not to blame; the run has failed."""
+    """A tool that is unavailable because its server is down: the run fails, and the model is not at fault."""
 
 
 class Tool(ABC):
@@ -37,7 +37,7 @@ class Tool(ABC):
     parameters: Mapping[str, Any] = _ONE_TEXT
 
     def argument(self, values: Mapping[str, Any]) -> str:
-        """Return the argument of `call` for a call whose arguments have names.
+        """Return the argument of `call` for a call with named arguments.
 
         Raises:
             ToolError: they are not those of `parameters`.
@@ -77,16 +77,16 @@ class FunctionTool(Tool):
 
 
 async def in_thread(function: Callable[[str], str], argument: str) -> str:
-    """Return what a function returns in a daemon thread; pools would fill up with functions that hang."""
+    """Run a function in a daemon thread and return its result; a pool would fill up with hanging functions."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[str] = loop.create_future()
+    result: asyncio.Future[str] = loop.create_future()
 
     def settle(act: Callable[[Any], None], value: Any) -> None:
-        if not found.done():
+        if not result.done():
             act(value)
 
     def tell(act: Callable[[Any], None], value: Any) -> None:
-        # The loop may be closed by now: whoever asked has gone on without an answer.
+        # The loop may be closed by now: the caller has continued without the result.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, act, value)
 
@@ -94,9 +94,9 @@ async def in_thread(function: Callable[[str], str], argument: str) -> str:
         try:
             value = function(argument)
         except Exception as error:  # noqa: BLE001 - of the user's function; raised where it was called
-            tell(found.set_exception, error)
+            tell(result.set_exception, error)
         else:
-            tell(found.set_result, value)
+            tell(result.set_result, value)
 
     threading.Thread(target=run, name="rlinf-tool", daemon=True).start()
-    return await found
+    return await result

@@ -1,4 +1,4 @@
-"""Tools as an agent is given them: called by name, with a time limit; what goes wrong is an observation."""
+"""Named tools of an agent with a time limit per call; errors become observations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
-# Longest observation in characters; what is longer is cut.
+# Maximum length of an observation in characters; longer ones are truncated.
 _LONGEST: Final = 4000
 RESULT: Final = "result"
 
@@ -30,7 +30,7 @@ class ToolCall(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The result of a call: its text, what went wrong, and the seconds it took."""
+    """The result of a call: its text, the error, and the duration in seconds."""
 
     text: str
     failure: Literal["", "error", "timeout"]
@@ -46,7 +46,7 @@ class Toolbox:
     Args:
         tools: by the names that they have.
         timeout: seconds for one call.
-        told: is given each call with its observation.
+        on_call: called with every call and its observation.
         native: whether calls are in the form of the chat template, where it teaches one.
 
     Attributes:
@@ -57,13 +57,13 @@ class Toolbox:
         self,
         tools: Sequence[Tool],
         timeout: float,
-        told: Callable[[ToolCall, Observation], None] = lambda call, seen: None,
+        on_call: Callable[[ToolCall, Observation], None] = lambda call, seen: None,
         *,
         native: bool = False,
     ) -> None:
-        self._tools = {each.name: each for each in tools}
+        self._tools = {tool.name: tool for tool in tools}
         self._timeout = timeout
-        self._told = told
+        self._on_call = on_call
         self._native = native
         self._call = re.compile(rf"<({'|'.join(map(re.escape, self._tools))})>((?:(?!<\1>).)*)</\1>\s*\Z", re.DOTALL)
         self.figures: defaultdict[str, float] = defaultdict(float)
@@ -83,29 +83,29 @@ class Toolbox:
         """Directions for the use of the tools, for a system message; empty without tools."""
         if not self._tools:
             return ""
-        lines = [f"<{each.name}>...</{each.name}> {each.description}" for each in self._tools.values()]
+        lines = [f"<{tool.name}>...</{tool.name}> {tool.description}" for tool in self._tools.values()]
         return "\n".join(("You may use tools, and are answered with <result>...</result>:", *lines))
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
         """The tools as chat completions list functions; none where calls are plain."""
         described = (
-            {"name": each.name, "description": each.description, "parameters": dict(each.parameters)}
-            for each in (self._tools.values() if self._native else ())
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+            for tool in (self._tools.values() if self._native else ())
         )
-        return tuple({"type": "function", "function": each} for each in described)
+        return tuple({"type": "function", "function": function} for function in described)
 
     def find_call(self, text: str) -> ToolCall | None:
-        """Return the call at the end of a turn; None where there is none."""
-        found = self._call.search(text) if self._tools else None
-        return None if found is None else ToolCall(found[1], found[2])
+        """Return the call at the end of a turn; None if there is none."""
+        match = self._call.search(text) if self._tools else None
+        return None if match is None else ToolCall(match[1], match[2])
 
     def written(self, seen: Observation) -> str:
         """Return an observation as the model reads it."""
         return f"<{RESULT}>{seen.text}</{RESULT}>"
 
     async def call(self, name: str, argument: str | Mapping[str, Any]) -> Observation:
-        """Return what a tool finds. Errors and time-outs are observations, too, and are counted.
+        """Return the result of a tool. Errors and time-outs also become observations, and are counted.
 
         Args:
             name: of the tool.
@@ -124,7 +124,7 @@ class Toolbox:
         if name in self._tools:
             self.figures[f"agent/tool_seconds/{name}"] += seen.seconds
         written = argument if isinstance(argument, str) else json.dumps(dict(argument), ensure_ascii=False)
-        self._told(ToolCall(name, written), seen)
+        self._on_call(ToolCall(name, written), seen)
         return seen
 
     async def _outcome(
@@ -132,7 +132,7 @@ class Toolbox:
     ) -> tuple[str, Literal["", "error", "timeout"]]:
         tool = self._tools.get(name)
         if tool is None:
-            return f"error: there is no tool {name}; there is {', '.join(self._tools) or 'none'}", "error"
+            return f"error: unknown tool {name}; known: {', '.join(self._tools) or 'none'}", "error"
         try:
             async with asyncio.timeout(self._timeout):
                 return await tool.call(argument if isinstance(argument, str) else tool.argument(argument)), ""

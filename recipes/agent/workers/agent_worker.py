@@ -19,7 +19,7 @@ from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_client import IndexGroup, IndexSearch
 from recipes.agent.workers.index_worker import IndexWorker
-from recipes.language.answers.answer_group import AnswerGroup, Course, TurnRecord, put_groups
+from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
@@ -28,8 +28,8 @@ from recipes.language.loop.prompts import GenerationReport, Prompt
 from rlinf_core import RuntimeFailure, Worker, WorkerGroup
 from rlinf_core.registry import import_target
 
-# Failures of agents that are told in the log, of all that are counted.
-_TOLD = 3
+# Failures of agents that are logged; all are counted.
+_MOST_WARNINGS = 3
 
 
 class _Run(NamedTuple):
@@ -37,11 +37,11 @@ class _Run(NamedTuple):
 
     text: str
     segments: list[Answer]
-    course: Course
+    stats: EpisodeStats
 
 
 class AgentWorker(Worker):
-    """Runs agents on tasks, many at once, each several times, and hands what comes of them to the reward workers.
+    """Runs agents on tasks concurrently, several times per task, and sends the results to the reward workers.
 
     The process imports no torch: engines draw, and write texts as tokens.
     """
@@ -77,7 +77,7 @@ class AgentWorker(Worker):
         self._streams = False
 
     def _index_search(self) -> Tool | None:
-        """Return the search by workers that hold the index, where there are some."""
+        """Return a search client of the index workers, if there are any."""
         if not self._config.has_index:
             return None
         group = WorkerGroup.from_group_name(IndexWorker, self._config.index.group_name)
@@ -85,17 +85,17 @@ class AgentWorker(Worker):
         return IndexSearch(cast("IndexGroup", view), self.log_warning)
 
     def problem_counts(self) -> tuple[int, int]:
-        """Return how many tasks there are for training and for evaluation."""
+        """Return the number of tasks for training and for evaluation."""
         return len(self._tasks[True]), len(self._tasks[False])
 
     async def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
         """Run the agent on those of the tasks that are this worker's, and return when all runs are over."""
         began = time.perf_counter()
-        mine = [each for each in prompts if each.worker == self._rank]
+        mine = [prompt for prompt in prompts if prompt.worker == self._rank]
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
-            drawn = [tasks.create_task(self._answer(each)) for each in mine]
-        return GenerationReport(sum(each.result() for each in drawn), time.perf_counter() - began)
+            drawn = [tasks.create_task(self._answer(prompt)) for prompt in mine]
+        return GenerationReport(sum(run.result() for run in drawn), time.perf_counter() - began)
 
     async def generate_forever(self) -> None:
         """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
@@ -103,8 +103,8 @@ class AgentWorker(Worker):
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
             while (prompts := await next_item(self._channel, orders_key(self._rank))) is not None:
-                for each in prompts:
-                    tasks.create_task(self._answer(each))
+                for prompt in prompts:
+                    tasks.create_task(self._answer(prompt))
         self._streams = False
 
     async def _answer(self, prompt: Prompt) -> int:
@@ -120,9 +120,9 @@ class AgentWorker(Worker):
             prompt,
             index,
             problem,
-            tuple(each.text for each in runs),
-            tuple(segment for each in runs for segment in each.segments),
-            courses=tuple(each.course for each in runs),
+            tuple(run.text for run in runs),
+            tuple(segment for run in runs for segment in run.segments),
+            episode_stats=tuple(run.stats for run in runs),
         )
         if not self._whole:
             asyncio.get_running_loop().call_soon(self._hand_on)
@@ -141,11 +141,11 @@ class AgentWorker(Worker):
         """
         run = await self._attempt(prompt, problem, sample, route)
         retries = 0.0
-        if run.course.failure == "error":
+        if run.stats.failure == "error":
             run, retries = await self._attempt(prompt, problem, sample, route), 1.0
         self._client.leave(route)
-        figures = {**run.course.figures, "agent/retries": retries}
-        return run._replace(course=run.course._replace(figures=figures))
+        figures = {**run.stats.figures, "agent/retries": retries}
+        return run._replace(stats=run.stats._replace(figures=figures))
 
     async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
         turns: list[TurnRecord] = []
@@ -156,7 +156,7 @@ class AgentWorker(Worker):
         model = LanguageModel(route, self._settings(prompt, sample), turns.append)
         config = self._config
         tools = Toolbox(self._tools, config.agent.tool_timeout, use, native=config.offers_functions)
-        # Where functions are offered, the engine tells of them as the chat template wants it.
+        # With functions, the engine describes them in the chat template's format.
         instructions = "" if tools.functions else tools.instructions
         messages = first_messages(problem, config.data, instructions)
         task = AgentTask(problem.prompt, messages, problem.answer, problem.row)
@@ -176,30 +176,33 @@ class AgentWorker(Worker):
         reward = self._config.reward.incorrect_reward if failure else outcome.reward
         reason = f"the agent failed: {why}" if failure else "given by the agent"
         shown = tuple(turns) if prompt.shown else ()
-        return _Run(outcome.answer, model.segments(), Course(reward, reason, outcome.parts, failure, shown, figures))
+        return _Run(
+            outcome.answer, model.segments(), EpisodeStats(reward, reason, outcome.parts, failure, shown, figures)
+        )
 
     async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
-        """Return what comes of a run, how it ended if not by itself (`turns`, `tokens`, `timeout`, `error`), and why.
+        """Return the outcome of a run, how it was cut short (`turns`, `tokens`, `timeout`, `error`; "": it was not),
+        and why.
 
         Raises:
             RuntimeFailure: the engines are gone.
         """
         try:
             async with asyncio.timeout(self._config.agent.timeout):
-                found = await self._agent(task, model, tools)
+                outcome = await self._agent(task, model, tools)
         except LimitReached as limit:
             return AgentOutcome(), limit.limit, ""
         except TimeoutError:
-            return AgentOutcome(), "timeout", f"no end within {self._config.agent.timeout:g} s"
+            return AgentOutcome(), "timeout", f"not finished within {self._config.agent.timeout:g} s"
         except RuntimeFailure:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's agent
             self._failures += 1
-            if self._failures <= _TOLD:
-                more = "; further ones are counted only" if self._failures == _TOLD else ""
-                self.log_warning("an agent failed by %s: %s%s", type(error).__name__, error, more)
+            if self._failures <= _MOST_WARNINGS:
+                suffix = "; further failures are only counted" if self._failures == _MOST_WARNINGS else ""
+                self.log_warning("an agent failed with %s: %s%s", type(error).__name__, error, suffix)
             return AgentOutcome(), "error", f"{type(error).__name__}: {error}".partition("\n")[0]
-        return (AgentOutcome(answer=found) if isinstance(found, str) else found), "", ""
+        return (AgentOutcome(answer=outcome) if isinstance(outcome, str) else outcome), "", ""
 
     def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:
         config = self._config

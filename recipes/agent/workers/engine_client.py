@@ -1,4 +1,4 @@
-"""The engines as an agent process asks them: many turns at once, one message for many requests."""
+"""Client of the engines in an agent process: concurrent turns, with requests batched into messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def next_item(channel: Channel, key: str) -> Any:
 
 
 class EngineRoute:
-    """One of the engines; a run keeps to it, so that what its conversations begin with is computed there once."""
+    """The engine of one run, kept for the whole run so that shared prefixes are computed once."""
 
     def __init__(self, client: EngineClient, engine: int) -> None:
         self._client = client
@@ -33,7 +33,7 @@ class EngineRoute:
 
 
 class EngineClient:
-    """Asks engines for turns through a channel.
+    """Requests turns from engines through a channel.
 
     Args:
         channel: to the engines and back.
@@ -62,14 +62,14 @@ class EngineClient:
                 await self._reading
 
     def route(self, runs: int) -> EngineRoute:
-        """Return the engine with the fewest runs of this process; those that begin with this one are counted.
+        """Return the engine with the fewest runs of this process, counting the new run.
 
         Args:
             runs: that will ask it.
         """
         # Processes begin with different engines.
         count = len(self._load)
-        engine = min(range(count), key=lambda each: (self._load[each], (each - self._rank) % count))
+        engine = min(range(count), key=lambda rank: (self._load[rank], (rank - self._rank) % count))
         self._load[engine] += runs
         return EngineRoute(self, engine)
 
@@ -81,13 +81,13 @@ class EngineClient:
         """Return a turn of an engine."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
-        found = self._waiting[number] = loop.create_future()
+        result = self._waiting[number] = loop.create_future()
         if not self._outgoing[engine]:
             # When every run has gone on as far as it can: what they ask for is one message.
             loop.call_soon(self._send, engine)
         self._outgoing[engine].append(request._replace(request_id=number, agent=self._rank))
         try:
-            return await found
+            return await result
         finally:
             self._waiting.pop(number, None)
 
@@ -101,12 +101,12 @@ class EngineClient:
                 for turn in await next_item(self._channel, agent_key(self._rank)):
                     self._settle(turn)
         except Exception as error:  # noqa: BLE001 - raised where it was asked for
-            for each in self._waiting.values():
-                if not each.done():
-                    each.set_exception(error)
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(error)
 
     def _settle(self, turn: DrawnTurn) -> None:
-        found = self._waiting.get(turn.request_id)
-        # A run that was ended at its time limit has nobody waiting any more.
-        if found is not None and not found.done():
-            found.set_result(turn)
+        result = self._waiting.get(turn.request_id)
+        # A run that hit its time limit no longer waits.
+        if result is not None and not result.done():
+            result.set_result(turn)

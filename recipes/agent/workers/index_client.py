@@ -18,7 +18,7 @@ class IndexGroup(Protocol):
 
 
 class IndexSearch(Tool):
-    """The documents that fit a query best, asked of a worker: what is asked at the same time is one call.
+    """Search by an index worker; concurrent queries share one call.
 
     Args:
         index: the worker.
@@ -38,11 +38,11 @@ class IndexSearch(Tool):
     async def call(self, argument: str) -> str:
         """See `Tool`."""
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[str] = loop.create_future()
+        result: asyncio.Future[str] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._send)
-        self._waiting.append((argument, found))
-        return await found
+        self._waiting.append((argument, result))
+        return await result
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -57,14 +57,14 @@ class IndexSearch(Tool):
             reason = str(error).partition("\n")[0]
             if not self._warned:
                 self._warned = True
-                self._warn(f"searches fail, since the index cannot be asked: {reason}")
-            texts, missing = [None] * len(waiting), f"the index cannot be asked: {reason}"
+                self._warn(f"searches fail because the index is unreachable: {reason}")
+            texts, missing = [None] * len(waiting), f"the index is unreachable: {reason}"
         else:
             missing = NOTHING_FOUND
-        for (_, found), text in zip(waiting, texts, strict=True):
-            if found.done():
+        for (_, result), text in zip(waiting, texts, strict=True):
+            if result.done():
                 continue  # its call took too long
             if text is None:
-                found.set_exception(ToolError(missing))
+                result.set_exception(ToolError(missing))
             else:
-                found.set_result(text)
+                result.set_result(text)

@@ -29,8 +29,8 @@ class IndexWorker(Worker):
         self._search = make_search(self._config)
 
     def search(self, queries: Sequence[str]) -> list[str | None]:
-        """Return what is found for each query; None where nothing is."""
-        return [self._found(each) for each in queries]
+        """Return the results of every query; None if a query has none."""
+        return [self._found(query) for query in queries]
 
     def _found(self, query: str) -> str | None:
         try:

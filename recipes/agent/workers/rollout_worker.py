@@ -21,16 +21,16 @@ from recipes.training.chat_template import TemplateRefusalError
 
 
 class AgentRolloutWorker(EngineWorker):
-    """Draws turns for agents by an engine: tokens come in, tokens go out."""
+    """Generates turns for agents with an engine; its interface is token ids."""
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__(config)
-        # Requests whose turns are being drawn, with the tokens of their messages.
+        # Unfinished requests, with the tokens of their messages.
         self._open: dict[str, tuple[DrawRequest, tuple[int, ...]]] = {}
         self._drawn = 0
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Start the engine; its weights come with the first `sync_model_from_actor`."""
+        """Start the engine; its weights arrive with the first `sync_model_from_actor`."""
         super().init_worker(layout)
         data = self._config.data
         self._encoder = TurnEncoder(
@@ -43,7 +43,7 @@ class AgentRolloutWorker(EngineWorker):
         self._inbox = Inbox(self._channel, engine_key(self._rank))
 
     def serve(self) -> GenerationReport:
-        """Draw turns as agents ask for them, until None comes in the place of requests."""
+        """Generate the requested turns until the request None arrives."""
         self._wake()
         engine, before, seconds, ended = self._engine, self._drawn, 0.0, False
         while not ended or engine.unfinished:
@@ -58,43 +58,43 @@ class AgentRolloutWorker(EngineWorker):
         return GenerationReport(self._drawn - before, seconds)
 
     def serve_forever(self) -> None:
-        """Draw turns as agents ask for them, and load weights as the actor sends them, until None comes."""
+        """Generate the requested turns, and load weights as the actor sends them, until the request None arrives."""
         self._wake()
         partial = self._config.runner.partial_rollout
         stream = EngineStream[DrawRequest](self._engine, self._receive, self._load, self._finish, partial=partial)
         stream.run(self._inbox, lambda requests, waiting: requests, self._begin)
 
     def _begin(self, requests: Iterable[DrawRequest]) -> None:
-        """Submit requests; one whose messages cannot be written, or that has no room, is answered at once."""
-        for each in requests:
-            nothing = DrawnTurn(each.request_id, (), (), (), (), "", "length")
+        """Submit requests; those that cannot be encoded or have no room left are answered immediately."""
+        for request in requests:
+            nothing = DrawnTurn(request.request_id, (), (), (), (), "", "length")
             try:
-                observed = self._encoder.encode(each.context, each.messages, each.tools)
+                observed = self._encoder.encode(request.context, request.messages, request.tools)
             except Exception as error:  # noqa: BLE001 - of these messages: other runs go on
                 why = error.reason if isinstance(error, TemplateRefusalError) else f"{type(error).__name__}: {error}"
-                self._send(each.agent, [nothing._replace(refusal=why)])
+                self._send(request.agent, [nothing._replace(refusal=why)])
                 continue
-            room = each.max_tokens - len(each.context) - len(observed)
-            too_long = not each.context and len(observed) > self._config.data.max_prompt_length
-            if room < 1 or too_long or not each.max_new_tokens:
-                counted = () if each.max_new_tokens else observed
-                self._send(each.agent, [nothing._replace(observed=counted)])
+            room = request.max_tokens - len(request.context) - len(observed)
+            too_long = not request.context and len(observed) > self._config.data.max_prompt_length
+            if room < 1 or too_long or not request.max_new_tokens:
+                counted = () if request.max_new_tokens else observed
+                self._send(request.agent, [nothing._replace(observed=counted)])
                 continue
-            name = f"{each.agent}:{each.request_id}"
-            self._open[name] = each, observed
-            params, prompt = self._params(each, min(each.max_new_tokens, room)), each.context + observed
-            self._engine.submit(Request(request_id=name, prompt=prompt, params=params, sample_offset=each.sample))
+            name = f"{request.agent}:{request.request_id}"
+            self._open[name] = request, observed
+            params, prompt = self._params(request, min(request.max_new_tokens, room)), request.context + observed
+            self._engine.submit(Request(request_id=name, prompt=prompt, params=params, sample_offset=request.sample))
 
     def _params(self, request: DrawRequest, most: int) -> SamplingParams:
-        given = self._config.rollout.sampling_params
+        sampling = self._config.rollout.sampling_params
         return SamplingParams(
             temperature=request.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
             max_new_tokens=most,
-            min_new_tokens=min(given.min_new_tokens, most),
-            stop_token_ids=tuple(given.stop_token_ids),
-            stop=(*given.stop, *request.stop, *self._call_end(request)),
+            min_new_tokens=min(sampling.min_new_tokens, most),
+            stop_token_ids=tuple(sampling.stop_token_ids),
+            stop=(*sampling.stop, *request.stop, *self._call_end(request)),
             seed=request.seed,
         )
 
@@ -104,21 +104,27 @@ class AgentRolloutWorker(EngineWorker):
         return (form.end,) if request.tools is not None and request.tools.single and form.end else ()
 
     def _finish(self, answers: Iterable[Sequence]) -> None:
-        """Hand turns to those who asked for them, in one message to each."""
+        """Send finished turns to the requesting agents, one message per agent."""
         turns: defaultdict[int, list[DrawnTurn]] = defaultdict(list)
-        for each in answers:
-            request, observed = self._open.pop(each.request_id)
-            self._drawn += len(each.tokens)
-            said = each.tokens[:-1] if each.tokens[-1] in self._stops else each.tokens
+        for answer in answers:
+            request, observed = self._open.pop(answer.request_id)
+            self._drawn += len(answer.tokens)
+            said = answer.tokens[:-1] if answer.tokens[-1] in self._stops else answer.tokens
             text = self._encoder.text(said)
             turn = DrawnTurn(
-                request.request_id, observed, each.tokens, each.logprobs, each.versions, text, each.finish_reason
+                request.request_id,
+                observed,
+                answer.tokens,
+                answer.logprobs,
+                answer.versions,
+                text,
+                answer.finish_reason,
             )
             if request.tools is not None:
                 turn = turn._replace(raw=self._encoder.raw_text(said), form=self._encoder.form)
             turns[request.agent].append(turn)
-        for agent, some in turns.items():
-            self._send(agent, some)
+        for agent, finished in turns.items():
+            self._send(agent, finished)
 
     def _send(self, agent: int, turns: list[DrawnTurn]) -> None:
         self._channel.put(tuple(turns), key=agent_key(agent))

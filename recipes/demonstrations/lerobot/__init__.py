@@ -1,1 +1,1 @@
-"""LeRobotDatasets: their description, tables, pictures and faults, and writing them."""
+"""LeRobotDatasets: description, tables, images, fault checks, and a writer."""

@@ -1,4 +1,4 @@
-"""Cameras of LeRobotDataset folders: pictures within Parquet files or beside them, and videos."""
+"""Cameras of LeRobotDataset folders: images in or beside Parquet files, and videos."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipes.demonstrations.pictures import decoded, read_video
 
 
 class EncodedCamera(Camera):
-    """Pictures within the Parquet files, kept as they are encoded, or in files that those name.
+    """Encoded images in the Parquet files, or in files that those name.
 
     Args:
         shape: (H, W, 3).
@@ -39,7 +39,7 @@ class EncodedCamera(Camera):
             except (DatasetError, TypeError, KeyError, OSError) as error:
                 why = error.why or error.message if isinstance(error, DatasetError) else str(error)
                 raise DatasetError(
-                    f"the picture in row {row}, `{self._name}`, cannot be decoded",
+                    f"the image in row {row}, `{self._name}`, cannot be decoded",
                     where=str(self._folder),
                     why=why,
                     help=(error.help if isinstance(error, DatasetError) else None) or WHOLE,
@@ -48,7 +48,7 @@ class EncodedCamera(Camera):
         return pictures
 
     def _beside(self, path: str) -> bytes:
-        """Return the bytes of a picture's file, which lies in the folder of the data set."""
+        """Return the bytes of an image file inside the data set's folder."""
         file = (self._folder / path).resolve()
         if not file.is_relative_to(self._folder.resolve()):
             raise DatasetError(f"`{path}` lies outside the data set")
@@ -56,7 +56,7 @@ class EncodedCamera(Camera):
 
 
 class VideoCamera(Camera):
-    """Pictures in videos: of each row the frame at its time.
+    """Images in videos: the frame at the time of each row.
 
     Args:
         shape: (H, W, 3).
@@ -91,10 +91,10 @@ class VideoCamera(Camera):
             wanted = begin + (first + len(run)) / self._fps
             if abs(time - wanted) > 0.5 / self._fps:
                 raise DatasetError(
-                    f"frame {first + len(run)} of episode {episode} should be at {wanted:.3f} s of its video, and"
-                    f" the next one there is at {time:.3f} s",
+                    f"frame {first + len(run)} of episode {episode} should be at {wanted:.3f} s of its video, but the"
+                    f" next frame is at {time:.3f} s",
                     where=str(file),
-                    why=f"the data set says {self._fps:g} frames a second",
+                    why=f"the data set states {self._fps:g} frames per second",
                     help="correct `fps` in `meta/info.json`, or convert the data set again",
                 )
             run.append(_of_shape(picture, self.shape, str(file), self._name))
@@ -106,8 +106,8 @@ class VideoCamera(Camera):
 def _of_shape(picture: NDArray[np.uint8], shape: tuple[int, ...], where: str, name: str) -> NDArray[np.uint8]:
     if picture.shape != shape:
         raise DatasetError(
-            f"a picture of `{name}` is {picture.shape[0]} x {picture.shape[1]}, and its description says"
-            f" {shape[0]} x {shape[1]}",
+            f"an image of `{name}` is {picture.shape[0]} x {picture.shape[1]}; its description says {shape[0]} x"
+            f" {shape[1]}",
             where=where,
             help="correct `meta/info.json`, or convert the data set again",
         )

@@ -28,7 +28,7 @@ def read_lerobot(
     split: str | None = None,
     pictures: bool = True,
 ) -> Demonstrations:
-    """Return the demonstrations of a folder; pictures are read when they are asked for.
+    """Return the demonstrations of a folder; images are read on demand.
 
     Args:
         folder: of the data set.
@@ -44,12 +44,12 @@ def read_lerobot(
     where = str(folder)
     episodes = read_episodes(folder, info)
     rows = read_rows(folder, info, episodes, pictures=pictures)
-    bounds = np.cumsum([0, *(each.length for each in episodes)])
+    bounds = np.cumsum([0, *(episode.length for episode in episodes)])
     actions = _actions(rows, info, info.action(where, chosen))
     states = [rows.numbers(key) for key in info.states(where, state_keys)]
     tasks, task_of = read_instructions(folder, info, rows, episodes)
     colours = info.colours(where)
-    found = Demonstrations(
+    demonstrations = Demonstrations(
         where,
         info.fps,
         bounds,
@@ -62,15 +62,15 @@ def read_lerobot(
         _reward(rows, info, chosen, where),
         _truths(rows, info, "success", chosen, where),
         _truths(rows, info, "intervention", chosen, where),
-        np.array([each.number for each in episodes]),
+        np.array([episode.number for episode in episodes]),
         notes=_notes(info, states=bool(states)),
         place=rows.place,
     )
-    return found if split is None else found.chosen(_numbers_of(info, split, where))
+    return demonstrations if split is None else demonstrations.chosen(_numbers_of(info, split, where))
 
 
 def _actions(rows: RowTable, info: DatasetInfo, name: str) -> NDArray[Any]:
-    """Return actions as float32, or as int64 where the description says that they are whole numbers."""
+    """Return actions as float32, or as int64 if the description declares integers."""
     values = rows.numbers(name)
     if not info.features[name].dtype.startswith(("int", "uint")):
         return values.astype(np.float32)
@@ -78,7 +78,7 @@ def _actions(rows: RowTable, info: DatasetInfo, name: str) -> NDArray[Any]:
     if len(wrong):
         row = int(wrong[0])
         raise DatasetError(
-            f"`{name}` is {values[row].tolist()}, and its description says `{info.features[name].dtype}`",
+            f"`{name}` is {values[row].tolist()}, but its description says `{info.features[name].dtype}`",
             where=rows.place(row),
             help="correct `meta/info.json`, or convert the data set again",
         )
@@ -86,7 +86,7 @@ def _actions(rows: RowTable, info: DatasetInfo, name: str) -> NDArray[Any]:
 
 
 def _reward(rows: RowTable, info: DatasetInfo, columns: Mapping[Role, str], where: str) -> NDArray[np.float32] | None:
-    """Return rewards as [N]; None where the data set has none."""
+    """Return rewards as [N]; None if the data set has none."""
     name = column_of("reward", _single(info), columns, where)
     return None if name is None else rows.numbers(name)[:, 0].astype(np.float32)
 
@@ -94,27 +94,29 @@ def _reward(rows: RowTable, info: DatasetInfo, columns: Mapping[Role, str], wher
 def _truths(
     rows: RowTable, info: DatasetInfo, role: Role, columns: Mapping[Role, str], where: str
 ) -> NDArray[np.bool_] | None:
-    """Return a column that is true or false as [N]; None where the data set has none."""
+    """Return a boolean column as [N]; None if the data set has none."""
     name = column_of(role, _single(info), columns, where)
     return None if name is None else truths(rows.numbers(name)[:, 0], name, rows.place)
 
 
 def _single(info: DatasetInfo) -> list[str]:
     """Return the features with one number in a row."""
-    return [name for name, each in info.features.items() if not each.is_camera and each.size == 1]
+    return [name for name, feature in info.features.items() if not feature.is_camera and feature.size == 1]
 
 
 def _notes(info: DatasetInfo, *, states: bool) -> tuple[str, ...]:
-    notes = [f"`{name}` is left out: no policy is shown distances or later pictures" for name in info.unseen]
+    notes = [f"dropped `{name}`: policies use neither depth nor future images" for name in info.unseen]
     others = [name for name in info.features if name.startswith("observation.") and name not in info.cameras]
     if not states and others:
         listed = ", ".join(f"`{name}`" for name in others)
-        notes.append(f"there is no `observation.state`: states are left out ({listed}); `data.state_keys` names them")
+        notes.append(
+            f"there is no `observation.state`, so states are dropped ({listed}); `data.state_keys` selects them"
+        )
     return tuple(notes)
 
 
 def _numbers_of(info: DatasetInfo, split: str, where: str) -> list[int]:
-    """Return the numbers of the episodes of a split, `first:end`."""
+    """Return the episode numbers of a split, written `first:end`."""
     known = ", ".join(f"`{name}`" for name in info.splits) or "none"
     if split not in info.splits:
         raise DatasetError(f"the data set has no split `{split}`", where=where, help=f"it has {known}")
@@ -122,11 +124,11 @@ def _numbers_of(info: DatasetInfo, split: str, where: str) -> list[int]:
     try:
         return list(range(int(first or 0), int(end or info.total_episodes)))
     except ValueError as error:
-        raise DatasetError(f"the split `{split}` cannot be understood", where=where, why=str(error)) from error
+        raise DatasetError(f"the split `{split}` is invalid", where=where, why=str(error)) from error
 
 
 def read_statistics(folder: Path) -> dict[str, Statistics] | None:
-    """Return `meta/stats.json` of a data set; None without one.
+    """Return `meta/stats.json` of a data set; None if there is none.
 
     Raises:
         DatasetError: it cannot be understood.
@@ -136,10 +138,10 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
         return None
     try:
         said = cast("dict[str, dict[str, Any]]", json.loads(file.read_text(encoding="utf-8")))
-        return {name: {key: np.asarray(value) for key, value in each.items()} for name, each in said.items()}
+        return {name: {key: np.asarray(value) for key, value in entries.items()} for name, entries in said.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise DatasetError(
-            "the statistics of the data set cannot be understood",
+            "the statistics of the data set are invalid",
             where=str(file),
             why=f"{type(error).__name__}: {error}",
             help="remove the file: statistics are then computed from the rows",
@@ -150,5 +152,5 @@ def _camera(folder: Path, info: DatasetInfo, name: str, rows: RowTable, episodes
     shape = info.picture_shape(name)
     if info.features[name].dtype == "image":
         return EncodedCamera(shape, folder, name, rows.table.column(name))
-    bounds = np.cumsum([0, *(each.length for each in episodes)])
-    return VideoCamera(shape, name, [each.videos[name] for each in episodes], bounds, info.fps)
+    bounds = np.cumsum([0, *(episode.length for episode in episodes)])
+    return VideoCamera(shape, name, [episode.videos[name] for episode in episodes], bounds, info.fps)

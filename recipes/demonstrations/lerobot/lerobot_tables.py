@@ -1,4 +1,4 @@
-"""Tables of LeRobotDataset folders, versions 2 and 3: rows, episodes and instructions, held against each other."""
+"""Tables of LeRobotDataset folders, versions 2 and 3: rows, episodes and instructions, checked against each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recipes.demonstrations.lerobot.set_info import (
     DatasetInfo,
 )
 
-_AGREE = "correct the file that is wrong, or convert the data set again"
+_AGREE = "correct the invalid file, or convert the data set again"
 # Columns that say where a row was read.
 _FILE, _ROW = "__file", "__row"
 
@@ -65,11 +65,11 @@ class RowTable:
         return name in self.table.column_names
 
     def place(self, row: int) -> str:
-        """Return the file that holds a row, and which of its rows it is."""
+        """Return the file that holds a row, and the row's number in it."""
         return f"{self._files[self.table.column(_FILE)[row].as_py()]}, row {self.table.column(_ROW)[row].as_py()}"
 
     def index(self, name: str) -> NDArray[np.int64]:
-        """Return one of the columns that number rows, [N].
+        """Return one of the index columns, [N].
 
         Raises:
             DatasetError: a row lacks its number.
@@ -79,7 +79,7 @@ class RowTable:
             raise DatasetError(f"`{name}` is missing in {column.null_count} rows", where=str(self._folder), help=WHOLE)
         values = np.asarray(column).reshape(-1)
         if values.dtype == object:  # lists of one number
-            values = np.array([each[0] for each in values])
+            values = np.array([value[0] for value in values])
         return values.astype(np.int64) if name != "timestamp" else values
 
     def numbers(self, name: str) -> NDArray[Any]:
@@ -99,22 +99,22 @@ class RowTable:
         if len(wrong):
             row = int(wrong[0])
             raise DatasetError(
-                f"`{name}` has {lengths[row]} numbers in a row, and its description says {size}",
+                f"`{name}` has {lengths[row]} numbers in a row; its description says {size}",
                 where=self.place(row),
                 help="correct `meta/info.json`, or convert the data set again",
             )
         if column.null_count:
             row = int(np.flatnonzero(np.asarray(column.is_null()))[0]) // size
-            raise DatasetError(f"`{name}` has no number", where=self.place(row), help="leave its episode out")
+            raise DatasetError(f"`{name}` is not a number", where=self.place(row), help="leave out its episode")
         values = np.asarray(column)
         if values.dtype.kind not in "fiub":
-            message = f"`{name}` holds no numbers but `{column.type}`"
+            message = f"`{name}` holds `{column.type}` instead of numbers"
             raise DatasetError(message, where=str(self._folder), help="convert the data set again")
         return values.reshape(len(self.table), size)
 
 
 def _inner_lengths(column: Any, outer: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many innermost values each row has, one level of lists deeper; `outer` of the level above."""
+    """Return the number of innermost values per row, descending one level of lists; `outer` of the level above."""
     compute = needed("pyarrow.compute", "a LeRobotDataset")
     sizes = np.asarray(compute.fill_null(compute.list_value_length(column), 0)).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(sizes)))
@@ -123,7 +123,7 @@ def _inner_lengths(column: Any, outer: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, pictures: bool) -> RowTable:
-    """Return the rows of a data set, after a comparison with the list of its episodes.
+    """Return the rows of a data set, checked against its list of episodes.
 
     Args:
         folder: of the data set.
@@ -137,7 +137,7 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
     arrow = needed("pyarrow", "a LeRobotDataset")
     files = sorted(folder.glob(DATA_FILES))
     hidden = {"video"} if pictures else {"video", "image"}
-    names = [name for name, each in info.features.items() if each.dtype not in hidden]
+    names = [name for name, feature in info.features.items() if feature.dtype not in hidden]
     tables: list[Any] = []
     for number, file in enumerate(files):
         schema = _schema(file)
@@ -152,7 +152,9 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
     try:
         joined = arrow.concat_tables(tables, promote_options="permissive").sort_by("index")
     except arrow.ArrowException as error:
-        raise DatasetError("the files of rows do not agree", where=str(folder), why=str(error), help=_AGREE) from error
+        raise DatasetError(
+            "the data files have different columns", where=str(folder), why=str(error), help=_AGREE
+        ) from error
     rows = RowTable(joined, files, folder, info)
     _check_counts(folder, info, rows, episodes)
     _check_borders(rows, episodes)
@@ -164,28 +166,28 @@ _NUMBERED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
 def _check_counts(folder: Path, info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]) -> None:
-    listed = sum(each.length for each in episodes)
+    listed = sum(episode.length for episode in episodes)
     if len(rows) != listed or len(rows) != info.total_frames or len(episodes) != info.total_episodes:
         raise DatasetError(
-            f"the data set says that it has {info.total_frames} rows of {info.total_episodes} episodes, and"
-            f" {len(rows)} rows of {len(episodes)} are there",
+            f"the data set claims {info.total_frames} rows of {info.total_episodes} episodes, but has {len(rows)} rows"
+            f" of {len(episodes)}",
             where=str(folder),
-            why=None if listed == len(rows) else f"the list of episodes speaks of {listed} rows",
+            why=None if listed == len(rows) else f"the list of episodes claims {listed} rows",
             help=WHOLE,
         )
 
 
 def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
-    """Check that each row belongs to the episode, and is the frame, that the list of episodes says."""
+    """Check the episode and frame of each row against the list of episodes."""
     index = rows.index("index")
     wrong = np.flatnonzero(index != np.arange(len(rows)))
     if len(wrong):
         row = int(wrong[0])
-        message = f"the `index` of a row is {index[row]}, and {row} rows are before it"
+        message = f"the `index` of a row is {index[row]}, but {row} rows precede it"
         raise DatasetError(message, where=rows.place(row), help=_AGREE)
-    lengths = [each.length for each in episodes]
+    lengths = [episode.length for episode in episodes]
     for name, listed in (
-        ("episode_index", np.repeat([each.number for each in episodes], lengths)),
+        ("episode_index", np.repeat([episode.number for episode in episodes], lengths)),
         ("frame_index", np.concatenate([np.arange(length) for length in lengths])),
     ):
         if name not in rows:
@@ -195,7 +197,7 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
         if len(wrong):
             row = int(wrong[0])
             raise DatasetError(
-                f"the `{name}` of a row is {written[row]}, and the list of episodes says {listed[row]}",
+                f"the `{name}` of a row is {written[row]}; the list of episodes says {listed[row]}",
                 where=rows.place(row),
                 help=_AGREE,
             )
@@ -206,14 +208,14 @@ def _check_times(info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode])
     if "timestamp" not in rows:
         return
     times = rows.index("timestamp")
-    frames = np.concatenate([np.arange(each.length) for each in episodes])
+    frames = np.concatenate([np.arange(episode.length) for episode in episodes])
     # A float32 of many seconds is not exact.
     away = np.abs(times - frames / info.fps) - np.abs(times) * 1e-6
     wrong = np.flatnonzero(~(away <= 0.25 / info.fps))
     if len(wrong):
         row = int(wrong[0])
         raise DatasetError(
-            f"row {row} is at {times[row]:.3f} s, and {info.fps:g} rows in a second would put it at"
+            f"row {row} is at {times[row]:.3f} s, but {info.fps:g} rows per second would put it at"
             f" {frames[row] / info.fps:.3f} s",
             where=rows.place(row),
             help="correct `fps` in `meta/info.json`, or convert the data set again",
@@ -223,7 +225,7 @@ def _check_times(info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode])
 def read_instructions(
     folder: Path, info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]
 ) -> tuple[tuple[str, ...], Rows]:
-    """Return the different instructions, and which of them each row has, int64 [N].
+    """Return the distinct instructions, and the index of each row's instruction, int64 [N].
 
     Raises:
         DatasetError: a row's number is not among the instructions, or its episode lists others.
@@ -232,7 +234,7 @@ def read_instructions(
     texts = tuple(dict.fromkeys(known.values()))
     if "task_index" not in rows:
         if len(known) != 1:
-            message = f"the rows have no `task_index`, and the data set has {len(known)} instructions"
+            message = f"the rows have no `task_index`, but the data set has {len(known)} instructions"
             raise DatasetError(message, where=str(folder), help=WHOLE)
         return texts, np.zeros(len(rows), np.int64)
     numbers, task_of = np.unique(rows.index("task_index"), return_inverse=True)
@@ -241,7 +243,7 @@ def read_instructions(
         row = int(np.flatnonzero(task_of == unknown)[0])
         listed = ", ".join(str(number) for number in sorted(known))
         raise DatasetError(
-            f"the `task_index` of a row is {numbers[unknown]}, and there is no such instruction",
+            f"the `task_index` of a row is {numbers[unknown]}, which has no instruction",
             where=rows.place(row),
             why=f"`{_tasks_file(info)}` has the numbers {listed}",
             help=_AGREE,
@@ -251,10 +253,10 @@ def read_instructions(
     first = 0
     for episode in episodes:
         numbers_shown: list[int] = np.unique(instruction_of[first : first + episode.length]).tolist()
-        shown = {texts[each] for each in numbers_shown}
+        shown = {texts[index] for index in numbers_shown}
         if episode.tasks is not None and shown != set(episode.tasks):
             raise DatasetError(
-                f"episode {episode.number} is listed with the instructions {_quoted(episode.tasks)}, and its rows have"
+                f"episode {episode.number} is listed with the instructions {_quoted(episode.tasks)}, but its rows have"
                 f" {_quoted(sorted(shown))}",
                 where=rows.place(first),
                 help=_AGREE,
@@ -280,7 +282,7 @@ def _tasks(folder: Path, info: DatasetInfo) -> dict[int, str]:
         table = read_parquet(file)
         texts = "task" if "task" in table.column_names else "__index_level_0__"
         if texts not in table.column_names or "task_index" not in table.column_names:
-            raise DatasetError("the instructions of the data set cannot be understood", where=str(file))
+            raise DatasetError("the instructions of the data set are invalid", where=str(file))
         pairs = list(zip(table.column("task_index").to_pylist(), table.column(texts).to_pylist(), strict=True))
     known: dict[int, str] = {}
     for number, text in pairs:
@@ -297,25 +299,25 @@ def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         DatasetError: the list is missing or damaged, a file of an episode is missing, or episodes are not in a row.
     """
     episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
-    numbers = [each.number for each in episodes]
+    numbers = [episode.number for episode in episodes]
     twice = next((number for number, after in pairwise(numbers) if number == after), None)
     if twice is not None:
         raise DatasetError(f"episode {twice} is listed twice", where=str(folder / "meta"), help=_AGREE)
-    empty = next((each for each in episodes if each.length < 1), None)
+    empty = next((episode for episode in episodes if episode.length < 1), None)
     if empty is not None:
         message = f"episode {empty.number} is listed with {empty.length} rows"
         raise DatasetError(message, where=str(folder / "meta"), help=_AGREE)
     cameras = info.colours(str(folder))
-    for each in episodes:
-        for name, (video, _) in each.videos.items():
+    for episode in episodes:
+        for name, (video, _) in episode.videos.items():
             if not video.is_file():
-                message = f"the video of episode {each.number}, camera `{cameras[name]}`, is missing"
+                message = f"the video of episode {episode.number}, camera `{cameras[name]}`, is missing"
                 raise DatasetError(message, where=str(video), help=WHOLE)
     return episodes
 
 
 def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes of a data set before version 3, each of which has files of its own."""
+    """Return the episodes of a data set before version 3, with one file per episode."""
     file, episodes = folder / EPISODE_LINES, list[Episode]()
     videos = _shown_videos(info)
     for row in _json_lines(file):
@@ -328,23 +330,23 @@ def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         tasks = row.get("tasks")
         texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
         episodes.append(Episode(number, int(_field(row, "length", file)), texts, files))
-    return sorted(episodes, key=lambda each: each.number)
+    return sorted(episodes, key=lambda episode: episode.number)
 
 
 def _shown_videos(info: DatasetInfo) -> list[str]:
-    return [name for name, each in info.features.items() if each.dtype == "video" and name not in info.unseen]
+    return [name for name, feature in info.features.items() if feature.dtype == "video" and name not in info.unseen]
 
 
 def _path(pattern: str, place: Mapping[str, Any]) -> str:
     try:
         return pattern.format(**place)
     except (KeyError, ValueError, IndexError) as error:
-        message = f"the pattern of paths `{pattern}` cannot be understood"
+        message = f"the path pattern `{pattern}` is invalid"
         raise DatasetError(message, where="meta/info.json", why=f"{type(error).__name__}: {error}") from error
 
 
 def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes of version 3, several of which share a file."""
+    """Return the episodes of version 3, where several share a file."""
     files = sorted(folder.glob(EPISODES_FILES))
     if not files:
         raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
@@ -365,7 +367,7 @@ def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         length = int(row.get("length", end - begin))
         if begin != at or end - begin != length:
             raise DatasetError(
-                f"episode {number} is listed with rows {begin} to {end}, and it has {length} rows, {at} before it",
+                f"episode {number} is listed with rows {begin} to {end}, but has {length} rows, {at} before it",
                 where=str(file),
                 help=_AGREE,
             )
@@ -398,7 +400,7 @@ def _json_lines(file: Path) -> list[Mapping[str, Any]]:
         for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
             row: object = json.loads(line) if line.strip() else {}
             if not isinstance(row, dict):
-                raise DatasetError("a line is no JSON object", where=f"{file}:{number}", help=WHOLE)
+                raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
             if row:
                 rows.append(cast("Mapping[str, Any]", row))
     except OSError as error:
@@ -413,7 +415,7 @@ def _schema(file: Path) -> Any:
 
 
 def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
-    """Return a Parquet file, or some columns of it, as a table of Arrow.
+    """Return a Parquet file, or some of its columns, as an Arrow table.
 
     Raises:
         DatasetError: it is missing or damaged.

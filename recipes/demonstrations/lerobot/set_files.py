@@ -1,4 +1,4 @@
-"""Checks of a data set's files by their first and last bytes, without a package that reads them."""
+"""Checks of a data set's files by their first and last bytes, without format libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipes.demonstrations.lerobot.set_info import (
     DatasetInfo,
 )
 
-WHOLE: Final = "copy the data set again, whole"
+WHOLE: Final = "copy the complete data set again"
 _PARQUET: Final = b"PAR1"
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 # A file may begin with a block of the user's own, of one of these sizes.
@@ -28,7 +28,7 @@ _BOX: Final = struct.Struct(">I4sQ")
 
 
 def check_files(folder: Path, info: DatasetInfo) -> None:
-    """Check that the files of a LeRobotDataset are there and are whole by their outer form; no row is read.
+    """Check that the files of a LeRobotDataset exist and are complete by their container format; no row is read.
 
     Raises:
         DatasetError: one is missing, cut off, or of another kind.
@@ -37,7 +37,7 @@ def check_files(folder: Path, info: DatasetInfo) -> None:
     for what, pattern in patterns:
         files = sorted(folder.glob(pattern))
         if not files:
-            message = f"the data set has no {what}: there is no Parquet file in it"
+            message = f"the data set has no {what}: it has no Parquet file for them"
             raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
         for file in files:
             _check_parquet(file)
@@ -53,25 +53,25 @@ def check_files(folder: Path, info: DatasetInfo) -> None:
         for file in files:
             fault = _fault_of_mp4(file) if file.suffix == ".mp4" else None
             if fault is not None:
-                raise DatasetError("a video is no whole mp4 file", where=str(file), why=fault, help=WHOLE)
+                raise DatasetError("a video is not a complete mp4 file", where=str(file), why=fault, help=WHOLE)
 
 
 def videos(folder: Path, info: DatasetInfo) -> dict[str, list[Path]]:
-    """Return the videos of each camera that has some, by the name of its feature.
+    """Return the video files of each camera with videos, by feature name.
 
     Raises:
         DatasetError: those of a camera are missing.
     """
     cameras = info.colours(str(folder))
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for name in (name for name in cameras if info.features[name].dtype == "video"):
         numbers = r"\{(chunk_index|file_index|episode_chunk|episode_index)[^}]*\}"
         pattern = re.sub(numbers, "*", info.video_path.replace("{video_key}", escape(name)))
-        found[name] = sorted(folder.glob(pattern))
-        if not found[name]:
+        files[name] = sorted(folder.glob(pattern))
+        if not files[name]:
             message = f"the videos of the camera `{cameras[name]}` are missing"
             raise DatasetError(message, where=str(folder / pattern), help=WHOLE)
-    return found
+    return files
 
 
 def check_hdf5(file: Path) -> None:
@@ -86,7 +86,9 @@ def check_hdf5(file: Path) -> None:
     except OSError as error:
         raise _unreadable(file, error) from error
     if not any(begin[offset:].startswith(_HDF5) for offset in _HDF5_OFFSETS):
-        raise DatasetError("the file is no HDF5 file", where=str(file), why=_not_a(begin), help="copy the file again")
+        raise DatasetError(
+            "the file is not an HDF5 file", where=str(file), why=_not_a(begin), help="copy the file again"
+        )
 
 
 def _check_parquet(file: Path) -> None:
@@ -102,11 +104,13 @@ def _check_parquet(file: Path) -> None:
         raise _unreadable(file, error) from error
     if begin != _PARQUET or last != _PARQUET or end < 3 * len(_PARQUET):
         why = _not_a(begin) if begin != _PARQUET else "its end is missing"
-        raise DatasetError("a file of the data set is no whole Parquet file", where=str(file), why=why, help=WHOLE)
+        raise DatasetError(
+            "a file of the data set is not a complete Parquet file", where=str(file), why=why, help=WHOLE
+        )
 
 
 def _fault_of_mp4(file: Path) -> str | None:
-    """Return why a file is no whole mp4, by the boxes that it consists of (ISO/IEC 14496-12); None: nothing is seen."""
+    """Return why a file is not a complete mp4, by its boxes (ISO/IEC 14496-12); None: no fault was detected."""
     kinds: set[bytes] = set()
     try:
         with file.open("rb") as opened:
@@ -128,11 +132,11 @@ def _fault_of_mp4(file: Path) -> str | None:
         raise _unreadable(file, error) from error
     if not kinds:
         return "it is empty"
-    return None if b"moov" in kinds else "it has no index of its frames (`moov`): its writer did not finish"
+    return None if b"moov" in kinds else "it has no index of its frames (`moov`): the writer did not finish"
 
 
 def _not_a(begin: bytes) -> str:
-    return f"it begins with {begin[:8]!r}" if begin.strip(b"\0") else "it is empty, or begins with zeros"
+    return f"it starts with {begin[:8]!r}" if begin.strip(b"\0") else "it is empty, or starts with zeros"
 
 
 def _unreadable(file: Path, error: OSError) -> DatasetError:

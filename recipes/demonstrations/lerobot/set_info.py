@@ -1,4 +1,4 @@
-"""The description of a LeRobotDataset, `meta/info.json`, and where its files are. Imports nothing heavy."""
+"""The description of a LeRobotDataset, `meta/info.json`, and the paths of its files. No heavy imports."""
 
 from __future__ import annotations
 
@@ -96,25 +96,25 @@ class DatasetInfo:
 
     @property
     def is_listed(self) -> bool:
-        """Whether each episode has files of its own and is listed as a JSON line, as before version 3."""
+        """Whether each episode has its own files and a line in a JSON lines list, as before version 3."""
         return self.version in _LISTED
 
     @property
     def cameras(self) -> dict[str, Feature]:
         """Features whose rows are pictures, by name."""
-        return {name: each for name, each in self.features.items() if each.is_camera}
+        return {name: feature for name, feature in self.features.items() if feature.is_camera}
 
     def colours(self, where: str) -> dict[str, str]:
-        """Return the camera of each feature that a policy can see: pictures in colour or grey of the present row.
+        """Return the camera of each feature usable by a policy: color or grey images of the current row.
 
         Raises:
             DatasetError: two features would be one camera, or pictures are kept as plain numbers.
         """
-        raw = [name for name, each in self.features.items() if "image" in name and not each.is_camera]
+        raw = [name for name, feature in self.features.items() if "image" in name and not feature.is_camera]
         plain = next((name for name in raw if len(self.features[name].shape) == 3), None)
         if plain is not None:
             raise DatasetError(
-                f"`{plain}` holds pictures as plain numbers, `{self.features[plain].dtype}`",
+                f"`{plain}` holds images as plain numbers, `{self.features[plain].dtype}`",
                 where=where,
                 help="convert the data set again, with the feature's dtype `image` or `video`",
             )
@@ -122,7 +122,7 @@ class DatasetInfo:
 
     @property
     def unseen(self) -> list[str]:
-        """Features with pictures that no policy is shown: distances, and what follows the action."""
+        """Image features that policies do not use: depth, and images from after the action."""
         return [name for name in self.cameras if name.startswith("next.") or self._is_depth(name)]
 
     def _is_depth(self, name: str) -> bool:
@@ -142,7 +142,7 @@ class DatasetInfo:
         return name
 
     def states(self, where: str, state_keys: Sequence[str]) -> list[str]:
-        """Return the features that make up the states, by default `observation.state`.
+        """Return the features of the state, by default `observation.state`.
 
         Raises:
             DatasetError: one of them is not there.
@@ -155,12 +155,12 @@ class DatasetInfo:
         return keys
 
     def _listed(self) -> str:
-        return ", ".join(f"`{each}`" for each in self.features)
+        return ", ".join(f"`{feature}`" for feature in self.features)
 
     def shape(
         self, where: str, state_keys: Sequence[str] = (), columns: Mapping[Role, str] | None = None
     ) -> DatasetShape:
-        """Return the sizes of the rows, with states that are made up of some features.
+        """Return the sizes of the rows, with states concatenated from some features.
 
         Raises:
             DatasetError: there is no such feature, or no `action`.
@@ -177,7 +177,7 @@ class DatasetInfo:
         )
 
     def picture_shape(self, name: str) -> tuple[int, int, int]:
-        """Return (H, W, 3) of a camera's pictures; grey ones get three equal channels when they are read."""
+        """Return (H, W, 3) of a camera's images; grey ones are converted to RGB when read."""
         shape = self.features[name].shape
         return (shape[0], shape[1], 3)
 
@@ -185,8 +185,8 @@ class DatasetInfo:
         """Return the object of the file."""
         indices = {name: Feature("float32" if name == "timestamp" else "int64", (1,)) for name in INDICES}
         features: dict[str, dict[str, Any]] = {}
-        for name, each in {**self.features, **indices}.items():
-            features[name] = {"dtype": each.dtype, "shape": list(each.shape), "names": each.names}
+        for name, feature in {**self.features, **indices}.items():
+            features[name] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
             if name in self.video_info:
                 features[name]["info"] = dict(self.video_info[name])
         return {
@@ -201,7 +201,9 @@ class DatasetInfo:
             "fps": self.fps,
             "splits": {"train": f"0:{self.total_episodes}"},
             "data_path": self.data_path,
-            "video_path": self.video_path if any(each.dtype == "video" for each in self.features.values()) else None,
+            "video_path": self.video_path
+            if any(feature.dtype == "video" for feature in self.features.values())
+            else None,
             "features": features,
         }
 
@@ -215,46 +217,46 @@ def read_info(folder: Path) -> DatasetInfo:
     file = folder / INFO
     if not os.path.isdir(folder):
         raise DatasetError(
-            "the data set is not there",
+            "the data set does not exist",
             where=str(folder),
             help="name a LeRobotDataset folder; `rlinf record` makes one",
         )
     if not os.path.isfile(file):
         raise DatasetError(
-            f"the folder is no LeRobotDataset: it has no `{INFO}`",
+            f"the folder is not a LeRobotDataset: it has no `{INFO}`",
             where=str(folder),
-            help="name the folder that holds `meta` and `data`",
+            help="name the folder that contains `meta` and `data`",
         )
     try:
         said = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
         version = str(said["codebase_version"])
         if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(
-                f"the data set has version {version}, and versions 2.0, 2.1 and 3 are read",
+                f"the data set has version {version}; versions 2.0, 2.1 and 3 are supported",
                 where=str(file),
                 help="convert it with LeRobot's own scripts",
             )
         fps = float(said["fps"])
         if not 0 < fps < math.inf:
             raise ValueError(f"`fps` is {said['fps']}")
-        described = {name: each for name, each in said["features"].items() if name not in INDICES}
+        described = {name: value for name, value in said["features"].items() if name not in INDICES}
         return DatasetInfo(
             fps=int(fps) if fps.is_integer() else fps,
-            features={name: _feature(each) for name, each in described.items()},
+            features={name: _feature(value) for name, value in described.items()},
             total_episodes=int(said["total_episodes"]),
             total_frames=int(said["total_frames"]),
             total_tasks=int(said["total_tasks"]),
             robot_type=said.get("robot_type"),
             data_path=str(said["data_path"]),
             video_path=str(said.get("video_path") or VIDEO_PATH),
-            video_info={name: about for name, each in described.items() if (about := _about(each))},
+            video_info={name: about for name, value in described.items() if (about := _about(value))},
             version=version if version in _LISTED else VERSION,
             chunk_size=int(said.get("chunks_size") or CHUNK_SIZE),
             splits={str(name): str(span) for name, span in cast("dict[str, Any]", said.get("splits") or {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
-            "the description of the data set cannot be understood",
+            "the description of the data set is invalid",
             where=str(file),
             why=f"{type(error).__name__}: {error}",
             help="record or convert the data set again",
@@ -262,7 +264,7 @@ def read_info(folder: Path) -> DatasetInfo:
 
 
 def _about(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a feature says of its videos: `info`, or `video_info` in older data sets."""
+    """Return a feature's video settings: `info`, or `video_info` in older data sets."""
     return said.get("info") or said.get("video_info") or {}
 
 
@@ -271,9 +273,9 @@ def _feature(said: Mapping[str, Any]) -> Feature:
     if any(size < 1 for size in shape):
         raise ValueError(f"a feature has the shape {list(shape)}")
     named = cast("object", said.get("names"))
-    names = [str(each) for each in cast("list[Any]", named)] if isinstance(named, list) else None
+    names = [str(entry) for entry in cast("list[Any]", named)] if isinstance(named, list) else None
     if said["dtype"] in ("image", "video") and len(shape) not in (2, 3):
-        raise ValueError(f"a picture has the shape {list(shape)}")
+        raise ValueError(f"an image has the shape {list(shape)}")
     if said["dtype"] in ("image", "video") and len(shape) == 3 and shape[0] in (1, 3) and shape[2] not in (1, 3, 4):
         shape = (shape[1], shape[2], shape[0])  # some are described with their channels first
     return Feature(str(said["dtype"]), shape, names)

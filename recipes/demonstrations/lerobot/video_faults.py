@@ -1,4 +1,4 @@
-"""Faults of videos that are seen without decoding them: missing frames, wrong times, bytes that no encoder wrote."""
+"""Video faults detected without decoding: missing frames, wrong times, invalid packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Whole: TypeAlias = Callable[[bytes], bool]
 
 
 def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
-    """Check that the videos of a camera hold a frame for each row, as far apart as rows are.
+    """Check that a camera's videos have one frame per row, at the right times.
 
     Damage that leaves the outer form of a frame as it was is found when the frame is decoded.
 
@@ -40,10 +40,10 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
         frames += _check_video(file, info.fps)
     if frames != info.total_frames:
         raise DatasetError(
-            f"the videos of the camera `{name.removeprefix(IMAGES)}` have {frames} frames, and the data set"
+            f"the videos of the camera `{name.removeprefix(IMAGES)}` have {frames} frames, but the data set has"
             f" {info.total_frames} rows",
             where=str(files[0].parent),
-            help="copy the data set again, whole",
+            help="copy the complete data set again",
         )
 
 
@@ -68,9 +68,9 @@ def _check_video(file: Path, fps: float) -> int:
     for begin, end in pairwise(sorted(times)):
         if abs(end - begin - 1 / fps) > 0.5 / fps:
             raise DatasetError(
-                f"a video has a frame at {begin:.3f} s, and the next one at {end:.3f} s",
+                f"a video has a frame at {begin:.3f} s, and the next one only at {end:.3f} s",
                 where=str(file),
-                why=f"the data set says {fps:g} frames a second",
+                why=f"the data set states {fps:g} frames per second",
                 help="correct `fps` in `meta/info.json`, or convert the data set again",
             )
     return len(times)
@@ -86,7 +86,7 @@ def _damaged(file: Path, why: str) -> DatasetError:
 
 
 def _form(codec: Any) -> _Whole:
-    """Return the check of the outer form of a codec's frames; one that accepts all where it is not known."""
+    """Return the packet check of a codec; one that accepts everything for unknown codecs."""
     settings: bytes = codec.extradata or b""
     at = _LENGTH_SIZE_AT.get(codec.name)
     if at is not None and len(settings) > at:
@@ -96,7 +96,7 @@ def _form(codec: Any) -> _Whole:
 
 
 def _is_units(data: bytes, size: int) -> bool:
-    """Return whether data are units of H.264 or HEVC, each behind its length of `size` bytes."""
+    """Return whether data are H.264 or HEVC units, each prefixed with its length in `size` bytes."""
     at = 0
     while at < len(data):
         length = int.from_bytes(data[at : at + size], "big")
@@ -107,7 +107,7 @@ def _is_units(data: bytes, size: int) -> bool:
 
 
 def _is_open_units(data: bytes) -> bool:
-    """Return whether data are open bitstream units of AV1; the last one may be without its length."""
+    """Return whether data are AV1 open bitstream units; the last one may lack its length."""
     at = 0
     while at < len(data):
         header = data[at]

@@ -36,7 +36,7 @@ ORIGIN: Final = "meta/rlinf.json"
 
 
 class DatasetWriter:
-    """Writes episodes into a new folder; leaving the block finishes it with the episodes that are there.
+    """Writes episodes into a new folder; leaving the block finalizes it with the episodes written so far.
 
     Args:
         folder: of the data set; must not exist.
@@ -127,13 +127,17 @@ class DatasetWriter:
                 **videos,
                 "meta/episodes/chunk_index": 0,
                 "meta/episodes/file_index": 0,
-                **{f"stats/{name}/{key}": value for name, each in statistics.items() for key, value in each.items()},
+                **{
+                    f"stats/{name}/{key}": value
+                    for name, statistic in statistics.items()
+                    for key, value in statistic.items()
+                },
             }
         )
         self._info = replace(self._info, total_frames=first + length, total_episodes=number + 1)
 
     def finish(self) -> None:
-        """Write what describes the data set, and give the folder its name; without episodes nothing remains.
+        """Write the metadata and move the folder into place; without episodes, remove everything.
 
         Raises:
             DatasetError: it cannot be written, or the name has been taken meanwhile.
@@ -164,11 +168,11 @@ class DatasetWriter:
         if len(lengths) != 1 or lengths == {0}:
             raise DatasetError("an episode needs columns of one length, and at least one row", where=str(self._target))
         for name, feature in self._info.features.items():
-            found = columns[name].shape[1:] if name in columns else None
-            if found != feature.shape and not (found == () and feature.shape == (1,)):
-                has = "is missing" if found is None else f"has rows of shape {list(found)}"
+            shape = columns[name].shape[1:] if name in columns else None
+            if shape != feature.shape and not (shape == () and feature.shape == (1,)):
+                has = "is missing" if shape is None else f"has rows of shape {list(shape)}"
                 raise DatasetError(
-                    f"the column `{name}` {has}, and the data set has {list(feature.shape)}", where=str(self._target)
+                    f"the column `{name}` {has}; the data set has {list(feature.shape)}", where=str(self._target)
                 )
         return lengths.pop()
 
@@ -192,7 +196,7 @@ class DatasetWriter:
             if feature.dtype == "image":
                 files = [encoded(picture) for picture in columns[name]]
                 kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-                arrays[name] = arrow.array([{"bytes": each, "path": None} for each in files], kind)
+                arrays[name] = arrow.array([{"bytes": image, "path": None} for image in files], kind)
                 self._data_bytes += sum(map(len, files))
             elif not feature.is_camera:
                 arrays[name] = _array(arrow, numbers[name], feature)
@@ -215,11 +219,14 @@ class DatasetWriter:
         self._info = replace(self._info, total_tasks=len(self._tasks))
         (self._folder / INFO).write_text(json.dumps(self._info.as_json(), indent=4), encoding="utf-8")
         statistics = {name: of_numbers(np.concatenate(rows)) for name, rows in self._columns.items()}
-        statistics |= {name: each.statistics() for name, each in self._pictures.items()}
+        statistics |= {name: picture.statistics() for name, picture in self._pictures.items()}
         write_statistics(self._folder, statistics)
         parquet.write_table(_task_table(arrow, self._tasks), str(self._folder / TASKS))
         columns = {
-            name: [value.tolist() if isinstance(value := each[name], np.ndarray) else value for each in self._episodes]
+            name: [
+                value.tolist() if isinstance(value := episode[name], np.ndarray) else value
+                for episode in self._episodes
+            ]
             for name in self._episodes[0]
         }
         path = self._folder / EPISODES_PATH.format(chunk_index=0, file_index=0)
@@ -245,12 +252,12 @@ def check_new(folder: Path) -> None:
 
 def write_statistics(folder: Path, statistics: Mapping[str, Statistics]) -> None:
     """Write `meta/stats.json` of a data set."""
-    listed = {name: {key: value.tolist() for key, value in each.items()} for name, each in statistics.items()}
+    listed = {name: {key: value.tolist() for key, value in statistic.items()} for name, statistic in statistics.items()}
     (folder / STATISTICS).write_text(json.dumps(listed, indent=4), encoding="utf-8")
 
 
 def _array(arrow: Any, rows: NDArray[Any], feature: Feature) -> Any:
-    """Return a column as Arrow keeps it: numbers, or lists of a fixed length."""
+    """Return a column as an Arrow array: numbers, or fixed-size lists."""
     if feature.shape == (1,):
         return arrow.array(rows.reshape(-1))
     flat = arrow.array(rows.reshape(-1))
@@ -260,7 +267,7 @@ def _array(arrow: Any, rows: NDArray[Any], feature: Feature) -> Any:
 
 
 def _task_table(arrow: Any, tasks: Mapping[str, int]) -> Any:
-    """Return the table of instructions. Its metadata says what pandas, by which LeRobot reads it, makes of it."""
+    """Return the table of instructions, with the pandas metadata that LeRobot expects."""
     table = arrow.table({"task_index": list(tasks.values()), "task": list(tasks)})
     number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     text = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"}

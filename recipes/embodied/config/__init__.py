@@ -1,4 +1,4 @@
-"""The file of the embodied recipe: its sections, their defaults, and what each key can be."""
+"""Configuration of the embodied recipe: sections, defaults and allowed values."""
 
 from recipes.embodied.config.embodied_config import (
     COMPONENTS as COMPONENTS,

@@ -22,7 +22,7 @@ def samples_of_a_step(config: EmbodiedConfig) -> int:
 
 
 def samples_of_an_actor(samples: int, actors: int) -> int:
-    """Return how many of the samples one actor learns from; where they do not divide the last ones are padding."""
+    """Return the number of samples per actor; the last ones are padding where they do not divide evenly."""
     return -(-samples // actors)
 
 
@@ -36,7 +36,7 @@ def batch_sizes(config: EmbodiedConfig, actors: int) -> tuple[int, int]:
         share = max(1, total // actors)
     else:
         mine = samples_of_an_actor(samples_of_a_step(config), actors)
-        steps = next((each for each in _STEPS_A_PASS if mine % each == 0), _STEPS_A_PASS[0])
+        steps = next((count for count in _STEPS_A_PASS if mine % count == 0), _STEPS_A_PASS[0])
         share = -(-mine // steps)
     return share, min(config.actor.micro_batch_size or share, share)
 
@@ -54,14 +54,13 @@ def check_batches(config: EmbodiedConfig, actors: int, report: Report) -> None:
     if total % unit:
         by = f"(micro_batch_size {micro} x {ranks} = {unit})" if micro else ranks
         at = blame(config, ("actor", "micro_batch_size"), batch, ("actor",))
-        message = f"`actor.global_batch_size` does not divide: {total} / {by} = {total / unit:g}"
+        message = f"`actor.global_batch_size` does not divide evenly: {total} / {by} = {total / unit:g}"
     elif samples % total:
         names = ("max_steps_per_rollout_epoch", "total_num_envs", "rollout_epoch")
         sources: list[Path] = [*(("env", "train", name) for name in names), ("actor", "model", "num_action_chunks")]
         at = blame(config, batch, *sources, ("actor",))
         message = (
-            f"a step has {_arithmetic(config)} = {samples} samples, which `actor.global_batch_size` {total} does not"
-            " divide"
+            f"a step has {_arithmetic(config)} = {samples} samples, not a multiple of `actor.global_batch_size` {total}"
         )
     else:
         return
@@ -76,14 +75,17 @@ def _arithmetic(config: EmbodiedConfig) -> str:
 
 
 def _remedy(samples: int, wanted: int, actors: int, micro: int | None) -> str:
-    """Return batch sizes near the wanted one that divide the samples and are whole micro batches on every actor."""
-    removed = "remove it: a batch is then about a quarter of a step's samples, whatever their number"
+    """Return batch sizes near the wanted one that divide the samples into whole micro batches on every actor."""
+    removed = "remove it: a batch is then about a quarter of a step's samples"
     for size in dict.fromkeys((micro, None)):
         unit = (size or 1) * actors
         if samples % unit:
             continue
-        fitting = [unit * each for each in divisors(samples // unit)]
-        near = [*[each for each in fitting if each < wanted][-1:], *[each for each in fitting if each >= wanted][:1]]
+        fitting = [unit * divisor for divisor in divisors(samples // unit)]
+        near = [
+            *[near_size for near_size in fitting if near_size < wanted][-1:],
+            *[near_size for near_size in fitting if near_size >= wanted][:1],
+        ]
         also = ", without `actor.micro_batch_size`" if size != micro else ""
-        return f"`actor.global_batch_size` could be {' or '.join(map(str, near))}{also}; or {removed}"
-    return f"{actors} actors cannot share {samples} samples evenly with a batch size of their own: {removed}"
+        return f"nearest valid `actor.global_batch_size`: {' or '.join(map(str, near))}{also}; or {removed}"
+    return f"{actors} actors cannot split {samples} samples evenly with a fixed batch size: {removed}"

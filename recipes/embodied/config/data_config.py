@@ -19,13 +19,13 @@ Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
 class DataSource(ConfigModel):
     """A data set among several."""
 
-    path: FilePath = Field(description="Folder or file; `dataset_path` means the same.")
+    path: FilePath = Field(description="Folder or file; `dataset_path` is an alias.")
     weight: Annotated[Float, Field(gt=0)] | None = Field(
         default=None,
-        description="Share of the rows that are drawn, relative to the other data sets. Default: by its rows.",
+        description="Sampling weight relative to the other data sets. Default: its number of rows.",
     )
     episodes: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="Numbers of the episodes that are learned from. Default: all."
+        default=(), description="Indices of the episodes to learn from. Default: all."
     )
     flip: Flip | None = Field(default=None, description="Turn its pictures otherwise than `data.flip` says.")
 
@@ -73,71 +73,70 @@ class DemonstrationsConfig(ConfigModel):
 
     train_data_paths: DataSources = Field(
         default=(),
-        description="LeRobotDataset folders (v2.0, v2.1, v3), and HDF5 files of LIBERO, robomimic and Isaac Lab; one"
-        " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` says how often rows of a data set are"
-        " drawn, which ones, and how its pictures are turned.",
+        description="LeRobotDataset folders (v2.0, v2.1, v3) and HDF5 files of LIBERO, robomimic and Isaac Lab: one"
+        " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` sets how often rows of a data set"
+        " are sampled, from which episodes, and how its images are flipped.",
     )
     episodes: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="Numbers of the episodes that are learned from, of a single data set. Default: all."
+        default=(), description="Indices of the episodes to learn from, for a single data set. Default: all."
     )
     filter_key: Text | None = Field(
         default=None,
-        description="Learn from a part alone, such as `train`: `mask/train` of a robomimic file, or the split of that"
-        " name in a LeRobotDataset.",
+        description="Learn from one split only, such as `train`: `mask/train` in a robomimic file, or the split of"
+        " that name in a LeRobotDataset.",
     )
     state_keys: tuple[Text, ...] = Field(
         default=(),
-        description="Columns that make up the states, one behind the other. Default: `observation.state`, and in HDF5"
-        " files the pose of the hand and the gripper.",
+        description="Columns that are concatenated into the state. Default: `observation.state`; in HDF5 files, the"
+        " poses of hand and gripper.",
     )
     columns: Mapping[Column, Text] = Field(
         default_factory=dict[Column, str],
-        description="The data set's column for action, reward, success or intervention, where it has an unusual name:"
+        description="The data set's columns for action, reward, success or intervention, if their names are unusual:"
         " {success: task_done}.",
     )
     cameras: Mapping[Text, Text] = Field(
         default_factory=dict[str, str],
-        description="The data set's camera for each of the environment's, such as {main: agentview_rgb}. Default: those"
-        " of the same name or of LIBERO's and robomimic's for it, and the only one for the only one.",
+        description="The data set's camera for each camera of the environment, such as {main: agentview_rgb}. Default:"
+        " the camera of the same name, or LIBERO's or robomimic's name for it; if both have one camera, that one.",
     )
     flip: Flip | None = Field(
         default=None,
-        description="Turn the pictures as the environment's stand: `vertical` exchanges above and below, `horizontal`"
-        " left and right, `rotate180` both. The start of a run compares them. Default: as the file says (LIBERO's own"
-        " HDF5 files: `vertical`), or none.",
+        description="Flip images to the environment's orientation: `vertical` flips top and bottom, `horizontal` left"
+        " and right, `rotate180` both; compared at the start of a run. Default: as the file states (LIBERO's own HDF5"
+        " files: `vertical`), or none.",
     )
     action_scale: Float | tuple[Float, ...] | None = Field(
         default=None,
-        description="Multiply actions by this number, or by one for each dimension, so that -1 to 1 is what the"
-        " environment takes.",
+        description="Scale actions by this factor, or by one per dimension, to the environment's range of -1 to 1.",
     )
     clip_actions: Bool = Field(
         default=False,
-        description="Clip actions beyond the environment's range, which are an error otherwise; tells how many.",
+        description="Clip actions outside the environment's range, which are an error otherwise; logs how many.",
     )
     only_interventions: Bool = Field(
         default=False,
-        description="Imitate only the actions of who took over from a policy, where a data set tells which ones those"
-        " are (`rlinf record RUN --device`); of several, those that do not tell are imitated as a whole.",
+        description="Imitate only the actions of people who took over from a policy, in data sets that mark them"
+        " (`rlinf record RUN --device`); data sets without marks are imitated in full.",
     )
     normalization: Literal["none", "mean_std", "quantile"] = Field(
         default="mean_std",
-        description="Normalize states and actions by statistics of the data, which are kept with the weights: by mean"
-        " and standard deviation, by the quantiles of 0.01 and 0.99, or not at all.",
+        description="Normalization of states and actions by statistics of the data, which are saved with the weights:"
+        " mean and standard deviation, the 0.01 and 0.99 quantiles, or none.",
     )
     batches_per_step: Count = Field(
-        default=20, description="Optimizer steps of one training step, where demonstrations are all there is."
+        default=20, description="Optimizer steps per training step, when learning from demonstrations only."
     )
 
     @property
     def sources(self) -> tuple[DataSource, ...]:
         """The data sets, with what is said of each."""
         return tuple(
-            each if isinstance(each, DataSource) else DataSource(path=each, episodes=self.episodes)
-            for each in self.train_data_paths
+            path if isinstance(path, DataSource) else DataSource(path=path, episodes=self.episodes)
+            for path in self.train_data_paths
         )
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The folders and files of the data sets."""
-        return tuple(each.path for each in self.sources)
+        return tuple(source.path for source in self.sources)

@@ -1,4 +1,4 @@
-"""The file of the embodied recipe: its sections and their defaults. `rules` has what must hold between them.
+"""Configuration of the embodied recipe: sections and defaults. `rules` holds the constraints between them.
 
 The defaults train a Franka arm to pick a block, in about a minute on two CPU cores.
 """
@@ -35,21 +35,21 @@ from rlinf_core.scalars import Bool, Data, Text
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "smolvla")
 _OPENVLA = (
-    "write `vlm_policy`, a vision-language model whose tokens are actions, in chunks by one pass"
-    " (docs/models/vlm_policy.md); OpenVLA's own weights are not read: begin with a LLaVA and demonstrations"
+    "write `vlm_policy`, a vision-language model that predicts chunks of action tokens in one pass"
+    " (docs/models/vlm_policy.md); OpenVLA's own weights cannot be loaded: start from a LLaVA and demonstrations"
     " (docs/from-a-checkpoint.md)"
 )
-_PI0 = "write `pi0`: folders of HuggingFace and lerobot are read, openpi's own checkpoints are not (docs/models/pi0.md)"
+_PI0 = "write `pi0`: it loads HuggingFace and lerobot folders, but not openpi's own checkpoints (docs/models/pi0.md)"
 # Models of related projects, each with what there is in its place.
 OTHER_MODELS = {
     **dict.fromkeys(("openvla", "openvla_oft", "openvla-oft"), _OPENVLA),
     **dict.fromkeys(("openpi", "pi05", "pi0_5", "pi0.5"), _PI0),
-    "gr00t": "write `pi0` or `smolvla`, which learn by flow matching as it does; its own weights are not read",
+    "gr00t": "write `pi0` or `smolvla`, which also use flow matching; its own weights cannot be loaded",
 }
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
-    """The run as a whole."""
+    """Settings of the run."""
 
     task_type: Literal["embodied"] = Field(default="embodied", description="Kind of job; this recipe has one.")
     max_steps: StepsOrNever = 150
@@ -60,29 +60,29 @@ class EmbodiedModelConfig(ModelConfig):
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
         default="mlp_policy",
-        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), squashed_policy"
-        " (either, for SAC and TD3), vlm_policy, pi0 and smolvla (images and an instruction), or"
-        " `package.module:Class`, a subclass of BasePolicy.",
+        description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
+        " squashed_policy (either, for SAC and TD3), vlm_policy, pi0 and smolvla (images and an"
+        " instruction), or `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Further parameters of the policy, by name (docs/models.md); for one of your own its"
-        " `options_model`, a pydantic model, checks them.",
+        description="Additional parameters of the policy, by name (docs/models.md); the `options_model` of your own"
+        " policy, a pydantic model, validates them.",
     )
     trainable: tuple[Text, ...] = Field(
         default=(),
-        description="Patterns of the names of weights that are trained, such as `critic.*`; the others stay as they"
-        " are. Default: all.",
+        description="Name patterns of the weights that are trained, such as `critic.*`; all others are frozen."
+        " Default: all.",
     )
-    num_action_chunks: Count = Field(default=1, description="Actions that the policy gives for one observation.")
+    num_action_chunks: Count = Field(default=1, description="Actions that the policy predicts per observation.")
     hidden_dim: Count = Field(
-        default=128, description="Width of the hidden layers; of the model built when there is no `model_path`."
+        default=128, description="Width of the hidden layers of the model built without `model_path`."
     )
-    add_value_head: Bool = Field(default=True, description="Estimate values too, as GAE needs.")
+    add_value_head: Bool = Field(default=True, description="Add a value head, as GAE needs.")
     compile: Bool = Field(
         default=False,
-        description="Compile the passes of training by torch.compile: a first step of a minute or more, then faster"
-        " ones. Needs a C++ compiler where the actor is placed, and triton on GPUs.",
+        description="Compile the training passes with torch.compile: the first step takes a minute or more, later ones"
+        " are faster. Needs a C++ compiler on the actor's node, and triton on GPUs.",
     )
 
 
@@ -99,7 +99,7 @@ class EmbodiedActorConfig(ActorConfig):
 
     global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default=None,
-        description="Samples of one optimizer step, over all ranks. Default: about a quarter of a step's samples.",
+        description="Samples per optimizer step, over all ranks. Default: about a quarter of a step's samples.",
     )
     model: EmbodiedModelConfig = Field(
         default_factory=EmbodiedModelConfig, description="The policy: model_type, hidden_dim, precision."
@@ -113,11 +113,11 @@ class EmbodiedRolloutConfig(RolloutConfig):
     """The workers that run the policy."""
 
     backend: Literal["huggingface"] = Field(
-        default="huggingface", description="Engine of the policy: its own torch module."
+        default="huggingface", description="Inference engine of the policy: its own torch module."
     )
     pipeline_stage_num: Count = Field(
         default=1,
-        description="Groups of environments of each env worker: while one waits for its actions, another steps.",
+        description="Groups of environments per env worker: while one waits for its actions, another steps.",
     )
 
 
@@ -126,36 +126,37 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
 
     critic_warmup_steps: NonNegativeInt = Field(
         default=0,
-        description="Training steps at the beginning in which only the weights of the value head are trained, for a"
-        " policy that has learned before and a head that has not.",
+        description="Initial training steps that train only the value head, for a pretrained policy with an untrained"
+        " head.",
     )
     adv_type: AdvantageType = "gae"
     loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
         default="actor_critic",
-        description="actor_critic: policy and value loss; actor: policy loss alone; sac or td3: critics of actions,"
-        " learned from a replay buffer; or `package.module:name`.",
+        description="Loss. actor_critic: policy and value loss; actor: policy loss only; sac or td3: action critics"
+        " trained from a replay buffer; or `package.module:name`.",
     )
     update_epoch: Count = 6
     bc_weight: NonNegativeFloat = Field(
         default=0.0,
-        description="Weight of the loss on demonstrations (`data.train_data_paths`) beside that of the policy; each"
-        " micro batch comes with as many of their rows. 0: none.",
+        description="Weight of the behavior-cloning loss on demonstrations (`data.train_data_paths`) relative to the"
+        " policy loss; every micro batch adds as many demonstration rows. 0: none.",
     )
     off_policy: OffPolicyConfig = Field(
-        default_factory=OffPolicyConfig, description="With `loss_type: sac` or `td3`: replay buffer, critics, pace."
+        default_factory=OffPolicyConfig,
+        description="Settings of `loss_type: sac` and `td3`: replay buffer, critics, update ratios.",
     )
 
 
 class EmbodiedConfig(ActorRolloutJob):
-    """The whole file."""
+    """Configuration of the embodied recipe."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = EMBODIED
 
     runner: EmbodiedRunnerConfig = Field(
-        default_factory=EmbodiedRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+        default_factory=EmbodiedRunnerConfig, description="Run length, what is saved, and where results go."
     )
     actor: EmbodiedActorConfig = Field(
-        default_factory=EmbodiedActorConfig, description="The model that learns, its optimizer and how it is spread."
+        default_factory=EmbodiedActorConfig, description="The model that learns, its optimizer and its sharding."
     )
     rollout: EmbodiedRolloutConfig = Field(
         default_factory=EmbodiedRolloutConfig, description="The workers that run the policy in the environments."
@@ -163,23 +164,23 @@ class EmbodiedConfig(ActorRolloutJob):
     env: EnvSection = Field(default_factory=EnvSection, description="The environments of training and evaluation.")
     algorithm: EmbodiedAlgorithmConfig = Field(
         default_factory=EmbodiedAlgorithmConfig,
-        description="Advantages, losses, and how often samples are learned from.",
+        description="Advantages, losses, and how often samples are reused.",
     )
     data: DemonstrationsConfig = Field(
-        default_factory=DemonstrationsConfig, description="Demonstrations that are learned from: train_data_paths."
+        default_factory=DemonstrationsConfig, description="Demonstrations: train_data_paths."
     )
 
 
 def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
-    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    """Return the settings that must match to resume from a checkpoint: all that determine weight shapes."""
     model = config.actor.model.model_dump()
     shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
-    found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
-    # What a model of the user's own is told shapes it, as far as can be known.
+    named = {f"actor.model.{name}": model[name] for name in shaping if name in model}
+    # The options of a custom model are assumed to determine its shapes.
     options = config.actor.model.options.items()
-    found |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
+    named |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
     train = config.env.train
-    return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
+    return {**named, "env.train.env_type": train.env_type, "env.train.task": train.task}
 
 
 def inputs(config: EmbodiedConfig) -> list[Path]:
@@ -193,7 +194,7 @@ def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
 
 
 def resets_each_pass(config: EmbodiedConfig) -> bool:
-    """Return whether every pass of training begins with new episodes.
+    """Return whether every training pass resets all environments.
 
     Without values nothing stands in for the rewards that come after a pass; members of a group are only comparable
     over whole episodes; robots cannot return to where they were.
@@ -216,7 +217,7 @@ def uses_values(config: EmbodiedConfig) -> bool:
 
 
 def comparing_setting(config: EmbodiedConfig) -> str | None:
-    """Return the setting that compares the members of a group, as it is written; None without one."""
+    """Return the setting that compares the members of a group, as written in a file; None if there is none."""
     algorithm = config.algorithm
     if algorithm.adv_type in GROUP_ADVANTAGES:
         return f"adv_type: {algorithm.adv_type}"

@@ -1,4 +1,5 @@
-"""Keys of the embodied recipes that change nothing beside others: the tables of `EmbodiedConfig` and `SftConfig`.
+"""Keys of the embodied recipes that have no effect in combination with others: the tables of `EmbodiedConfig` and
+`SftConfig`.
 
 Keys that a section alone decides about have their rules there.
 """
@@ -29,7 +30,7 @@ _EVALUATING: Final = ("rollout", "env")
 
 
 def _is_small(config: Any, sizes: WorldSizes) -> bool:
-    # A model of the user's own is told of all keys, and does with them what it likes.
+    # A custom model receives all keys and may use any of them.
     return config.actor.model.model_type in SMALL_MODELS
 
 
@@ -41,7 +42,7 @@ def _has_no_evaluators(config: Any, sizes: WorldSizes) -> bool:
     return not all(name in config.cluster.component_placement for name in _EVALUATING)
 
 
-# Those of both recipes, whose sections are the same.
+# Rules of both recipes, which share these sections.
 _OF_BOTH: Final = (
     NoEffect(
         ("actor.model.is_lora", "actor.model.lora"),
@@ -54,7 +55,7 @@ _OF_BOTH: Final = (
     NoEffect(
         ("actor.fsdp_config.gradient_checkpointing",),
         _is_small,
-        "such a policy has two or three layers, whose activations are few",
+        "such a policy has two or three layers, so its activations are small",
         "remove it, or lower `actor.micro_batch_size`",
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
@@ -62,35 +63,35 @@ _OF_BOTH: Final = (
     NoEffect(
         ("actor.tokenizer.tokenizer_model",),
         _is_small,
-        "the small policies read no words",
+        "the small policies read no text",
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
     ),
     NoEffect(
         ("actor.tokenizer.tokenizer_model",),
         lambda config, sizes: not _is_small(config, sizes),
-        "a policy's tokenizer belongs to the folder of its weights",
+        "the tokenizer of a policy is part of its model folder",
         "put the tokenizer into the folder that `actor.model.model_path` names",
         severity=Severity.ERROR,
     ),
     NoEffect(
         ("actor.model.hidden_dim", "actor.model.options.num_layers", "actor.model.options.patch_size"),
         lambda config, sizes: config.actor.model.model_type == "vlm_policy" and config.actor.model.model_path,
-        "`model_path` names a model, which has its own sizes",
+        "`model_path` names a model, which fixes the sizes",
         because=("actor.model.model_path",),
     ),
     NoEffect(
         ("rollout.model_dir",),
         lambda config, sizes: True,
-        "rollout workers get their weights from the actor, before every rollout",
+        "rollout workers get their weights from the actor before every rollout",
         "write the folder as `actor.model.model_path`, or a checkpoint as `actor.checkpoint_load_path`",
         severity=Severity.ERROR,
     ),
     NoEffect(
         ("env.enable_offload",),
         lambda config, sizes: is_simulator(config.env.train.env_type),
-        "a simulator cannot give back the accelerator on which it renders without being made anew",
-        "place `env` on an accelerator of its own, or render on the CPU by `MUJOCO_GL: osmesa` in its `env_vars`",
+        "a simulator cannot release its rendering device without being rebuilt",
+        "place `env` on its own accelerator, or render on the CPU with `MUJOCO_GL: osmesa` in its `env_vars`",
         because=("env.train.env_type",),
         severity=Severity.ERROR,
     ),
@@ -104,17 +105,17 @@ _OF_BOTH: Final = (
     NoEffect(
         ("env.eval.reset_each_pass",),
         lambda config, sizes: True,
-        "every pass of an evaluation begins with new episodes",
+        "every pass of an evaluation starts new episodes",
     ),
     NoEffect(
         ("env.eval.mask_after_success",),
         lambda config, sizes: True,
-        "nothing is learned from evaluations",
+        "evaluations train nothing",
     ),
     NoEffect(
         ("env.train.video_cfg.save_video", "env.train.video_cfg.video_base_dir", "env.train.video_cfg.episodes"),
         lambda config, sizes: "video_cfg" in config.env.eval.model_fields_set,
-        "evaluations are filmed, and `env.eval` has a `video_cfg` of its own",
+        "videos are written of evaluations, and `env.eval` has its own `video_cfg`",
         "write it there",
         because=("env.eval.video_cfg",),
     ),
@@ -137,14 +138,14 @@ EMBODIED: Final = (
     NoEffect(
         ("algorithm.kl_beta",),
         lambda config, sizes: True,
-        "no reference policy is kept beside the one that learns",
+        "there is no reference policy beside the trained one",
         "`algorithm.bc_weight` keeps a policy near its demonstrations, `clip_ratio_high` bounds each step",
         severity=Severity.ERROR,
     ),
     NoEffect(
         ("algorithm.kl_penalty",),
         lambda config, sizes: True,
-        "no reference policy is kept beside the one that learns",
+        "there is no reference policy beside the trained one",
     ),
     lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
     discount_of_total_rewards(
@@ -153,7 +154,7 @@ EMBODIED: Final = (
     NoEffect(
         ("algorithm.bootstrap_type",),
         lambda config, sizes: not config.actor.model.add_value_head,
-        "the model has no values to add where episodes end",
+        "the model has no values to bootstrap at episode ends",
         because=("actor.model.add_value_head",),
     ),
     NoEffect(
@@ -174,8 +175,8 @@ EMBODIED: Final = (
     NoEffect(
         ("data.batches_per_step",),
         lambda config, sizes: True,
-        "the samples of a step say how many optimizer steps it has",
-        "remove it; `actor.global_batch_size` and `algorithm.update_epoch` are the keys for that",
+        "the samples of a step determine its number of optimizer steps",
+        "remove it; use `actor.global_batch_size` and `algorithm.update_epoch` instead",
     ),
     NoEffect(
         ("data",),
@@ -191,13 +192,13 @@ SFT: Final = (
     NoEffect(
         ("algorithm",),
         lambda config, sizes: True,
-        "recipe `sft` learns from demonstrations alone",
+        "recipe `sft` learns from demonstrations only",
         severity=Severity.ERROR,
     ),
     NoEffect(
         ("runner.weight_sync_interval", "runner.max_staleness"),
         lambda config, sizes: True,
-        "recipe `sft` learns from demonstrations alone, and weights are sent for evaluations",
+        "recipe `sft` learns from demonstrations only, and sends weights for evaluations alone",
     ),
     NoEffect(
         ("actor.optim.value_lr",),
@@ -207,7 +208,7 @@ SFT: Final = (
     NoEffect(
         ("runner.val_check_interval", "runner.val_before_train"),
         _has_no_evaluators,
-        "nothing evaluates: `rollout` and `env` have no place",
+        "nothing is evaluated: `rollout` and `env` have no placement",
         "remove it, or place `actor,rollout,env: 0`",
         because=("cluster.component_placement",),
     ),
@@ -215,7 +216,7 @@ SFT: Final = (
         ("env", "rollout"),
         lambda config, sizes: _has_no_evaluators(config, sizes) or _never_evaluates(config, sizes),
         lambda config: (
-            "nothing evaluates: `rollout` and `env` have no place"
+            "nothing is evaluated: `rollout` and `env` have no placement"
             if _has_no_evaluators(config, {})
             else "the run has no evaluations: `val_check_interval` is -1"
         ),

@@ -46,13 +46,13 @@ class VideoConfig(ConfigModel):
 
     save_video: Bool = Field(
         default=False,
-        description="Write videos of the episodes of every evaluation, one for each way in which episodes end.",
+        description="Write videos of the episodes of every evaluation, one per kind of episode end.",
     )
     video_base_dir: OptionalPath = Field(
-        default=None, description="Folder for videos. Default: `videos` in the run's folder."
+        default=None, description="Folder for videos. Default: `videos` in the run folder."
     )
-    fps: Count = Field(default=20, description="Frames a second; each action is one frame.")
-    episodes: Count = Field(default=9, description="Episodes in one video, side by side.")
+    fps: Count = Field(default=20, description="Frames per second; each action is one frame.")
+    episodes: Count = Field(default=9, description="Episodes per video, side by side.")
 
 
 class InterventionConfig(ConfigModel):
@@ -62,7 +62,7 @@ class InterventionConfig(ConfigModel):
         NoEffect(
             ("options",),
             lambda intervention, sizes: intervention.source == NONE,
-            "nobody takes over: `source` is none",
+            "there are no interventions: `source` is none",
             "remove it, or name a `source`",
             because=("source",),
         ),
@@ -70,8 +70,7 @@ class InterventionConfig(ConfigModel):
 
     source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES))] = Field(
         default=NONE,
-        description=f"Who takes over from the policy: none, {', '.join(SOURCES)}, or `package.module:Class` for one of"
-        " your own.",
+        description=f"Source of interventions: none, {', '.join(SOURCES)}, or `package.module:Class` for your own.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Options of the source, by name (docs/robots.md)."
@@ -93,8 +92,9 @@ class JudgeConfig(ConfigModel):
 
     source: Annotated[Text, KnownOrOwn("judge", (ENVIRONMENT, *JUDGES))] = Field(
         default=ENVIRONMENT,
-        description="Who says that an episode is solved: environment, keys (a person), classifier (of pictures), or"
-        " `package.module:Class`. Others than the environment reward a success by 1, and nothing else.",
+        description="Judge of success: environment, keys (a person), classifier (of pictures), or"
+        " `package.module:Class`. Judges other than the environment give reward 1 for success and nothing"
+        " else.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Options of the judge, by name (docs/robots.md)."
@@ -117,88 +117,89 @@ class EnvironmentConfig(ConfigModel):
                 env.env_type in ENV_TYPES
                 and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
             ),
-            "there are no simulator processes: environments are stepped in the worker's own",
+            "there are no simulator processes: environments are stepped in the worker process",
             "remove it, or write `num_processes: 1`",
             because=("num_processes", "env_type"),
         ),
         NoEffect(
             ("success_reward",),
             lambda env, sizes: env.judge.source != ENVIRONMENT,
-            "a judge rewards success, and nothing else",
+            "the judge rewards success and nothing else",
             because=("judge.source",),
         ),
     )
 
     env_type: EnvTypeName = Field(
         default=DEFAULT_ENV_TYPE,
-        description=f"Kind of environment: {', '.join(ENV_TYPES)}, or `package.module:Class` for one of your own.",
+        description=f"Kind of environment: {', '.join(ENV_TYPES)}, or `package.module:Class` for your own.",
     )
     task: Text | None = Field(
         default=None,
-        description=f"What there is to do: {_TASKS}, {_SIMULATORS}, an id such as `CartPole-v1` ({_WITH_IDS})."
-        " Default: the first of these.",
+        description=f"Task: {_TASKS}, {_SIMULATORS}, an id such as `CartPole-v1` ({_WITH_IDS}). Default: the first"
+        " one.",
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
+        default_factory=dict[str, Any], description="Additional arguments of the environment's constructor, by name."
     )
-    total_num_envs: Count = Field(default=64, description="Environments over all workers and pipeline stages.")
+    total_num_envs: Count = Field(
+        default=64, description="Total number of environments, over all workers and pipeline stages."
+    )
     num_processes: NonNegativeInt | None = Field(
         default=None,
-        description="Simulator processes of each env worker and pipeline stage, which share its environments; 0: they"
-        " are stepped in the worker's own process. Default: 1 for simulators that are packages of their own, 0 for"
-        " gymnasium. Our own environments are always in the worker's process.",
+        description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
+        " environments are stepped in the worker process. Default: 1 for simulators in packages of their"
+        " own, 0 for gymnasium. Built-in environments always run in the worker process.",
     )
     simulator_timeout: PositiveFloat = Field(
         default=300.0,
-        description="Seconds that one operation of one simulator may take in its process (making, resetting, stepping"
-        " or observing an environment); then the process counts as hung, and is ended.",
+        description="Time limit for one simulator operation (making, resetting, stepping or observing an environment),"
+        " in seconds; a process that exceeds it is considered hung and is killed.",
     )
     max_episode_steps: Count | None = Field(
         default=None,
-        description="Steps after which an episode is cut off. Default: the environment's own limit, which is 50 for the"
-        f" arms, that of the task for simulators, and what the id brings for {_WITH_IDS}.",
+        description="Steps after which an episode is truncated. Default: the environment's own limit: 50 for the arms,"
+        f" the task's for simulators, the id's for {_WITH_IDS}.",
     )
     max_steps_per_rollout_epoch: Count = Field(
-        default=50, description="Steps that every environment takes in one pass of a rollout."
+        default=50, description="Steps of every environment in one rollout pass."
     )
-    rollout_epoch: Count = Field(default=1, description="Passes in one training step.")
-    auto_reset: Bool = Field(
-        default=True, description="Start a new episode in the place of one that ended within a pass."
-    )
+    rollout_epoch: Count = Field(default=1, description="Rollout passes per training step.")
+    auto_reset: Bool = Field(default=True, description="Reset environments whose episode ended within a pass.")
     reset_each_pass: Bool | None = Field(
         default=None,
-        description="Start new episodes at the beginning of every pass, instead of continuing those that the pass"
-        " before left unfinished. Evaluations always do. Default: true for robots, without `auto_reset`, and where"
-        " advantages use no values (grpo, reinforce_pp); else false.",
+        description="Reset all environments at the start of every pass instead of continuing unfinished episodes."
+        " Evaluations always do. Default: true for robots, without `auto_reset`, and for advantages"
+        " without values (grpo, reinforce_pp); else false.",
     )
     ignore_terminations: Bool = Field(
-        default=False, description="Let episodes run to their full length, whether or not the task is done before."
+        default=False, description="Run episodes to their full length, even after the task is done."
     )
     reward_coef: PositiveFloat = Field(default=1.0, description="Factor of all rewards.")
     success_reward: Bool = Field(
         default=False,
-        description="Reward the first success of an episode, by 1, and nothing else, whatever the environment rewards.",
+        description="Reward only the first success of an episode, with 1, instead of the environment's rewards.",
     )
     mask_after_success: Bool = Field(
         default=False,
-        description="Learn nothing from the steps of an episode that follow its first success; of use with"
+        description="Exclude the steps after an episode's first success from training; useful with"
         " `ignore_terminations`.",
     )
     group_size: Count | None = Field(
-        default=None, description="Environments that share each start. Default: `algorithm.group_size`."
+        default=None, description="Environments that share a start. Default: `algorithm.group_size`."
     )
     seed: Seed = Field(
-        default=0, description=f"Seed of the starts. Default: 0, for evaluation the training seed + {EVAL_SEED_OFFSET}."
+        default=0,
+        description=f"Seed of the starts. Default: 0; for evaluations, the training seed + {EVAL_SEED_OFFSET}.",
     )
     video_cfg: VideoConfig = Field(
         default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
     intervention: InterventionConfig = Field(
         default_factory=InterventionConfig,
-        description="People in the loop, while training: source, options. Evaluations have none.",
+        description="Human interventions during training: source, options. Evaluations have none.",
     )
     judge: JudgeConfig = Field(
-        default_factory=JudgeConfig, description="Who judges episodes: source, options. Default: the environment."
+        default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
     )
 
 
@@ -206,10 +207,10 @@ class EnvironmentConfig(ConfigModel):
 _EVAL_OWN = {"rollout_epoch": 1, "group_size": 1, "intervention": InterventionConfig()}
 
 
-def _as_in_training(given: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
+def _as_in_training(evaluation: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
     # A wrong `env.train` has been reported; the evaluation is then judged by itself.
     train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
-    own = {name: getattr(given, name) for name in given.model_fields_set}
+    own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
     # What counts as given is what the file gives to the evaluation itself.
@@ -219,16 +220,16 @@ def _as_in_training(given: EnvironmentConfig, info: ValidationInfo) -> Environme
 class EnvSection(ConfigModel):
     """The workers that step environments."""
 
-    group_name: Text = Field(default="EnvGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="EnvGroup", description="Name of the worker group, by which other components address it."
+    )
     enable_offload: Bool = Field(
-        default=False, description="Move simulators off their accelerators while other components use them."
+        default=False, description="Offload simulators from their accelerators while other components use them."
     )
-    train: EnvironmentConfig = Field(
-        default_factory=EnvironmentConfig, description="Environments that training learns from."
-    )
+    train: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Training environments.")
     eval: Annotated[EnvironmentConfig, AfterValidator(_as_in_training)] = Field(
         default_factory=EnvironmentConfig,
         validate_default=True,
-        description="Environments of evaluations. What is left out is as in `env.train`, except `seed`, `rollout_epoch`"
-        " (1) and `group_size` (1).",
+        description="Evaluation environments. Keys left out are as in `env.train`, except `seed`, `rollout_epoch` (1)"
+        " and `group_size` (1).",
     )

@@ -12,7 +12,7 @@ DRIVEN: Final = "Robot"
 
 
 class EnvType(NamedTuple):
-    """An environment that comes with the recipe.
+    """A built-in environment.
 
     Attributes:
         target: the subclass of `VectorEnv`, as `package.module:Class`.
@@ -118,20 +118,20 @@ DEFAULT_ENV_TYPE: Final = "franka_kin"
 
 def is_robot(env_type: str) -> bool:
     """Return whether env workers of this type drive hardware."""
-    found = ENV_TYPES.get(env_type)
-    return found is not None and found.robot is not None
+    known = ENV_TYPES.get(env_type)
+    return known is not None and known.robot is not None
 
 
 def has_ids(env_type: str) -> bool:
-    """Return whether `task` has to be an id of Gymnasium's, of which there are too many to list."""
-    found = ENV_TYPES.get(env_type)
-    return found is not None and not found.tasks and found.task is None and found.robot is None
+    """Return whether `task` must be a Gymnasium id, of which there are too many to list."""
+    known = ENV_TYPES.get(env_type)
+    return known is not None and not known.tasks and known.task is None and known.robot is None
 
 
 def is_simulator(name: str) -> bool:
-    """Return whether this type is a simulator of a package of its own, whose options have a model."""
-    found = ENV_TYPES.get(name)
-    return found is not None and found.options is not None
+    """Return whether this type is a simulator in a package of its own, with a model for its options."""
+    known = ENV_TYPES.get(name)
+    return known is not None and known.options is not None
 
 
 def has_setup(name: str) -> bool:
@@ -142,6 +142,8 @@ def has_setup(name: str) -> bool:
 def how_to_install(name: str) -> str | None:
     """Return how to get an interpreter with a simulator, in words; None where its module is installed as any other."""
     if has_setup(name):
-        return f"`rlinf env setup {name}` makes an interpreter that has it, and prints the lines that use it"
+        return (
+            f"run `rlinf env setup {name}`: it creates an interpreter with the package and prints the lines that use it"
+        )
     install = ENV_TYPES[name].install if name in ENV_TYPES else None
-    return install and f"run `pip install {install}` in an interpreter for it, and name that in `env_configs`"
+    return install and f"run `pip install {install}` in a separate interpreter, and name that in `env_configs`"

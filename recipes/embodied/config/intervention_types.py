@@ -13,7 +13,7 @@ ENVIRONMENT: Final = "environment"
 
 
 class SourceType(NamedTuple):
-    """A source that comes with the recipe.
+    """A built-in intervention source.
 
     Attributes:
         target: the subclass of `InterventionSource`, as `package.module:Class`.
@@ -30,9 +30,9 @@ class SourceType(NamedTuple):
     person: bool = True
 
 
-def _source(name: str, kind: str, **more: object) -> SourceType:
+def _source(name: str, kind: str, **fields: object) -> SourceType:
     target, options = f"{_FOLDER}.{name}:{kind}Source", f"{_OPTIONS}:{kind}Options"
-    return SourceType(target, options, **more)  # pyright: ignore[reportArgumentType]
+    return SourceType(target, options, **fields)  # pyright: ignore[reportArgumentType]
 
 
 SOURCES: Final[Mapping[str, SourceType]] = {
@@ -50,7 +50,7 @@ def drives_one(name: str) -> bool:
 
 
 class JudgeType(NamedTuple):
-    """A judge that comes with the recipe: its class and the model of its options, as `package.module:Class`.
+    """A built-in judge: its class and the model of its options, as `package.module:Class`.
 
     Attributes:
         module: what has to be installed besides; None: nothing.

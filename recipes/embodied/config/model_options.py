@@ -1,4 +1,4 @@
-"""`actor.model.options` of the policies that come with the recipe. Checking a file needs neither torch nor models."""
+"""`actor.model.options` of the built-in policies. Validation needs neither torch nor models."""
 
 from __future__ import annotations
 

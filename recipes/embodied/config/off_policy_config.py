@@ -39,7 +39,7 @@ class ReplayConfig(ConfigModel):
         NoEffect(
             ("spill_path",),
             lambda replay, sizes: replay.memory_gib is None,
-            "all rows are kept in memory: `memory_gib` is not given",
+            "all rows are kept in memory: `memory_gib` is not set",
             "remove it, or write `memory_gib`",
             because=("memory_gib",),
         ),
@@ -47,43 +47,46 @@ class ReplayConfig(ConfigModel):
 
     capacity: Count = Field(
         default=1_000_000,
-        description="Rows that are kept, the newest, over all actors; a row is an observation, an action and a reward,"
-        " and an episode has one more than its steps.",
+        description="Capacity in rows, over all actors; the oldest go first. A row is an observation, an action and a"
+        " reward; an episode takes one row more than it has steps.",
     )
-    prioritized: Bool = Field(default=False, description="Draw transitions by their last error, instead of uniformly.")
-    priority_alpha: Fraction = Field(default=0.6, description="Exponent of errors: 0 draws uniformly.")
-    priority_beta: Fraction = Field(default=0.4, description="How much of the bias that this brings is corrected.")
+    prioritized: Bool = Field(default=False, description="Sample transitions by their last error instead of uniformly.")
+    priority_alpha: Fraction = Field(default=0.6, description="Exponent of the priorities; 0: uniform.")
+    priority_beta: Fraction = Field(
+        default=0.4, description="Importance-sampling exponent: how much of the priority bias is corrected."
+    )
     demonstrations_share: Fraction = Field(
-        default=0.5, description="Share of every batch that comes from `data.train_data_paths`, where there are any."
+        default=0.5, description="Share of every batch drawn from `data.train_data_paths`, if there are any."
     )
     interventions_share: Fraction = Field(
         default=0.25,
-        description="Share of every batch that comes from steps in which somebody intervened, as soon as there are any"
+        description="Share of every batch drawn from human interventions, once there are any"
         " (`env.train.intervention`).",
     )
     interventions_capacity: Count = Field(
-        default=100_000, description="Rows of such steps that are kept besides, over all actors; at most `capacity`."
+        default=100_000, description="Additional rows reserved for interventions, over all actors; at most `capacity`."
     )
     image_memory_gib: PositiveFloat | None = Field(
         default=None,
-        description="Compress images, without loss, into at most so many GiB over all actors; where that is used up"
-        " the oldest rows go, whatever `capacity` says. Demonstrations are compressed, too, and not counted. Default:"
-        " images are kept as they are.",
+        description="Compress images losslessly into at most this many GiB, over all actors; when full, the oldest"
+        " rows are dropped, whatever `capacity` says. Demonstrations are compressed too and not counted."
+        " Default: images are not compressed.",
     )
     memory_gib: PositiveFloat | None = Field(
         default=None,
-        description="Memory of the replay buffers, in GiB over all actors; observations that do not fit go to files in"
-        " `spill_path`. Demonstrations stay in memory, and are not counted. Default: everything is in memory.",
+        description="Memory of the replay buffers, in GiB over all actors; observations beyond it are spilled to files"
+        " in `spill_path`. Demonstrations stay in memory and are not counted. Default: everything is in"
+        " memory.",
     )
     spill_path: OptionalPath = Field(
         default=None,
-        description="Folder, on the node of the actors, of the files of `memory_gib`. Their room is taken when the run"
-        " begins, and given back when it ends, however it does.",
+        description="Folder for the spill files of `memory_gib`, on the actors' node. Disk space is reserved when the"
+        " run starts and freed when it ends, in any way.",
     )
     recording_path: OptionalPath = Field(
         default=None,
-        description="Folder, on the node of the actors, in which every step is recorded as it arrives, so that nothing"
-        " is lost with the run; steps that are there already are learned from. Default: none.",
+        description="Folder on the actors' node that records every step as it arrives, so that an aborted run loses"
+        " none; steps already in the folder are learned from. Default: none.",
     )
 
 
@@ -120,45 +123,47 @@ def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict
 class OffPolicyConfig(ConfigModel):
     """The replay buffer, the critics and the pace of learning."""
 
-    update_to_data: PositiveFloat = Field(
-        default=1.0, description="Updates of the critics for each step of an environment."
+    update_to_data: PositiveFloat = Field(default=1.0, description="Critic updates per environment step.")
+    policy_interval: Count = Field(default=1, description="Critic updates per policy update.")
+    learning_starts: Count = Field(
+        default=1000, description="Environment steps, over all environments, before learning starts."
     )
-    policy_interval: Count = Field(default=1, description="Updates of the critics for each one of the policy.")
-    learning_starts: Count = Field(default=1000, description="Steps over all environments before anything is learned.")
     random_steps: NonNegativeInt = Field(
         default=0,
-        description="Steps over all environments at the beginning whose actions are drawn uniformly, instead of by the"
-        " policy.",
+        description="Initial environment steps, over all environments, with uniformly random actions instead of the"
+        " policy's.",
     )
-    n_steps: Count = Field(default=1, description="Steps whose rewards count before a value stands in for the others.")
+    n_steps: Count = Field(
+        default=1, description="n-step returns: steps whose rewards are summed before the value is bootstrapped."
+    )
     critics: Count = Field(default=2, description="Critics in the ensemble.")
     critics_in_target: Count = Field(
-        default=2, description="How many of them, drawn anew for each update, the smallest value of a target is from."
+        default=2, description="Critics drawn for each update, whose minimum is the target value."
     )
     critic_layers: Count = Field(
         default=2, description="Hidden layers of a critic, each `actor.model.hidden_dim` wide."
     )
     critic_norm: Literal["none", "layer", "batch"] = Field(
         default="none",
-        description="none; layer: layer normalization, as RLPD has it; batch: batch renormalization and no target"
-        " networks, as CrossQ has it.",
+        description="none; layer: layer normalization, as in RLPD; batch: batch renormalization without target"
+        " networks, as in CrossQ.",
     )
     policy_values: Literal["min", "mean"] = Field(
-        default="min", description="Which value of the ensemble the policy ascends: the smallest, or the mean."
+        default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
     )
-    target_rate: Fraction = Field(default=0.005, description="How far target networks move in an update.")
-    temperature: PositiveFloat = Field(default=1.0, description="Weight of the entropy at first.")
-    learn_temperature: Bool = Field(
-        default=True, description="Adapt the weight of the entropy, so that the entropy is `target_entropy`."
-    )
+    target_rate: Fraction = Field(default=0.005, description="Update rate (tau) of the target networks.")
+    temperature: PositiveFloat = Field(default=1.0, description="Initial weight of the entropy.")
+    learn_temperature: Bool = Field(default=True, description="Adapt the entropy weight to reach `target_entropy`.")
     target_entropy: Float | None = Field(
-        default=None, description="In nats. Default: minus the number of numbers in an action."
+        default=None, description="Target entropy, in nats. Default: minus the action dimension."
     )
-    entropy_in_target: Bool = Field(default=True, description="Count the entropy of later actions as reward.")
+    entropy_in_target: Bool = Field(default=True, description="Include the entropy of later actions in the return.")
     target_noise: PositiveFloat = Field(
-        default=0.2, description="Deviation of the noise on the next actions in targets, as TD3 has it."
+        default=0.2, description="Standard deviation of the noise on the next actions in targets, as in TD3."
     )
-    target_noise_clip: PositiveFloat = Field(default=0.5, description="Largest noise on the next actions in targets.")
+    target_noise_clip: PositiveFloat = Field(
+        default=0.5, description="Bound of the noise on the next actions in targets."
+    )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."
     )

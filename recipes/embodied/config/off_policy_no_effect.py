@@ -13,14 +13,14 @@ def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:
 
 
 def _loss_type(config: Any) -> str:
-    return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, by the values of actions"
+    return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values"
 
 
 OFF_POLICY: Final = (
     NoEffect(
         ("algorithm.off_policy",),
         lambda config, sizes: not _learns_off_policy(config, sizes),
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from what its policy has just done",
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns on-policy",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
@@ -50,21 +50,21 @@ OFF_POLICY: Final = (
             for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
         ),
         lambda config, sizes: config.algorithm.loss_type == "td3",
-        "`loss_type: td3` has a policy without entropy",
+        "the policy of `loss_type: td3` has no entropy",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
     NoEffect(
         ("algorithm.off_policy.target_noise", "algorithm.off_policy.target_noise_clip"),
         lambda config, sizes: config.algorithm.loss_type == "sac",
-        "`loss_type: sac` draws the next actions from its policy",
+        "`loss_type: sac` samples the next actions from its policy",
         "remove it, or write `loss_type: td3`",
         because=("algorithm.loss_type",),
     ),
     NoEffect(
         ("algorithm.off_policy.target_entropy",),
         lambda config, sizes: not config.algorithm.off_policy.learn_temperature,
-        "the weight of the entropy stays as it is: `learn_temperature` is false",
+        "the entropy weight is fixed: `learn_temperature` is false",
         because=("algorithm.off_policy.learn_temperature",),
     ),
     NoEffect(
@@ -85,7 +85,7 @@ OFF_POLICY: Final = (
     NoEffect(
         tuple(f"algorithm.off_policy.replay.interventions_{name}" for name in ("share", "capacity")),
         lambda config, sizes: config.env.train.intervention.source == "none",
-        "nobody intervenes",
+        "there are no interventions",
         "remove it, or name an `env.train.intervention.source`",
         because=("env.train.intervention.source",),
     ),

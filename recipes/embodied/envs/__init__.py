@@ -1,1 +1,1 @@
-"""Environments, batched, behind one interface. No module here needs torch."""
+"""Batched environments behind one interface. No module here needs torch."""

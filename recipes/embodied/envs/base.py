@@ -42,7 +42,7 @@ from recipes.embodied.interventions.intervention import (
 )
 from rlinf_core import ConfigError
 
-# Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].
+# Called after every step, before any reset, with masks bool [B]: stepped, terminated, truncated.
 Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
 # How an episode ends, besides the names that an environment gives to its failures (`_failures`).
 SUCCESS: Final = "success"
@@ -62,8 +62,8 @@ class VectorEnv(ABC):
         numbers: int64 [B], those of the environments among all of the job.
         default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
             set it, for the class or in its constructor.
-        watcher: is called after every step of an action; None: nobody is.
-        intervention: takes over from the policy; None: nobody does.
+        watcher: called after every step of an action; None: no call.
+        intervention: the source that takes over from the policy; None: no interventions.
         judge: says which episodes are solved, and nothing else is rewarded; None: the environment does.
         alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
         paces_itself: whether a step takes as long as an action does on a real arm.
@@ -98,18 +98,18 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def _start(self, rows: IntArray, starts: Starts) -> None:
-        """Begin a new episode in each environment of `rows`; all randomness comes from `starts`."""
+        """Reset the environments of `rows`; all randomness must come from `starts`."""
 
     @abstractmethod
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        """Carry out one action [B, A] in the environments of `rows`, None for all. The others must not change."""
+        """Execute one action [B, A] in the environments of `rows` (None: all). The others must not change."""
 
     @abstractmethod
     def _observe(self) -> Observation:
-        """Return the present observations: new arrays, or such as are never written to again."""
+        """Return the current observations in new arrays, or in arrays that are never modified."""
 
     def _save(self) -> State | None:
-        """Return the arrays [B, ...] that `_load` needs to continue every episode where it is.
+        """Return the state [B, ...] from which `_load` can continue every episode.
 
         Returns:
             None where the environment cannot: a resumed run then begins new episodes.
@@ -117,13 +117,13 @@ class VectorEnv(ABC):
         return None
 
     def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
-        """Continue the episodes of which `_save` returned `state`; the rows are those of this batch."""
+        """Restore the episodes of a `state` of `_save`; its rows are those of this batch."""
 
     def _foresee(self, actions: NDArray[Any]) -> None:  # noqa: B027 - most gain nothing by it
-        """Learn the actions [B, C, A] that `_advance` will be given, each as long as its episode goes on."""
+        """Receive the actions [B, C, A] of the next `_advance` calls in advance, each until its episode ends."""
 
     def expert(self) -> FloatArray | None:
-        """Return actions of a scripted expert in the present states, float32 [B, A].
+        """Return actions of a scripted expert in the current states, float32 [B, A].
 
         A function of the state alone, so that it can be asked for in states that a policy got into, too.
 
@@ -133,7 +133,7 @@ class VectorEnv(ABC):
         return None
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
-        """Return the action, float32 [A], that moves the hand of an environment as a person asks.
+        """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
 
         By default an action begins with the motion along the axes, then come the turns about them as far as there is
         room, and the last of more than three numbers closes the gripper (1) or opens it (-1).
@@ -144,14 +144,14 @@ class VectorEnv(ABC):
         if self.spec.num_choices is not None:
             raise ConfigError(
                 "a person cannot steer an environment whose actions are choices",
-                help="take `env.train.intervention` out, or give your environment a `steer`",
+                help="remove `env.train.intervention`, or implement `steer` in your environment",
             )
-        found = np.zeros(self.action_size, np.float32)
+        action = np.zeros(self.action_size, np.float32)
         axes = (*motion.linear, *motion.angular)[: self.action_size - (self.action_size > 3)]
-        found[: len(axes)] = axes
+        action[: len(axes)] = axes
         if self.action_size > 3:
-            found[-1] = 1 if motion.gripper_closed else -1
-        return found
+            action[-1] = 1 if motion.gripper_closed else -1
+        return action
 
     @property
     def action_size(self) -> int:
@@ -165,50 +165,51 @@ class VectorEnv(ABC):
 
     @property
     def reports_actions(self) -> bool:
-        """Whether the result of a step tells what was carried out, because that may be other than what was asked."""
+        """Whether step results report executed actions, which may differ from the requested ones."""
         return self.alters_actions or self.intervention is not None
 
     def _failures(self) -> NDArray[np.str_] | None:
-        """Return what has gone wrong in each running episode, such as `dropped`, text [B]; empty: nothing.
+        """Return the failure of each running episode, such as `dropped`, text [B]; empty: none.
 
         It is asked for where an episode ends without success.
         """
         return None
 
     def look(self, rows: IntArray) -> State | None:
-        """Return what videos need of the present states of `rows`, arrays [n, ...] by name; by default camera images.
+        """Return the data for videos of the current states of `rows`, arrays [n, ...] by name; by default camera
+        images.
 
         Returns:
             None where there is nothing to see.
         """
-        found = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
-        return found or None
+        images = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
+        return images or None
 
     def picture(self, seen: State) -> NDArray[np.uint8]:
-        """Return what `look` saw as pictures, uint8 [n, H, W, 3]; by default the images side by side."""
-        height = max(each.shape[1] for each in seen.values())
-        padded = [np.pad(each, ((0, 0), (0, height - each.shape[1]), (0, 0), (0, 0))) for each in seen.values()]
+        """Return the data of `look` as images, uint8 [n, H, W, 3]; by default the cameras side by side."""
+        height = max(image.shape[1] for image in seen.values())
+        padded = [np.pad(image, ((0, 0), (0, height - image.shape[1]), (0, 0), (0, 0))) for image in seen.values()]
         return np.concatenate(padded, axis=2)
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
-        """Return how the episodes of `rows` ended, while their last states are the present ones.
+        """Return how the episodes of `rows` ended; their last states are the current ones.
 
         Args:
             rows: int64 [n].
             truncated: bool [n], the episode was cut off.
         """
         solved, failures = self._episodes.success, self._failures()
-        found: list[str] = []
+        outcomes: list[str] = []
         for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
             named = "" if failures is None else str(failures[row])
             if not (self.knows_success or self.judge is not None):
-                found.append(TIME_OUT if cut else ENDED)
+                outcomes.append(TIME_OUT if cut else ENDED)
             else:
-                found.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
-        return found
+                outcomes.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
+        return outcomes
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Release what the environments hold. May be called twice."""
+        """Release the resources of the environments. Idempotent."""
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -217,29 +218,29 @@ class VectorEnv(ABC):
 
     @property
     def control_hz(self) -> float | None:
-        """Actions in a second of the simulated or real arm; None: not known."""
+        """Actions per second of the simulated or real arm; None: unknown."""
         return None
 
     def first_starts(self) -> list[dict[str, int]]:
-        """Return, for each environment, what its first episode after the last reset began from: the `seed` of all that
-        is drawn, and with fixed starts the `number` of one."""
+        """Return the start of each environment's first episode after the last reset: the `seed` of all draws, and with
+        fixed starts the `number` of one."""
         self._starts.begin(self._reset)
         rows = np.arange(self.num_envs)
         return [{"seed": seed} for seed in self._starts.of(rows, np.zeros(self.num_envs, np.int64)).seeds()]
 
     @property
     def started(self) -> bool:
-        """Whether episodes are under way, after `reset` or `load`."""
+        """Whether episodes are in progress, after `reset` or `load`."""
         return self._reset >= 0
 
     @property
     def solved(self) -> BoolArray:
-        """bool [B], the task is solved in the present state, or was in the last one of an episode that is over."""
+        """bool [B], whether the task is solved in the current state, or was in the last state of a finished episode."""
         return self._episodes.success.copy()
 
     @property
     def knows_success(self) -> bool:
-        """Whether the task can be solved, rather than only done better or worse."""
+        """Whether the task has a success condition, rather than only a reward."""
         return True
 
     def reset(self, number: int | None = None) -> Observation:
@@ -263,7 +264,7 @@ class VectorEnv(ABC):
         return self.observe()
 
     def observe(self) -> Observation:
-        """Return the present observations, of episodes that are under way.
+        """Return the current observations of unfinished episodes.
 
         Raises:
             NonFiniteError: one of them holds a NaN or an infinity.
@@ -320,9 +321,9 @@ class VectorEnv(ABC):
             some_rest = np.count_nonzero(resting) > 0
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
         fresh = resting > self._episodes.resting
-        told = (None, None) if executed is None else (executed.actions, executed.taken)
+        executed_parts = (None, None) if executed is None else (executed.actions, executed.taken)
         if not np.count_nonzero(fresh):
-            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *told)
+            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *executed_parts)
         final, ended = observations, np.flatnonzero(fresh)
         knows_success = self.knows_success or self.judge is not None
         episodes = self._episodes.finished(ended, knows_success=knows_success)
@@ -332,17 +333,17 @@ class VectorEnv(ABC):
             observations = self.observe()
         else:
             self._episodes.resting[:] = resting
-        return StepResult(observations, rewards, terminations, truncations, valid, final, episodes, *told)
+        return StepResult(observations, rewards, terminations, truncations, valid, final, episodes, *executed_parts)
 
     def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
-        """Carry out the policy's action or that of who intervenes, and keep which one it was."""
+        """Execute the policy's action or that of an intervention, and record which one it was."""
         moved = self._advance(executed.take(index), rows)
         if moved.actions is not None:
             executed.replace(index, moved.actions)
         return moved if self.judge is not None else judged(moved, executed.verdicts)
 
     def save(self) -> State | None:
-        """Return the state of all episodes, as arrays [B, ...] by name; None where `_save` returns none."""
+        """Return the state of all episodes, as arrays [B, ...] by name; None if `_save` returns none."""
         own = self._save()
         if own is None:
             return None
@@ -355,7 +356,7 @@ class VectorEnv(ABC):
         }
 
     def load(self, state: State) -> bool:
-        """Continue the episodes of which `save` returned `state`.
+        """Continue the episodes of a `state` of `save`.
 
         Args:
             state: rows of these environments, by their numbers among all.
@@ -391,11 +392,11 @@ class VectorEnv(ABC):
             terminations: whether the task ended the episode.
             truncations: whether a limit of steps ended it.
         """
-        given = moved.rewards
+        scaled = moved.rewards
         if self.settings.success_reward:
             solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
-            given = (solved & ~self._episodes.success_once).astype(np.float32)
-        np.multiply(given, self.settings.reward_coef, out=rewards, where=active)
+            scaled = (solved & ~self._episodes.success_once).astype(np.float32)
+        np.multiply(scaled, self.settings.reward_coef, out=rewards, where=active)
         self._episodes.add(moved, rewards, active)
         limit = self.max_episode_steps
         if limit is not None:
@@ -409,13 +410,13 @@ class VectorEnv(ABC):
 
 
 def unrewarded(moved: Transition) -> Transition:
-    """Return a transition without what the environment thinks of it."""
+    """Return a transition without the environment's own rewards and successes."""
     nothing = np.zeros(len(moved.rewards), np.bool_)
     return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=nothing, successes=nothing)
 
 
 def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
-    """Return a transition as a person judges it: the episode ends, and a success is rewarded by 1 and counts."""
+    """Return a transition as judged by a person: the episode ends, and a success has reward 1."""
     if not verdicts:
         return moved
     rewards, terminations = moved.rewards.copy(), moved.terminations.copy()

@@ -1,4 +1,4 @@
-"""Environments whose simulator steps all of them at once: vector environments of Gymnasium, simulators on accelerators.
+"""Environments whose simulator steps all of them at once: Gymnasium vector environments, GPU simulators.
 
 Such a simulator cannot leave one environment alone while the others move. An environment that rests is stepped with
 them: what it observes then is not looked at, and its next episode begins from its own start.
@@ -37,7 +37,7 @@ class BatchStep(NamedTuple):
 
 
 class BatchedEnv(VectorEnv):
-    """A batch of environments behind one simulator. A resumed run begins new episodes.
+    """A batch of environments behind one simulator. A resumed run starts new episodes.
 
     Attributes:
         ends: whether the simulator insists on a reset after it has ended an episode.
@@ -49,7 +49,8 @@ class BatchedEnv(VectorEnv):
         super().__init__(settings)
         if self.ends and settings.ignore_terminations:
             raise ConfigError(
-                f"environments of `{settings.task}` end by themselves, and `ignore_terminations` would go on",
+                f"environments of `{settings.task}` reset themselves, so that `ignore_terminations` cannot continue"
+                " their episodes",
                 where="env.ignore_terminations",
                 help="remove `ignore_terminations`",
             )
@@ -61,7 +62,7 @@ class BatchedEnv(VectorEnv):
 
     @abstractmethod
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
-        """Begin an episode in the environments of a mask, bool [B], and return what all observe.
+        """Reset the environments of a mask, bool [B], and return the observations of all.
 
         Args:
             mask: at least one is true.
@@ -84,21 +85,21 @@ class BatchedEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         if self._over.any():
             self._restart(self._over.copy(), shown=False)
-        found = self._step_all(actions)
-        self._over |= (found.terminations | found.truncations) & self.ends
-        self._knows_success |= found.successes is not None
+        result = self._step_all(actions)
+        self._over |= (result.terminations | result.truncations) & self.ends
+        self._knows_success |= result.successes is not None
         moved = np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows)
-        self._show(found.observations, moved)
-        return Transition(found.rewards, found.terminations, found.truncations, found.successes)
+        self._show(result.observations, moved)
+        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
 
     def _observe(self) -> Observation:
         return {name: array.copy() for name, array in self._seen.items()}
 
     def _restart(self, mask: BoolArray, *, shown: bool) -> None:
-        found = self._begin_rows(mask, self._seeds)
+        observations = self._begin_rows(mask, self._seeds)
         self._over &= ~mask
         if shown:
-            self._show(found, mask)
+            self._show(observations, mask)
 
     def _show(self, observations: Observation, rows: BoolArray) -> None:
         """Take over what some environments observe."""

@@ -1,4 +1,4 @@
-"""Tests of what `VectorEnv` promises for every environment, to be run on an environment of your own.
+"""Conformance tests of `VectorEnv` for custom environments.
 
     check_env(MyEnv, task="stack")
 
@@ -32,7 +32,7 @@ _REWARDS = "rewards"
 
 
 def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-    """Test every promise with a few environments and random actions.
+    """Run all conformance tests with a few environments and random actions.
 
     Args:
         make: the class, or any function from settings to an environment.
@@ -47,7 +47,7 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         return make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, total_envs=_TOTAL, **settings))
 
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
-        """Return what environments 0 to 3, or some of them, observe and are rewarded with under the same actions."""
+        """Return the observations and rewards of environments 0 to 3, or some of them, under the same actions."""
         env = made(num_envs, first_env=first_env, **settings)
         try:
             return _run(env, first_env)
@@ -58,11 +58,12 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
 
     whole = history(seed=1)
     if not _same(whole, history(seed=1)):
-        raise broken("one seed gives two histories", "draw every random number from `starts`, in `_start`")
+        raise broken("one seed gives two different histories", "draw every random number from `starts`, in `_start`")
     parts = [history(2, first, seed=1) for first in (0, 2)]
     if not _same(whole, [_joined(*pair) for pair in zip(*parts, strict=True)]):
         raise broken(
-            "an environment depends on its neighbours", "rows must not mix: no means over the batch, no shared numbers"
+            "an environment depends on others in the batch",
+            "rows must not mix: no means over the batch, no shared numbers",
         )
     grouped = history(seed=1, group_size=2)[0]
     if not all(np.array_equal(array[::2], array[1::2]) for array in grouped.values()):
@@ -83,7 +84,7 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
 
 
 def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> NDArray[Any]:
-    """Actions [B, C, A] as the environment takes them: numbers around 0, some beyond -1 and 1; or choices."""
+    """Actions [B, C, A] for the environment: numbers around 0, some beyond -1 and 1; or discrete actions."""
     random = np.random.default_rng(seed)
     if spec.num_choices is not None:
         return random.integers(0, spec.num_choices, size=(num_envs, chunk, 1))
@@ -91,39 +92,39 @@ def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) 
 
 
 def _run(env: VectorEnv, first_env: int) -> list[Observation]:
-    """Return a short history; the actions belong to the environment, wherever it is in the batch."""
+    """Return a short history; actions depend on the environment, not on its place in the batch."""
     rows = slice(first_env, first_env + env.num_envs)
     advance = env._advance
 
     def checked(actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        found = advance(actions, rows)
-        check_transition(env.num_envs, found)
-        return found
+        transition = advance(actions, rows)
+        check_transition(env.num_envs, transition)
+        return transition
 
     env._advance = checked
-    found = [env.reset(0)]
+    transition = [env.reset(0)]
     for step in range(_STEPS):
-        kept = {name: array.copy() for name, array in found[-1].items()}
+        kept = {name: array.copy() for name, array in transition[-1].items()}
         result = env.step(random_actions(env.spec, 4, seed=step)[rows])
-        if not _same([found[-1]], [kept]):
-            raise broken("an observation changed after it was given", "return new arrays from `_observe`, or copies")
+        if not _same([transition[-1]], [kept]):
+            raise broken("an observation changed after it was returned", "return new arrays from `_observe`, or copies")
         check_observations(env.spec, env.num_envs, result.observations)
-        found.append({**result.observations, _REWARDS: result.rewards})
-    return found
+        transition.append({**result.observations, _REWARDS: result.rewards})
+    return transition
 
 
 def _check_rest(env: VectorEnv) -> None:
-    """Check that an environment whose episode has ended stays as it is while the others move."""
+    """Check that an environment whose episode has ended does not change while others move."""
     env.reset(0)
     env._episodes.resting[0] = True
     before = env._observe()
     after = [env.step(random_actions(env.spec, 2, seed=step)).observations for step in range(_STEPS)][-1]
     if not all(np.array_equal(array[0], after[name][0]) for name, array in before.items()):
-        raise broken("an environment moved while it rested", "in `_advance`, leave alone what is not in `rows`")
+        raise broken("an environment moved while it was inactive", "in `_advance`, leave alone what is not in `rows`")
 
 
 def _check_state(env: VectorEnv, again: VectorEnv) -> None:
-    """Check that an environment which saves its state continues from it elsewhere exactly, within its episode."""
+    """Check that an environment with saved state continues its episode identically in another instance."""
     env.reset(0)
     for step in range(_STEPS):
         env.step(random_actions(env.spec, 2, seed=step))
@@ -136,7 +137,7 @@ def _check_state(env: VectorEnv, again: VectorEnv) -> None:
         actions = random_actions(env.spec, 2, seed=step)
         one, other = env.step(actions), again.step(actions)
         if not _same([one.observations], [other.observations]) or not np.array_equal(one.rewards, other.rewards):
-            raise broken("an episode that was saved and loaded goes on differently", "save all that a step depends on")
+            raise broken("an episode continues differently after saving and loading", "save all that a step depends on")
 
 
 def _same(one: list[Observation], other: list[Observation]) -> bool:

@@ -1,4 +1,4 @@
-"""Types of what an environment is told, what it is given, and what it returns."""
+"""The data types of an environment's interface: specification, settings and results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Observation: TypeAlias = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """The names and sizes of observations, and the actions, that a policy is built for.
+    """Names and sizes of observations and actions, which a policy is built for.
 
     Attributes:
         state_size: S of the observation `states` float32 [B, S]; 0 without states.
@@ -53,13 +53,13 @@ class EnvSpec:
 
     @property
     def bounded(self) -> BoolArray:
-        """bool [A], dimensions of an action in which numbers beyond -1 and 1 count as those."""
+        """bool [A], the dimensions of an action that are clipped to -1 to 1."""
         if self.low is None or self.high is None:
             return np.ones(self.action_size, np.bool_)
         return np.array([None not in pair for pair in zip(self.low, self.high, strict=True)], np.bool_)
 
     def carried_out(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return actions [..., A] as the environment counts them: numbers beyond -1 and 1 as these, where bounded."""
+        """Return actions [..., A] with bounded dimensions clipped to -1 to 1."""
         if self.num_choices is not None:
             return actions
         return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
@@ -72,14 +72,14 @@ class EnvSpec:
 
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape of one row, and numpy's kind or type, of each observation: `float32`, `uint8` or `U` for text."""
-        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        """Shape of one row, and numpy's kind or dtype, of each observation: `float32`, `uint8` or `U` for text."""
+        observations: dict[str, tuple[tuple[int, ...], str]] = {}
         if self.state_size:
-            found[STATES] = ((self.state_size,), "float32")
-        found |= {image_key(camera): (tuple(shape), "uint8") for camera, shape in self.cameras.items()}
+            observations[STATES] = ((self.state_size,), "float32")
+        observations |= {image_key(camera): (tuple(shape), "uint8") for camera, shape in self.cameras.items()}
         if self.has_instructions:
-            found[INSTRUCTIONS] = ((), "U")
-        return found
+            observations[INSTRUCTIONS] = ((), "U")
+        return observations
 
 
 def native_actions(
@@ -182,7 +182,7 @@ class EnvSettings:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Result of one step of all environments; rows of those that were not stepped may hold anything.
+    """Result of one step of all environments; rows that were not stepped may hold anything.
 
     Attributes:
         rewards: float32 [B].
@@ -253,5 +253,5 @@ class StepResult:
 
     @property
     def dones(self) -> BoolArray:
-        """bool [B, C], the episode ended with this action, one way or the other."""
+        """bool [B, C], whether the episode ended with this action, terminated or truncated."""
         return self.terminations | self.truncations

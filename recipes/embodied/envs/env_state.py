@@ -1,6 +1,6 @@
-"""States of environments as bytes, so that a resumed run continues in the middle of its episodes.
+"""States of environments as bytes, so that a resumed run continues within its episodes.
 
-A worker packs the rows of its environments; whoever resumes takes the rows that are its own out of all packs, so that
+A worker packs the rows of its environments; a resumed worker takes its rows out of all packs, so that
 environments may have been dealt to other workers. numpy's own format, read without pickle.
 """
 
@@ -32,7 +32,7 @@ def pack(states: Sequence[State], setup: str) -> bytes:
     arrays = {_SETUP: np.array(setup), **_joined(states)}
     strange = next((name for name, array in arrays.items() if array.dtype.hasobject), None)
     if strange is not None:
-        raise TypeError(f"`{strange}` holds Python objects; a state consists of numbers and texts")
+        raise TypeError(f"`{strange}` holds Python objects; a state may only have numbers and texts")
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)  # pyright: ignore[reportArgumentType] - a name is no option of numpy's
     return buffer.getvalue()
@@ -65,15 +65,15 @@ def unpack(packs: Iterable[bytes], setup: str, numbers: NDArray[np.int64]) -> St
 
 
 def observation_digest(observations: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """Return 16 bytes for each environment that tell its observation from any other, uint8 [B, 16]."""
+    """Return a 16-byte digest of each environment's observation, uint8 [B, 16]."""
     arrays = [np.ascontiguousarray(array) for _, array in sorted(observations.items()) if array.dtype.kind in "fiub"]
     rows = zip(*arrays, strict=True)
-    digests = [blake2b(b"".join(each.tobytes() for each in row), digest_size=16).digest() for row in rows]
+    digests = [blake2b(b"".join(part.tobytes() for part in row), digest_size=16).digest() for row in rows]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
 
 
 def _joined(states: Sequence[State]) -> State:
-    """Return batches as one; where their rows have other lengths, the shorter ones are filled up with zeros."""
+    """Join batches; shorter rows are padded with zeros."""
     return {name: np.concatenate(_padded([state[name] for state in states])) for name in states[0]}
 
 

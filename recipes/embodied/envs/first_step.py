@@ -1,4 +1,4 @@
-"""Observations and steps of environments held against their own spec."""
+"""Checks of an environment's observations and steps against its own spec."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.C
 
 
 class EnvContractError(RLinfError):
-    """An environment breaks a promise that `VectorEnv` makes for it."""
+    """An environment violates the contract of `VectorEnv`."""
 
 
 def check_observations(spec: EnvSpec, num_envs: int, seen: Observation) -> None:
-    """Check that observations have the names, shapes and types that `spec` says, and no others.
+    """Check that observations have exactly the names, shapes and types of `spec`.
 
     Raises:
         EnvContractError: they do not.
@@ -26,18 +26,18 @@ def check_observations(spec: EnvSpec, num_envs: int, seen: Observation) -> None:
     wanted = spec.observations
     for name, (row, kind) in wanted.items():
         if name not in seen:
-            raise broken(f"`spec` speaks of `{name}`, and there are none", _AGREE)
+            raise broken(f"`spec` declares `{name}`, which is not observed", _AGREE)
         array, shape = np.asarray(seen[name]), (num_envs, *row)
         if array.shape != shape or kind not in (array.dtype.name, array.dtype.kind):
             said = f"{'text' if kind == 'U' else kind}{list(shape)}"
-            raise broken(f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {said}", _AGREE)
+            raise broken(f"`{name}` is {array.dtype}{list(array.shape)}; `spec` says {said}", _AGREE)
     extra = next((name for name in seen if name not in wanted), None)
     if extra is not None:
-        raise broken(f"there is an observation `{extra}` that `spec` does not speak of", _AGREE)
+        raise broken(f"the observation `{extra}` is not declared in `spec`", _AGREE)
 
 
 def check_transition(num_envs: int, moved: Transition) -> None:
-    """Check that rewards and flags are arrays with one value for each environment.
+    """Check that rewards and flags are arrays with one value per environment.
 
     Raises:
         EnvContractError: they are not.
@@ -56,11 +56,11 @@ def check_transition(num_envs: int, moved: Transition) -> None:
         else:
             continue
         raise broken(
-            f"`{name}` of a step is {said}, expected {dtype}{wanted}",
+            f"`{name}` of a step is {said}; expected {dtype}{wanted}",
             "`_advance` returns a `Transition` of arrays with one value for each environment of the batch",
         )
 
 
 def broken(message: str, help: str) -> EnvContractError:
-    """Return the error for a promise that an environment breaks."""
+    """Return the error about a contract violation."""
     return EnvContractError(message, help=help)

@@ -15,7 +15,7 @@ from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, non
 
 _LOGGER: Final = logging.getLogger("rlinf")
 _LOOK_AT_ENV: Final = "look for a division by zero, a root of a negative number or an overflow in the environment"
-_LOOK_AT_POLICY: Final = "the policy gives it: its weights are not finite; lower `actor.optim.lr` or `clip_grad`"
+_LOOK_AT_POLICY: Final = "the policy returns it: its weights are not finite; lower `actor.optim.lr` or `clip_grad`"
 
 
 class NonFiniteGuard:
@@ -89,16 +89,16 @@ class NonFiniteGuard:
         error = self._error(tensor, values, rows)
         if self._stops:
             raise error
-        _LOGGER.warning("%s; %d episodes end here, and this step is left out", error, rows.sum())
+        _LOGGER.warning("%s; %d episodes end here, and this step is dropped", error, rows.sum())
 
     def _error(self, tensor: str, values: NDArray[Any], rows: BoolArray, help: str = _LOOK_AT_ENV) -> NonFiniteError:
         """Return the error for the first of `rows`, of values [B, ...]."""
         row = int(np.flatnonzero(rows)[0])
-        found = values[row].ravel()
+        numbers = values[row].ravel()
         steps, episode = self._episodes.steps[row], self._episodes.episode[row] + 1
         return NonFiniteError(
             tensor,
-            float(found[~np.isfinite(found)][0]),
+            float(numbers[~np.isfinite(numbers)][0]),
             f"environment {self._numbers[row]}, after {steps} steps of its episode {episode}",
             help,
         )

@@ -1,4 +1,4 @@
-"""Constructors of environments by `env_type`, each imported when it is asked for."""
+"""Constructors of environments by `env_type`, imported on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ register_env = _ENVS.register
 
 
 class MissingPackageError(ConfigError):
-    """A kind of environment needs a package that this interpreter does not have.
+    """An environment type needs a package that this interpreter lacks.
 
     Attributes:
         package: the module that is missing.
@@ -27,7 +27,7 @@ class MissingPackageError(ConfigError):
 
     def __init__(self, env_type: str, package: str) -> None:
         super().__init__(
-            f"`env_type: {env_type}` needs the package `{package}`, which `{sys.executable}` does not have",
+            f"`env_type: {env_type}` needs the package `{package}`, not installed in `{sys.executable}`",
             help=how_to_install(env_type) or f"run `{install_command(package)}`",
         )
         self.package = package
@@ -48,7 +48,7 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
 
 
 def check_package(env_type: str) -> None:
-    """Check that the package that an environment needs is installed, without importing it.
+    """Check that an environment's package is installed, without importing it.
 
     Raises:
         MissingPackageError: it is not.

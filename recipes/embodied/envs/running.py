@@ -1,4 +1,4 @@
-"""The episodes that the environments of a batch are in the middle of."""
+"""Bookkeeping of the current episodes of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTERS: Final = ("episode", "steps", "returns", "success_once", "success", "r
 
 
 class RunningEpisodes:
-    """Counts of the episodes of a batch, apart from what the environment itself keeps.
+    """Counters of a batch's episodes, apart from the environment's own state.
 
     Args:
         count: environments of the batch, B.
@@ -42,7 +42,7 @@ class RunningEpisodes:
         self.resting[:] = False
 
     def begin(self, rows: IntArray) -> None:
-        """Clear the counts of environments that begin an episode."""
+        """Clear the counters of environments that start an episode."""
         self.steps[rows] = 0
         self.returns[rows] = 0
         self.success_once[rows] = False
@@ -57,7 +57,7 @@ class RunningEpisodes:
             self.success_once |= self.success
 
     def finished(self, rows: IntArray, *, knows_success: bool) -> FinishedEpisodes:
-        """Return what is known of the episodes that ended in some environments."""
+        """Return the records of the finished episodes of some environments."""
         return FinishedEpisodes(
             env=rows,
             number=self.episode[rows],

@@ -1,4 +1,4 @@
-"""Random numbers for the starts of episodes, each a function of where it is used.
+"""Random numbers for episode starts, each a function of its place of use.
 
 A generator that counts would give other starts when environments are dealt to other workers, or when one episode ends
 earlier. Here a start depends on (seed, group, reset, episode) alone, through the finalizer of SplitMix64 (Steele, Lea
@@ -24,7 +24,7 @@ def _absorb(state: NDArray[np.uint64], value: NDArray[np.int64]) -> NDArray[np.u
 
 
 class Starts:
-    """The random numbers with which episodes begin.
+    """The random numbers of episode starts.
 
     Args:
         seed: of the environments.

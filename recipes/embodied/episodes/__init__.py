@@ -1,1 +1,1 @@
-"""Whole episodes of a job's workers, from which nobody learns: for recordings, evaluations and videos."""
+"""Collection of whole episodes for recordings, evaluations and videos; nothing is trained on them."""

@@ -1,4 +1,4 @@
-"""Env workers that carry out whole episodes, of which nobody learns. Imports no torch."""
+"""Env workers that collect whole episodes without training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.simulators.package_versions import versions_of
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
-from recipes.embodied.loop.frames import EpisodeFilm
+from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.env_worker import EnvWorker, StagedEnvironments, attach
 from rlinf_core import ConfigError
 
-# Who acts in steps in which nobody intervenes.
+# The actor of steps without interventions.
 Actor: TypeAlias = Literal["policy", "expert", "nobody"]
 
 
@@ -26,11 +26,11 @@ class CollectingEnvWorker(EnvWorker):
     """Carries out one episode in each of the environments of `env.eval`."""
 
     def init_worker(self, layout: Layout, intervention: InterventionConfig | None = None) -> EnvSpec:
-        """Make the environments; return what a policy must know of them.
+        """Make the environments; return the facts that a policy needs about them.
 
         Args:
             layout: of the job.
-            intervention: who takes over from whoever else acts; None: nobody.
+            intervention: the source that takes over from the actor; None: no interventions.
         """
         self._rollout = self._config.rollout.group_name
         self._eval = StagedEnvironments(self._config, self._config.env.eval, self, layout, training=False)
@@ -40,7 +40,7 @@ class CollectingEnvWorker(EnvWorker):
         return self._eval.batches[0].spec
 
     def describe(self) -> dict[str, Any]:
-        """Return what an episode depends on besides the file: horizon, pictures, versions of packages."""
+        """Return what an episode depends on besides the configuration: horizon, images, package versions."""
         batch = self._batches[0]
         return {
             "max_episode_steps": batch.max_episode_steps,
@@ -66,7 +66,7 @@ class CollectingEnvWorker(EnvWorker):
             actor: whose actions those are in which nobody intervenes: the environment's scripted expert, the policy
                 by the rollout workers' `evaluate`, or nobody: the arm stands still until the person moves it, and an
                 episode begins with the first motion.
-            film: keep what `footage` returns.
+            film: keep what `recorded_episodes` returns.
 
         Raises:
             ConfigError: there is no expert for this task.
@@ -78,7 +78,7 @@ class CollectingEnvWorker(EnvWorker):
         task = environments.task or environments.env_type
         collectors = [EpisodeCollector(batch, reset, task, keep) for batch in stages.batches]
         if film:
-            self._films = [EpisodeFilm(batch, reset) for batch in stages.batches]
+            self._films = [FrameRecorder(batch, reset) for batch in stages.batches]
         if actor != "policy":
             for batch, collector in zip(stages.batches, collectors, strict=True):
                 if actor == "nobody" and batch.intervention is not None:
@@ -103,6 +103,6 @@ def _expert_actions(batch: VectorEnv) -> NDArray[Any]:
         kind = batch.settings.task or type(batch).__name__
         raise ConfigError(
             f"the task `{kind}` has no scripted expert",
-            help="record by a policy (`--checkpoint`), or give your environment an `expert`",
+            help="record with a policy (`--checkpoint`), or give your environment an `expert`",
         )
     return np.asarray(actions)[:, None]

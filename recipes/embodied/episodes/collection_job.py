@@ -1,4 +1,4 @@
-"""Episodes of a whole job, collected by the workers of its file: what recordings and evaluations share."""
+"""Collection of episodes by the workers of a job, shared by recordings and evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWorker
 from recipes.embodied.episodes.collector import CollectedEpisode, Keep
-from recipes.embodied.loop.frames import Footage
+from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.rules.checkpoint_rules import check_given
 from recipes.embodied.workers.acting_worker import ActingWorker
@@ -75,21 +75,21 @@ class Collection:
             self._rollout.init_from(layout, self.spec, None if checkpoint is None else str(checkpoint)).wait()
             self.images = self._rollout.describe_images().wait()[0]
 
-    def footage(self) -> list[Footage] | None:
-        """Return what was filmed of the last reset, by environment; None where the environments show nothing."""
-        by_rank: list[list[Footage] | None] = self._env.footage().wait()
-        if all(found is None for found in by_rank):
+    def recorded_episodes(self) -> list[EpisodeFrames] | None:
+        """Return the recorded frames of the last reset, by environment; None if the environments have no images."""
+        by_rank: list[list[EpisodeFrames] | None] = self._env.recorded_episodes().wait()
+        if all(films is None for films in by_rank):
             return None
-        return sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
+        return sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
 
     def episodes(self, keep: Keep, *, film: bool = False) -> Iterator[list[CollectedEpisode]]:
-        """Return the episodes of one reset after the other, without an end, each list by environment."""
+        """Yield the episodes of one reset after another, endlessly; each list is ordered by environment."""
         for reset in itertools.count():
             if self._rollout is None:
                 by_rank = self._env.collect(reset, keep, actor=self._alone, film=film).wait()
             else:
                 by_rank, _ = wait_together(self._env.collect(reset, keep, film=film), self._rollout.evaluate())
-            yield sorted((episode for rank in by_rank for episode in rank), key=lambda each: each.env)
+            yield sorted((episode for rank in by_rank for episode in rank), key=lambda episode: episode.env)
 
 
 @contextmanager

@@ -128,12 +128,12 @@ class EpisodeCollector:
         """Return what was collected, by environment."""
         valid = np.stack(self._valid) if self._valid else np.zeros((0, self._batch.num_envs), np.bool_)
         knows = self._batch.knows_success
-        found: list[CollectedEpisode] = []
+        episodes: list[CollectedEpisode] = []
         for row, number in enumerate(self._batch.numbers):
             steps = np.flatnonzero(valid[:, row])
             names = self._steps[0] if self._steps else ()
             columns = {name: np.stack([self._steps[step][name][row] for step in steps]) for name in names}
-            found.append(
+            episodes.append(
                 CollectedEpisode(
                     int(number),
                     self._reset,
@@ -147,4 +147,4 @@ class EpisodeCollector:
                     columns,
                 )
             )
-        return found
+        return episodes

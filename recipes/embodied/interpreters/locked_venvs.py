@@ -1,4 +1,4 @@
-"""Interpreters for simulators: virtual environments made from locks that come with rlinf.
+"""Interpreters for simulators: virtual environments created from lock files that come with rlinf.
 
 Each simulator has versions of MuJoCo and numpy that fit no other, so that each gets an interpreter of its own.
 """
@@ -63,14 +63,14 @@ def simulators() -> list[str]:
     return [name for name in ENV_TYPES if has_setup(name)]
 
 
-def setup(env_type: str, folder: Path | None, tell: Tell) -> Made:
-    """Make an interpreter for a simulator, install what its lock lists and this very rlinf, and try it.
+def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
+    """Create an interpreter for a simulator, install its lock file and this rlinf, and test it.
 
     Args:
         env_type: of `simulators`.
         folder: where the virtual environment goes; by default `~/.rlinf/envs/ENV_TYPE`. One that was made for this kind
             before is brought up to date.
-        tell: is told what is waited for.
+        emit: receives progress lines.
 
     Raises:
         ConfigError: there is no such kind.
@@ -81,36 +81,36 @@ def setup(env_type: str, folder: Path | None, tell: Tell) -> Made:
 
         known = simulators()
         help = did_you_mean(env_type, known) or f"known: {quoted(known)}"
-        raise ConfigError(f"`rlinf env setup` knows no `{env_type}`", help=help)
+        raise ConfigError(f"`rlinf env setup` does not support `{env_type}`", help=help)
     folder = (folder or DEFAULT_FOLDER / env_type).expanduser().absolute()
     python = folder / "bin" / "python"
     _check_folder(folder, env_type)
-    pip = _installer(folder, python, tell)
+    pip = _installer(folder, python, emit)
     (folder / _MARK).write_text(json.dumps({"env_type": env_type}) + "\n", encoding="utf-8")
     lock = LOCKS / f"{env_type}.txt"
     count = sum(1 for line in lock.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
-    tell(f"installing {count} packages of {lock.name}, minutes the first time")
+    emit(f"installing {count} packages of {lock.name}; takes minutes the first time")
     _run([*pip, "--requirement", str(lock), *_same_ray()])
-    tell("installing rlinf")
+    emit("installing rlinf")
     _run([*pip, "--no-deps", *own_requirement()])
-    return checked(env_type, python, tell)
+    return checked(env_type, python, emit)
 
 
-def checked(env_type: str, python: Path, tell: Tell) -> Made:
+def checked(env_type: str, python: Path, emit: Tell) -> Made:
     """Try a simulator in an interpreter, with each renderer until one works.
 
     Raises:
         SetupError: it does not run there.
     """
-    given = os.environ.get("MUJOCO_GL")
+    chosen = os.environ.get("MUJOCO_GL")
     facts: dict[str, Any] = {}
-    for renderer in (given,) if given else _RENDERERS:
-        tell(f"trying `{env_type}`, images by MUJOCO_GL={renderer}")
+    for renderer in (chosen,) if chosen else _RENDERERS:
+        emit(f"testing `{env_type}`, rendering with MUJOCO_GL={renderer}")
         facts = probe(env_type, python, {"MUJOCO_GL": renderer})
         if "fault" in facts:
             fault = facts["fault"]
             raise SetupError(
-                f"`{python}` does not run `{env_type}`: {fault['message']}", why=fault["why"], help=fault["help"]
+                f"`{python}` cannot run `{env_type}`: {fault['message']}", why=fault["why"], help=fault["help"]
             )
         if "frame" in facts:
             return Made(env_type, python, facts, renderer)
@@ -118,7 +118,7 @@ def checked(env_type: str, python: Path, tell: Tell) -> Made:
 
 
 def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """Return what `simulator_probe` finds in an interpreter, with some variables set."""
+    """Return the report of `simulator_probe` in an interpreter, with additional environment variables."""
     command = [str(python), "-P", "-m", PROBE, env_type]
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
     why = ""
@@ -136,12 +136,12 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
         why = said[-1] if said else f"exit code {done.returncode}"
         return load_json_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        why = f"no answer within {_PROBE_SECONDS:g} s"
+        why = f"no response within {_PROBE_SECONDS:g} s"
     except OSError as error:
         why = error.strerror or str(error)
     except (ValueError, IndexError):
         pass
-    return {"fault": {"message": "it cannot be asked", "why": why, "help": f"`{' '.join(command)}` shows more"}}
+    return {"fault": {"message": "it cannot be queried", "why": why, "help": f"run `{' '.join(command)}` to see more"}}
 
 
 def lines_of(made: Made) -> str:
@@ -161,9 +161,8 @@ env:
 
 
 def trials(config: EmbodiedConfig) -> list[Trial]:
-    """Return what `rlinf doctor` tries: the simulators of a file, as many at once as each env worker holds, and a frame
-    of those whose images are observed.
-    """
+    """Return the checks of `rlinf doctor`: the simulators of a configuration, as many at once as an env worker holds,
+    and a rendered frame of those with images."""
     wanted: dict[str, ProbeRequest] = {}
     evaluates = config.runner.val_check_interval > 0 or config.runner.only_eval
     for environments in (config.env.train, config.env.eval):
@@ -186,7 +185,7 @@ def trials(config: EmbodiedConfig) -> list[Trial]:
 
 
 def own_requirement() -> list[str]:
-    """Return what pip installs this very rlinf by: its folder, editable, where it runs from one; else its version."""
+    """Return the pip requirement of this rlinf: its folder, editable, when it runs from one; else its version."""
     root = Path(__file__).resolve().parents[3]
     if (root / "pyproject.toml").is_file():
         return ["--editable", str(root)]
@@ -199,24 +198,24 @@ def _check_folder(folder: Path, env_type: str) -> None:
     mark = folder / _MARK
     if mark.is_file():
         try:
-            found = load_json_object(mark.read_bytes())["env_type"]
+            marked = load_json_object(mark.read_bytes())["env_type"]
         except (ValueError, KeyError, OSError):
-            found = None
-        if found == env_type:
+            marked = None
+        if marked == env_type:
             return
-        raise SetupError(f"`{folder}` was made for `{found}`", help="give another folder with `--path`")
+        raise SetupError(f"`{folder}` was made for `{marked}`", help="give another folder with `--path`")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SetupError(
-            f"`{folder}` exists and was not made by `rlinf env setup`",
+            f"`{folder}` exists and was not created by `rlinf env setup`",
             help="give another folder with `--path`, or remove it",
         )
 
 
-def _installer(folder: Path, python: Path, tell: Tell) -> list[str]:
-    """Make the virtual environment where there is none; return the command that installs into it."""
+def _installer(folder: Path, python: Path, emit: Tell) -> list[str]:
+    """Create the virtual environment if it does not exist; return the command that installs into it."""
     uv = shutil.which("uv")
     if not python.exists():
-        tell(f"making `{folder}`")
+        emit(f"making `{folder}`")
         how = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
         _run([*how, str(folder)])
     if uv:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from recipes.embodied.envs.processes.fault_lines import RENDERING_HELP
 from recipes.embodied.envs.simulators.package_versions import versions_of
-from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, fault_of, simulators_at_once, stepped
+from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, describe_fault, simulators_at_once, stepped
 
 # That one operation may take: robosuite compiles itself in its first step.
 _SECONDS: Final = 240.0
@@ -51,45 +51,45 @@ def look(
         `seconds` that it took. As `rlinf doctor` reads it: `verdict`, `what` was seen, and `help`.
     """
     began = time.monotonic()
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": versions_of(env_type),
         "renderer": os.environ.get("MUJOCO_GL"),
     }
     try:
-        found |= _tried(env_type, request.settings(env_type, seconds, images=False))
+        report |= _tried(env_type, request.settings(env_type, seconds, images=False))
     except Exception as error:  # noqa: BLE001 - a simulator may raise anything
-        found["fault"] = fault_of(error)
+        report["fault"] = describe_fault(error)
     else:
         try:
-            found |= _tried(env_type, request.settings(env_type, seconds, images=True))
+            report |= _tried(env_type, request.settings(env_type, seconds, images=True))
         except Exception as error:  # noqa: BLE001 - so may a driver that renders
-            found["frame_fault"] = fault_of(error)
-    if workers and "fault" not in found and ("frame" in found or not request.frame):
-        found |= simulators_at_once(env_type, request, workers, seconds)
-    found["seconds"] = round(time.monotonic() - began, 1)
-    return {**found, **_judged(env_type, found, needs_frame=request.frame)}
+            report["frame_fault"] = describe_fault(error)
+    if workers and "fault" not in report and ("frame" in report or not request.frame):
+        report |= simulators_at_once(env_type, request, workers, seconds)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    return {**report, **_judged(env_type, report, needs_frame=request.frame)}
 
 
-def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
+def _judged(env_type: str, report: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
     """Return the verdict on what was found, in words."""
     vulkan = env_type in _VULKAN
-    if "fault" in found:
-        fault = found["fault"]
+    if "fault" in report:
+        fault = report["fault"]
         why = f": {fault['why']}" if fault["why"] else ""
         help = fault["help"] or (VULKAN_HELP if vulkan else "")
         return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": help}
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    what = f"{versions}: {found['states']} states, {found['actions']} actions"
-    if "frame" in found:
-        how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    what = f"{versions}: {report['states']} states, {report['actions']} actions"
+    if "frame" in report:
+        how = f"MUJOCO_GL={report['renderer']}" if report["renderer"] else "MuJoCo's default renderer"
         how = "Vulkan" if vulkan else how
         what += f", a frame by {how}"
-    if "at_once" in found:
-        what += f"; {found['at_once']} at once"
-    if "frame" in found:
+    if "at_once" in report:
+        what += f"; {report['at_once']} at once"
+    if "frame" in report:
         return {"verdict": "ok", "what": what, "help": ""}
-    fault = found["frame_fault"]
+    fault = report["frame_fault"]
     message = ": ".join(part for part in (fault["message"], fault.get("why")) if part)
     verdict = "fault" if needs_frame else "ok"
     help = VULKAN_HELP if vulkan else RENDERING_HELP
@@ -97,7 +97,7 @@ def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[
 
 
 def _tried(env_type: str, settings: Any) -> dict[str, Any]:
-    """Make an environment, take a step, and return what was seen."""
+    """Make an environment, take a step, and return a report."""
     from recipes.embodied.envs.registry import make_env
 
     env = make_env(env_type, settings)

@@ -39,7 +39,7 @@ class ProbeRequest(NamedTuple):
     batches: Sequence[tuple[int, int]] = ()
 
     def settings(self, env_type: str, seconds: float, *, images: bool, num_envs: int = 1) -> Any:
-        """Return what environments are made by, a simulator process for each.
+        """Return the environments of a worker, one simulator process per environment.
 
         Args:
             env_type: the kind of environment.
@@ -71,34 +71,34 @@ def simulators_at_once(
     Returns:
         `at_once`, their number; `fault` instead where they do not run together, though one alone does.
     """
-    counts = [_count(request, int(each.get("WORLD_SIZE", "1"))) for each in workers]
+    counts = [_count(request, int(worker.get("WORLD_SIZE", "1"))) for worker in workers]
     if sum(counts) < 2:
         return {}
     tried = [
         subprocess.Popen(
             (sys.executable, "-P", "-m", _MODULE, env_type, json.dumps(request._asdict()), str(count), str(seconds)),
-            env={**os.environ, **each},
+            env={**os.environ, **worker},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for each, count in zip(workers, counts, strict=True)
+        for worker, count in zip(workers, counts, strict=True)
     ]
     try:
-        answers = [_answer(each) for each in tried]
+        answers = [_answer(process) for process in tried]
     finally:
-        for each in tried:
-            each.communicate()
-    for rank, (each, fault) in enumerate(zip(workers, answers, strict=True)):
+        for process in tried:
+            process.communicate()
+    for rank, (worker, fault) in enumerate(zip(workers, answers, strict=True)):
         if fault is not None:
-            where = f"env worker {each.get('RANK', rank)}, {sum(counts)} simulators of {len(workers)} workers at once"
+            where = f"env worker {worker.get('RANK', rank)}, {sum(counts)} simulators of {len(workers)} workers at once"
             return {"fault": {**fault, "message": f"{where}: {fault['message']}"}}
     return {"at_once": sum(counts)}
 
 
 def stepped(env: Any) -> dict[str, Any]:
-    """Begin episodes, take a step in each, and return the sizes of what is observed.
+    """Reset the environments, take a step in each, and return the sizes of observations and actions.
 
     Raises:
         ValueError: an image has one colour.
@@ -107,16 +107,16 @@ def stepped(env: Any) -> dict[str, Any]:
 
     env.reset()
     result = env.step(np.zeros((env.num_envs, 1, env.spec.action_size), np.float32))
-    found: dict[str, Any] = {"states": env.spec.state_size, "actions": env.spec.action_size}
+    report: dict[str, Any] = {"states": env.spec.state_size, "actions": env.spec.action_size}
     for name, images in result.observations.items():
         if name.startswith("images."):
             if any((image == image.flat[0]).all() for image in images):
-                raise ValueError("the frame that was rendered has one colour")
-            found["frame"] = list(images.shape[1:3])
-    return found
+                raise ValueError("the rendered frame is a single color")
+            report["frame"] = list(images.shape[1:3])
+    return report
 
 
-def fault_of(error: Exception) -> dict[str, str | None]:
+def describe_fault(error: Exception) -> dict[str, str | None]:
     """Return an error as a record."""
     if isinstance(error, RLinfError):
         return {"message": error.message, "why": error.why, "help": error.help}
@@ -124,12 +124,12 @@ def fault_of(error: Exception) -> dict[str, str | None]:
 
 
 def _count(request: ProbeRequest, world_size: int) -> int:
-    """Return how many simulators one of so many workers holds: no more processes than environments."""
+    """Return the number of simulators of one of several workers: at most one process per environment."""
     return sum(max(1, min(processes, envs // world_size)) for envs, processes in request.batches)
 
 
 def _answer(tried: subprocess.Popen[str]) -> dict[str, str | None] | None:
-    """Return the fault that a process tells; None: its simulators run."""
+    """Return the fault that a process reports; None: its simulators run."""
     line = tried.stdout.readline() if tried.stdout is not None else ""
     try:
         return load_json_object(line)["fault"]
@@ -145,7 +145,7 @@ def _hold(env_type: str, request: ProbeRequest, count: int, seconds: float) -> N
         env = make_env(env_type, request.settings(env_type, seconds, images=request.frame, num_envs=count))
         stepped(env)
     except Exception as error:  # noqa: BLE001 - a simulator may raise anything
-        fault = fault_of(error)
+        fault = describe_fault(error)
     print(json.dumps({"fault": fault}), flush=True)
     sys.stdin.read()
     if env is not None:

@@ -11,14 +11,14 @@ from recipes.embodied.interventions.intervention import InterventionError, Inter
 
 
 class ExecutedActions:
-    """Replaces the policy's actions by those of a source, step by step of a chunk, and keeps what was carried out.
+    """Replaces the policy's actions by a source's, step by step of a chunk, and records the executed ones.
 
     Where a source let go within a chunk the rest of it is not the policy's: that was chosen before the environment was
     moved by somebody else. Such an environment is told to stand still, by an action of zeros, until the next chunk.
 
     Args:
         chunk: [B, C, A], the policy's.
-        source: None: nobody intervenes.
+        source: None: no interventions.
 
     Attributes:
         actions: [B, C, A], what was carried out.
@@ -38,27 +38,27 @@ class ExecutedActions:
             InterventionError: an action of the source is not finite, or it was lost.
         """
         self._verdicts = {}
-        found = None if self._source is None else self._source.read()
+        taken_over = None if self._source is None else self._source.read()
         if index:
             self.actions[self.taken[:, :index].any(axis=1), index] = 0
-        if found is not None:
-            wanted = found.actions[found.rows]
+        if taken_over is not None:
+            wanted = taken_over.actions[taken_over.rows]
             if not np.isfinite(wanted).all():
                 raise InterventionError(
-                    "an intervention is not finite",
+                    "an intervention action is not finite",
                     where=type(self._source).__name__,
-                    help="repair the source; nothing was carried out",
+                    help="fix the source; no action was executed",
                 )
-            self.actions[found.rows, index] = np.clip(wanted, -1, 1)
-            self.taken[:, index] = found.rows
-            self._verdicts = found.verdicts
+            self.actions[taken_over.rows, index] = np.clip(wanted, -1, 1)
+            self.taken[:, index] = taken_over.rows
+            self._verdicts = taken_over.verdicts
         return self.actions[:, index]
 
     def replace(self, index: int, actions: NDArray[Any]) -> None:
-        """Keep what an environment says was carried out in a step instead, [B, A]."""
+        """Record the action that the environment executed in a step instead, [B, A]."""
         self.actions[:, index] = actions
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """Judgements of the step that was last taken, by row."""
+        """Verdicts on the last step, by row."""
         return self._verdicts

@@ -1,4 +1,4 @@
-"""The interface of intervention sources, and what they exchange with environments. numpy only, no device library.
+"""The interface between intervention sources and environments. numpy only, no device library.
 
 A source of your own is a subclass of `InterventionSource` with one method, `read`; `source: package.module:Class` names
 it in a file.
@@ -23,11 +23,11 @@ STILL: Axes = (0.0, 0.0, 0.0)
 
 
 class InterventionError(RuntimeFailure):
-    """A device cannot be opened or was lost, or what it sent makes no sense; `where` is the source and its device."""
+    """A device cannot be opened, disconnected, or sent invalid data; `where` is the source and its device."""
 
 
 class HandMotion(NamedTuple):
-    """A motion of the hand that a person asks for, in shares of the fastest, each from -1 to 1.
+    """A commanded motion of the hand, as fractions of the maximum speed, each from -1 to 1.
 
     Attributes:
         linear: forward, to the left, up, as seen from the arm's base.
@@ -98,15 +98,15 @@ class Steerable(Protocol):
 
     @property
     def intervention(self) -> InterventionSource | None:
-        """The source that takes over from the policy; None: nobody does."""
+        """The source that takes over from the policy; None: no interventions."""
         ...
 
     def expert(self) -> NDArray[np.float32] | None:
-        """Return actions of a scripted expert, float32 [B, A]; None: there is none."""
+        """Return actions of a scripted expert, float32 [B, A]; None if there is none."""
         ...
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
-        """Return the action, float32 [A], that moves the hand of one environment as a person asks."""
+        """Return the action, float32 [A], that moves the hand of one environment as commanded."""
         ...
 
 
@@ -127,7 +127,7 @@ class InterventionSource(ABC):
 
     @abstractmethod
     def read(self) -> Takeover | None:
-        """Return what happens in the step that is about to be taken; None: the policy acts everywhere.
+        """Return the intervention in the next step; None: the policy acts in all environments.
 
         Called once before every step. Must not wait, but for the pace of a person who watches a simulation.
 
@@ -135,15 +135,15 @@ class InterventionSource(ABC):
             InterventionError: the device was lost.
         """
 
-    def wait_for_person(self) -> None:  # noqa: B027 - scripts need nobody
-        """Wait until somebody takes over, at the beginning of a demonstration."""
+    def wait_for_person(self) -> None:  # noqa: B027 - scripts need no person
+        """Wait until a person takes over, at the start of a demonstration."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release the device. May be called twice."""
 
 
 class SuccessJudge(ABC):
-    """A judge of episodes, whose verdicts are all the reward there is: 1 for a success, which ends the episode.
+    """A judge of episodes: its verdicts are the only reward, 1 for a success, which ends the episode.
 
     Args:
         env: the batch of environments.
@@ -158,7 +158,7 @@ class SuccessJudge(ABC):
 
     @abstractmethod
     def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
-        """Return the verdicts on the present states, by row; a row without one goes on.
+        """Return the verdicts on the current states, by row; an episode without a verdict continues.
 
         Called once after every step. Must not wait.
 

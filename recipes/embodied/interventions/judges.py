@@ -18,7 +18,7 @@ _JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target fo
 
 
 class KeysJudge(SuccessJudge):
-    """A person who watches, and presses a key for success or failure."""
+    """A person who watches and presses a key for success or failure."""
 
     options_model = KeysOptions
 
@@ -32,8 +32,8 @@ class KeysJudge(SuccessJudge):
             return {}  # that source's own verdicts count
         if self._device is None:
             self._device = open_source(self.options.device, self.env, self.options.options)
-        found = self._device.read()
-        return {} if found is None else found.verdicts
+        reading = self._device.read()
+        return {} if reading is None else reading.verdicts
 
     def close(self) -> None:
         """See `SuccessJudge`."""

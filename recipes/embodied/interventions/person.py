@@ -1,4 +1,4 @@
-"""The part that all devices of a person have in common: when a takeover begins and ends, gripper, pace."""
+"""The common part of all human input devices: start and end of takeovers, gripper, control rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULT_HZ = 20.0
 
 
 class Controls(NamedTuple):
-    """State of a device, and what was pressed on it since the last look.
+    """State of a device, and the keys pressed since the last read.
 
     Attributes:
         linear: forward, left, up, each from -1 to 1.
@@ -81,8 +81,8 @@ class PersonSource(InterventionSource):
         super().__init__(env, options)
         if env.num_envs != 1:
             raise ConfigError(
-                f"a person drives one environment, and this worker has {env.num_envs}",
-                help="make `env.train.total_num_envs` the number of env workers",
+                f"a person controls one environment, but this worker has {env.num_envs}",
+                help="set `env.train.total_num_envs` to the number of env workers",
             )
         self._engagement = Engagement(options)
         self._hz = options.hz or env.control_hz or _DEFAULT_HZ

@@ -1,4 +1,4 @@
-"""Constructors of intervention sources by name, each imported when it is asked for."""
+"""Constructors of intervention sources by name, imported on demand."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from recipes.embodied.interventions.intervention import InterventionSource, Stee
 from recipes.embodied.interventions.source_options import ScriptedOptions
 from rlinf_core import ConfigError
 
-# Steps whose moments are drawn together; a takeover ends with its block.
+# Steps whose takeovers are drawn together; a takeover ends with its block.
 BLOCK: Final = 256
 
 
@@ -28,16 +28,16 @@ def takeover_steps(options: ScriptedOptions, env: int, reset: int, episode: int,
         block: number of the block of steps in the episode.
     """
     random = np.random.default_rng([options.seed, env, reset, episode, block])
-    found = np.zeros(BLOCK, np.bool_)
+    steps = np.zeros(BLOCK, np.bool_)
     step = 0
     while step < BLOCK:
         if random.random() < options.probability:
             length = int(random.integers(options.shortest, options.longest + 1))
-            found[step : step + length] = True
+            steps[step : step + length] = True
             step += length
         else:
             step += 1
-    return found
+    return steps
 
 
 class ScriptedSource(InterventionSource):
@@ -67,6 +67,6 @@ class ScriptedSource(InterventionSource):
         if actions is None:
             raise ConfigError(
                 "`intervention.source: scripted` needs a scripted expert, and this task has none",
-                help="choose a device of a person, or give your environment an `expert`",
+                help="choose an input device, or give your environment an `expert`",
             )
         return Takeover(rows, np.asarray(actions, np.float32), {})

@@ -1,4 +1,4 @@
-"""Options of the intervention sources and judges that come with the recipe. Checking a file needs no device library."""
+"""Options of the built-in intervention sources and judges. Validation needs no device library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScriptedOptions(_Options):
     @model_validator(mode="after")
     def _ordered(self) -> ScriptedOptions:
         if self.shortest > self.longest:
-            raise ValueError(f"`shortest: {self.shortest}` is more than `longest: {self.longest}`")
+            raise ValueError(f"`shortest: {self.shortest}` exceeds `longest: {self.longest}`")
         return self
 
 

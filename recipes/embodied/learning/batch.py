@@ -45,8 +45,8 @@ class Samples:
         if device.type == "cpu":
             return self
         return Samples(
-            {name: each.to(device) for name, each in self.inputs.items()},
-            {name: each.to(device) for name, each in self.tensors.items()},
+            {name: tensor.to(device) for name, tensor in self.inputs.items()},
+            {name: tensor.to(device) for name, tensor in self.tensors.items()},
         )
 
     def part(self, member: int, members: int) -> Samples:
@@ -59,13 +59,13 @@ class Samples:
         mine = torch.arange(len(self))[member::members]
         padded = -(-len(self) // members) > len(mine)
         rows = torch.cat((mine, torch.zeros(1, dtype=torch.int64))) if padded else mine
-        found = self._rows(rows)
+        part = self._rows(rows)
         if padded:
-            found = found.masked()
+            part = part.masked()
             for name in ("mask", "value_mask"):
-                if name in found.tensors:
-                    found.tensors[name][-1] = False
-        return found
+                if name in part.tensors:
+                    part.tensors[name][-1] = False
+        return part
 
     def masked(self) -> Samples:
         """Return the samples with masks, where they have none: everything counts."""
@@ -79,8 +79,8 @@ class Samples:
 
     def _rows(self, rows: Tensor | slice) -> Samples:
         return Samples(
-            {name: each[rows] for name, each in self.inputs.items()},
-            {name: each[rows] for name, each in self.tensors.items()},
+            {name: tensor[rows] for name, tensor in self.inputs.items()},
+            {name: tensor[rows] for name, tensor in self.tensors.items()},
         )
 
     def batches(self, size: int) -> Iterator[Samples]:
@@ -97,7 +97,7 @@ class Samples:
             yield self._rows(slice(start, start + size))
 
 
-def samples_of(
+def build_samples(
     trajectories: RolloutChunks,
     algorithm: EmbodiedAlgorithmConfig,
     group_size: int,
@@ -135,7 +135,7 @@ def samples_of(
     mask = episodes.mask
     if algorithm.filter_rewards and mask is not None:
         mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
-    found = advantage(episodes, settings)
+    estimates = advantage(episodes, settings)
 
     def samples(level: Tensor) -> Tensor:
         """Return [steps, B] as [n] or [n, C]."""
@@ -144,7 +144,7 @@ def samples_of(
     tensors = {
         "actions": steps["actions"].flatten(0, 1),
         "old_logprobs": sum_to_level(steps["logprobs"].flatten(0, 1), algorithm.logprob_type),
-        "advantages": samples(found.advantages),
+        "advantages": samples(estimates.advantages),
     }
     counted = steps["valid"].flatten(0, 1)
     if algorithm.filter_rewards and mask is not None:
@@ -153,18 +153,18 @@ def samples_of(
         counted = counted.any(dim=1)
     metrics = {
         "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
-        "rollout/advantages_mean": found.advantages.mean().item(),
+        "rollout/advantages_mean": estimates.advantages.mean().item(),
     }
-    if values is not None and found.returns is not None:
+    if values is not None and estimates.returns is not None:
         tensors["old_values"] = samples(values[:-1]).reshape(len(tensors["actions"]), -1)
-        tensors["returns"] = samples(found.returns).reshape(len(tensors["actions"]), -1)
-        metrics["train/critic/explained_variance"] = explained_variance(values[:-1], found.returns, mask).item()
+        tensors["returns"] = samples(estimates.returns).reshape(len(tensors["actions"]), -1)
+        metrics["train/critic/explained_variance"] = explained_variance(values[:-1], estimates.returns, mask).item()
     if not bool(counted.all()):
         # The loss is simpler, and so faster, where everything counts.
         tensors["mask"] = counted
         if "returns" in tensors:
             tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
-    inputs = {name: each.flatten(0, 1) for name, each in trajectories.inputs.items()}
+    inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
     return Samples(inputs, tensors), metrics
 
 

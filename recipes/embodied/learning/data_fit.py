@@ -24,23 +24,23 @@ def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> d
     Raises:
         DatasetError: actions, states or pictures are others than the environment's.
     """
-    for what, found, needed in (
+    for what, size, needed in (
         ("numbers in an action", data.action_size, spec.action_size or data.action_size),
         ("numbers in a state", data.state_size, spec.state_size or data.state_size),
     ):
-        if found != needed:
+        if size != needed:
             raise DatasetError(
-                f"the data set has {found} {what}, and the environment {needed}",
+                f"the data set has {size} {what}; the environment has {needed}",
                 where=data.where,
-                help="it is of another environment, or of another way to control the robot; `data.state_keys` chooses"
-                " what the states are",
+                help="it belongs to another environment, or another control mode of the robot; `data.state_keys`"
+                " selects the states",
             )
     if spec.action_size and data.choices != (spec.num_choices is not None):
         raise DatasetError(
-            "the data set's actions are of another kind than the environment's",
+            "the data set's actions and the environment's are of different kinds",
             where=data.where,
-            why="those of one are whole numbers, choices, and those of the other are not",
-            help="it is of another environment",
+            why="one has discrete actions, the other continuous ones",
+            help="it belongs to another environment",
         )
     return {camera: _camera(data, camera, shape, named, spec) for camera, shape in spec.cameras.items()}
 
@@ -49,19 +49,19 @@ def _camera(
     data: DatasetShape, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
 ) -> str:
     only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
-    found = named.get(camera) or camera_like(camera, data.cameras) or only
-    if found is None or found not in data.cameras:
-        known = ", ".join(f"`{each}`" for each in data.cameras) or "none"
+    column = named.get(camera) or camera_like(camera, data.cameras) or only
+    if column is None or column not in data.cameras:
+        known = ", ".join(f"`{name}`" for name in data.cameras) or "none"
         raise DatasetError(
-            f"the data set has no camera `{found or camera}`",
+            f"the data set has no camera `{column or camera}`",
             where=data.where,
-            help=f"it has {known}; `data.cameras` says which one is the environment's `{camera}`",
+            help=f"it has {known}; `data.cameras` selects the one for the environment's `{camera}`",
         )
-    theirs = data.cameras[found]
+    theirs = data.cameras[column]
     if theirs != shape:
         raise DatasetError(
-            f"pictures of `{found}` are {theirs[0]} x {theirs[1]}, and the environment's {shape[0]} x {shape[1]}",
+            f"images of `{column}` are {theirs[0]} x {theirs[1]}; the environment's are {shape[0]} x {shape[1]}",
             where=data.where,
-            help="give the environment's cameras the size of the data set's",
+            help="set the environment's cameras to the size of the data set's",
         )
-    return found
+    return column

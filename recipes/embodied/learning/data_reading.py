@@ -51,7 +51,7 @@ def read_data(config: DemonstrationsConfig, *, pictures: bool = True) -> Demonst
 
 
 def check_sources(config: DemonstrationsConfig) -> None:
-    """Check that what is said of several data sets is said of each.
+    """Check that options given for several data sets are given for all of them.
 
     Raises:
         DatasetError: it is not.
@@ -60,13 +60,13 @@ def check_sources(config: DemonstrationsConfig) -> None:
     weighted = [source.weight is not None for source in sources]
     if any(weighted) and not all(weighted):
         raise DatasetError(
-            "some of the data sets have a `weight`, and others have none",
+            "some of the data sets have a `weight` and others none",
             where=sources[weighted.index(False)].path,
             help="write a `weight` for each of them, or for none",
         )
     if config.episodes and len(sources) > 1:
         raise DatasetError(
-            f"`data.episodes` numbers episodes of one data set, and there are {len(sources)}",
+            f"`data.episodes` numbers the episodes of one data set, but there are {len(sources)}",
             where=sources[0].path,
             help="write `train_data_paths: [{path: ..., episodes: [...]}, ...]`",
         )
@@ -93,7 +93,7 @@ def _scaled(data: Demonstrations, config: DemonstrationsConfig) -> Demonstration
     scale = np.asarray(config.action_scale, np.float32)
     if data.actions.dtype.kind in "iu" or scale.size not in (1, size):
         is_choice = data.actions.dtype.kind in "iu"
-        message = "actions that are choices have no scale" if is_choice else f"an action has {size} numbers"
+        message = "discrete actions have no scale" if is_choice else f"an action has {size} numbers"
         raise DatasetError(f"`data.action_scale` does not fit: {message}", where=data.where, help="correct it")
     return replace(data, actions=data.actions * scale, statistics=None)
 
@@ -110,13 +110,13 @@ def check_finite(data: Demonstrations) -> None:
         finite = np.isfinite(column.reshape(len(column), -1))
         if finite.all():
             continue
-        row, dimension = (int(each[0]) for each in np.nonzero(~finite))
+        row, dimension = (int(indices[0]) for indices in np.nonzero(~finite))
         value = column.reshape(len(column), -1)[row, dimension]
         number = f", number {dimension}" if name != "reward" else ""
         raise DatasetError(
             f"the {name} of a row is {value}{number}",
             where=data.place_of(row),
-            help="correct the data set, or leave the episode out by `data.episodes`",
+            help="correct the data set, or exclude the episode with `data.episodes`",
         )
 
 
@@ -126,7 +126,7 @@ def _turned(data: Demonstrations, wanted: Flip | None) -> Demonstrations:
         return replace(data, flip=flip)
     notes = data.notes
     if wanted is None and data.cameras:
-        notes = (*notes, f"pictures are turned as the file says: `data.flip` is `{flip}`")
+        notes = (*notes, f"flipping images as the file states: `data.flip` is `{flip}`")
     cameras = {name: FlippedCamera(camera, flip) for name, camera in data.cameras.items()}
     return replace(data, cameras=cameras, notes=notes, flip=flip)
 
@@ -150,7 +150,7 @@ def first_pictures(data: Demonstrations, named: Mapping[str, str]) -> list[Pictu
 
 
 def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demonstrations:
-    """Return demonstrations whose actions the environment takes as they are.
+    """Return demonstrations with actions in the environment's units and range.
 
     Args:
         data: whose actions have the size of the environment's.
@@ -167,12 +167,12 @@ def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demon
     if not beyond.any():
         return data
     count, rows = int(beyond.sum()), int(beyond.any(axis=1).sum())
-    note = f"{count} numbers in {rows} of {len(data)} actions are clipped to the environment's range"
+    note = f"clipped {count} numbers in {rows} of {len(data)} actions to the environment's range"
     return replace(data, actions=np.clip(data.actions, low, high).astype(data.actions.dtype), notes=(*data.notes, note))
 
 
 def action_bounds(spec: EnvSpec) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least and the greatest number of each dimension of an action, [A]; infinities where there is none."""
+    """Return the minimum and maximum of each action dimension, [A]; infinite if unbounded."""
     if spec.num_choices is not None:
         return np.array([0]), np.array([spec.num_choices - 1])
     bounded = spec.bounded
@@ -182,40 +182,40 @@ def action_bounds(spec: EnvSpec) -> tuple[NDArray[Any], NDArray[Any]]:
 def _beyond(
     data: Demonstrations, beyond: NDArray[np.bool_], low: NDArray[Any], high: NDArray[Any], *, choices: bool
 ) -> DatasetError:
-    row, dimension = (int(each[0]) for each in np.nonzero(beyond))
+    row, dimension = (int(indices[0]) for indices in np.nonzero(beyond))
     least, most = low[dimension], high[dimension]
     largest = float(np.abs(data.actions[:, dimension]).max())
     remedy = (
-        "it is of another environment"
+        "it belongs to another environment"
         if choices
-        else "if the units are others, `data.action_scale` multiplies them (this dimension goes up to"
-        f" {largest:g}); if the environment clips, `data.clip_actions: true` does so, too"
+        else f"if the units differ, `data.action_scale` multiplies them (this dimension goes up to {largest:g}); if"
+        " the environment clips, write `data.clip_actions: true`"
     )
     return DatasetError(
-        f"number {dimension} of an action is {data.actions[row, dimension]:g}, and the environment takes {least:g} to"
+        f"number {dimension} of an action is {data.actions[row, dimension]:g}; the environment takes {least:g} to"
         f" {most:g}",
         where=data.place_of(row),
-        why=f"{int(beyond.any(axis=1).sum())} of {len(data)} actions are beyond",
+        why=f"{int(beyond.any(axis=1).sum())} of {len(data)} actions are out of range",
         help=remedy,
     )
 
 
 def tell_notes(data: Demonstrations) -> None:
-    """Log what was left out or converted of demonstrations."""
+    """Log what was dropped from demonstrations or converted."""
     for note in data.notes:
         _LOGGER.warning("demonstrations, %s: %s", data.where, note)
 
 
 def without_rewards(data: Demonstrations) -> DatasetError:
-    """Return the error for demonstrations without a reward, or that do not say which steps solve the task."""
-    missing = [f"`{name}`" for name, each in ((REWARD, data.rewards), (SUCCESS, data.successes)) if each is None]
-    what = "have no rewards" if data.rewards is None else "do not say which steps solve the task"
+    """Return the error for demonstrations without a reward, or that do not mark the steps that solve the task."""
+    missing = [f"`{name}`" for name, column in ((REWARD, data.rewards), (SUCCESS, data.successes)) if column is None]
+    what = "have no rewards" if data.rewards is None else "do not mark the steps that solve the task"
     is_are = "are" if len(missing) > 1 else "is"
     return DatasetError(
         f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
         where=data.where,
-        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names others; recipe `sft`"
-        " learns without",
+        help="`rlinf record` writes them, and `data.columns: {{reward: NAME, success: NAME}}` names other columns;"
+        " recipe `sft` learns without them",
     )
 
 
@@ -229,9 +229,9 @@ def weights_of_replay(data: Demonstrations) -> DatasetError:
 
 
 def without_interventions(data: Demonstrations) -> DatasetError:
-    """Return the error for demonstrations that do not say where somebody intervened."""
+    """Return the error about demonstrations that do not mark interventions."""
     return DatasetError(
-        "the demonstrations do not say in which rows somebody intervened",
+        "the demonstrations do not mark interventions",
         where=data.where,
         help="`data.columns: {intervention: NAME}` names the column; or remove `data.only_interventions`",
     )

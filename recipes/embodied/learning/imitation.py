@@ -65,7 +65,7 @@ class ImitationData:
         self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
         tell_notes(self.demonstrations)
         self._named = named
-        self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
+        self._cameras = {name: self.demonstrations.cameras[column] for name, column in named.items()}
         self._shifts = successes
         self._imitated = (
             balanced_rows(self.demonstrations)
@@ -96,7 +96,7 @@ class ImitationData:
         return Normalization(self._scheme, states, actions)
 
     def rows(self, rows: NDArray[np.int64]) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
-        """Return what was observed in some rows, and the C actions from there on.
+        """Return the observations of some rows, and the C actions from there on.
 
         Returns:
             Observations of n rows; actions [n, C, A], the last one repeated where an episode ends; and which of them
@@ -147,23 +147,23 @@ def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[np.int64]:
-    """Return the rows whose actions are imitated: all, or those in which somebody intervened.
+    """Return the rows whose actions are imitated: all, or those with interventions.
 
     Raises:
-        DatasetError: nobody did, or no data set says.
+        DatasetError: there are no interventions, or no data set marks them.
     """
     if not only_interventions:
         return np.arange(len(data))
     if data.interventions is None:
         raise without_interventions(data)
-    found = np.flatnonzero(data.interventions)
-    if not len(found):
+    rows = np.flatnonzero(data.interventions)
+    if not len(rows):
         raise DatasetError(
-            "nobody intervened in the demonstrations",
+            "the demonstrations contain no interventions",
             where=data.where,
-            help="remove `data.only_interventions`, or record corrections by `rlinf record RUN --device`",
+            help="remove `data.only_interventions`, or record corrections with `rlinf record RUN --device`",
         )
-    return found
+    return rows
 
 
 def chances_of(data: Demonstrations, imitated: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -194,15 +194,17 @@ def labelled_by_success(data: Demonstrations) -> Demonstrations:
         raise DatasetError(
             f"the demonstrations have no {missing}: success cannot be learned from them",
             where=data.where,
-            help="record an environment with a camera by `rlinf record`",
+            help="record an environment with a camera, with `rlinf record`",
         )
     labels = np.concatenate(([False], data.successes[:-1]))
     labels[data.bounds[:-1]] = False
     if labels.all() or not labels.any():
         raise DatasetError(
-            "no picture of the demonstrations shows the task solved" if not labels.any() else "all pictures do",
+            "no picture of the demonstrations shows the task solved"
+            if not labels.any()
+            else "no image of the demonstrations shows the task solved",
             where=data.where,
-            help="record on after a success, by `rlinf record ... env.train.ignore_terminations=true`",
+            help="record beyond the success, with `rlinf record ... env.train.ignore_terminations=true`",
         )
     return replace(data, actions=labels.astype(np.int64)[:, None], states=None, statistics=None, interventions=None)
 
@@ -216,7 +218,7 @@ def balanced_rows(data: Demonstrations) -> NDArray[np.int64]:
     """Return all rows, those of the rarer label so often that both are drawn about equally often."""
     kinds = [np.flatnonzero(data.actions[:, 0] == label) for label in (0, 1)]
     if not all(map(len, kinds)):  # of the chosen episodes
-        raise DatasetError("the chosen episodes show only one outcome", where=data.where, help="choose more of them")
+        raise DatasetError("the chosen episodes show only one outcome", where=data.where, help="choose more episodes")
     longest = max(map(len, kinds))
     return np.concatenate([np.resize(rows, longest) for rows in kinds])
 

@@ -1,4 +1,4 @@
-"""Policy updates from samples of environments: batches, their losses and what those are divided by.
+"""Policy updates from environment samples: batches, losses and their denominators.
 
 Needs tensors and a policy, no worker: the actor feeds it, tests call it directly.
 """
@@ -89,24 +89,24 @@ class Learner:
         self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
 
     def check_samples(self, samples: Samples, step: int) -> None:
-        """Refuse samples with a value that is not finite. Under `skip` their batches are left out when they come.
+        """Reject samples with non-finite values. With `skip`, their batches are skipped later.
 
         Raises:
             NonFiniteError: naming the tensor.
         """
         if self._skips:
             return
-        named = {**{f"observation {name}": each for name, each in samples.inputs.items()}, **samples.tensors}
-        for name, each in named.items():
-            if each.is_floating_point() and not bool(each.isfinite().all()):
-                raise NonFiniteError(name, first_nonfinite(each), f"step {step}", REMEDY)
+        named = {**{f"observation {name}": tensor for name, tensor in samples.inputs.items()}, **samples.tensors}
+        for name, tensor in named.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise NonFiniteError(name, first_nonfinite(tensor), f"step {step}", REMEDY)
 
     def check_weights(self, where: str) -> None:
         """Refuse weights that are not finite; see `Updater.check_weights`."""
         self._updater.check_weights(where)
 
     def _totals(self, batch: Samples, *, uneven: bool) -> dict[str, Tensor]:
-        """Return the denominators of the whole batch, by rank on average; empty where all parts count alike."""
+        """Return the loss denominators of the whole batch, averaged over ranks; empty if all parts weigh the same."""
         if "mask" not in batch.tensors and not uneven:
             return {}
         mask = batch.tensors.get("mask")
@@ -135,7 +135,7 @@ class Learner:
         entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
-        found = self._loss(
+        loss = self._loss(
             LossInputs(
                 logprobs=sum_to_level(evaluated.logprobs, algorithm.logprob_type),
                 old_logprobs=tensors["old_logprobs"],
@@ -150,16 +150,16 @@ class Learner:
             ),
             self._settings,
         )
-        return found if self._data is None else self._with_demonstrations(found, self._data, len(part))
+        return loss if self._data is None else self._with_demonstrations(loss, self._data, len(part))
 
-    def _with_demonstrations(self, found: Loss, data: ImitationData, rows: int) -> Loss:
+    def _with_demonstrations(self, policy_loss: Loss, data: ImitationData, rows: int) -> Loss:
         """Add the loss of a random batch of demonstrations."""
         with computing(self._config.actor, self._device):
             loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
-        metrics = {**found.metrics, "actor/bc_loss": loss.detach()}
-        return Loss(found.loss + self._config.algorithm.bc_weight * loss, metrics)
+        metrics = {**policy_loss.metrics, "actor/bc_loss": loss.detach()}
+        return Loss(policy_loss.loss + self._config.algorithm.bc_weight * loss, metrics)
 
 
 def _leading(mask: Tensor, dimensions: int) -> Tensor:
-    """Return a mask with at most so many dimensions: a chunk counts when any of its actions does."""
+    """Return a mask reduced to a number of dimensions: a chunk counts if any of its actions does."""
     return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask

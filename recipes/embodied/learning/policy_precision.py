@@ -1,4 +1,4 @@
-"""Data types: of weights that are trained, of weights that act, of the computation, and of what leaves it."""
+"""Data types of trained weights, of acting weights, of the computation and of its outputs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def computing(config: EmbodiedActorConfig, device: torch.device) -> AbstractCont
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def output_in_float32(found: PolicyOutput) -> PolicyOutput:
+def output_in_float32(output: PolicyOutput) -> PolicyOutput:
     """Return a policy's output in float32."""
-    actions = found.actions.float() if found.actions.is_floating_point() else found.actions
-    return PolicyOutput(actions, found.logprobs.float(), _float(found.values))
+    actions = output.actions.float() if output.actions.is_floating_point() else output.actions
+    return PolicyOutput(actions, output.logprobs.float(), _float(output.values))
 
 
-def evaluation_in_float32(found: ActionEval) -> ActionEval:
+def evaluation_in_float32(evaluation: ActionEval) -> ActionEval:
     """Return the evaluation of actions in float32."""
-    return ActionEval(found.logprobs.float(), found.entropy.float(), _float(found.values))
+    return ActionEval(evaluation.logprobs.float(), evaluation.entropy.float(), _float(evaluation.values))
 
 
 def _float(values: Tensor | None) -> Tensor | None:

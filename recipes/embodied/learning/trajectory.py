@@ -46,14 +46,14 @@ class RolloutChunks:
         return RolloutChunks(
             first,
             self.version,
-            {name: each[:, start:stop].contiguous() for name, each in self.inputs.items()},
-            {name: each[:, start:stop].contiguous() for name, each in self.steps.items()},
+            {name: tensor[:, start:stop].contiguous() for name, tensor in self.inputs.items()},
+            {name: step[:, start:stop].contiguous() for name, step in self.steps.items()},
             None if self.last is None else self.last[start:stop].contiguous(),
         )
 
 
 def joined(pieces: Sequence[RolloutChunks]) -> RolloutChunks:
-    """Pieces as one batch, ordered by the numbers of their environments, whichever came first."""
+    """Join pieces into one batch, ordered by environment number."""
     ordered = sorted(pieces, key=lambda piece: piece.first)
     if len(ordered) == 1:
         return ordered[0]
@@ -105,7 +105,7 @@ class RolloutBuffer:
         self._write(self._steps, name, step, value)
 
     def finish(self, last: Tensor | None) -> RolloutChunks:
-        """Return everything, once the last step is there; `last` as in `RolloutChunks`."""
+        """Return all steps, after the last one; `last` as in `RolloutChunks`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
         return RolloutChunks(0, self._version, self._inputs, self._steps, last)

@@ -1,1 +1,1 @@
-"""The training loop: its phases, who sends what to whom, and videos of its evaluations."""
+"""The training loop: phases, routing between workers, and evaluation videos."""

@@ -30,7 +30,7 @@ from rlinf_core.worker.handle import wait_together
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
 EPISODES: Final = "env"
 LOGGER = logging.getLogger("rlinf")
-# A group and a channel of this process is told from those of an attempt before it.
+# Distinguishes groups and channels of this process from those of an earlier attempt.
 _numbers = itertools.count()
 
 
@@ -48,7 +48,7 @@ class EmbodiedRunner(RolloutRunner):
         cfg: the configuration of the job.
         actor, rollout, env: the workers that train, run the policy, and step environments.
         record: see `Runner`.
-        trajectories: a channel that nobody else uses; by default one is created.
+        trajectories: a dedicated channel; by default one is created.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class EmbodiedRunner(RolloutRunner):
         )
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:
-        """Return the shares of a step in which actors did not train, and environments were not asked for a rollout.
+        """Return the shares of a step in which actors did not train, and in which environments had no rollout to run.
 
         Rollouts that run ahead began in an earlier step: over several steps the mean is the truth.
         """
@@ -132,7 +132,7 @@ class EmbodiedRunner(RolloutRunner):
         return bool(self._rollouts)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
-        """Have the policy act in the environments while the actors receive what happens.
+        """Run the policy in the environments while the actors receive the trajectories.
 
         Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
 
@@ -165,7 +165,7 @@ class EmbodiedRunner(RolloutRunner):
         if any(state is None for state in states) and not self._told_of_episodes:
             self._told_of_episodes = True
             LOGGER.warning(
-                "the environment cannot save its state (`VectorEnv._save`): a resumed run will begin new episodes"
+                "the environment cannot save its state (`VectorEnv._save`): a resumed run will start new episodes"
             )
         for rank, state in enumerate(states):
             if state:
@@ -174,12 +174,12 @@ class EmbodiedRunner(RolloutRunner):
                 file.write_bytes(state)
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Load weights and optimizer, and continue the episodes that were under way, where that is possible."""
+        """Load weights and optimizer, and resume unfinished episodes where possible."""
         self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
         packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz"))]
         reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
         if reasons:
-            LOGGER.warning("environments begin new episodes: %s", "; ".join(sorted(reasons)))
+            LOGGER.warning("environments start new episodes: %s", "; ".join(sorted(reasons)))
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-# What a step of the environments tells, by its name in `StepResult`; each [B, C].
+# The results of a step, by their names in `StepResult`; each [B, C].
 OUTCOME = ("rewards", "terminations", "truncations", "valid")
 # In messages of environments in which not only the policy acts: the actions that were carried out [B, C, A], and which
 # of them somebody else chose, bool [B, C].

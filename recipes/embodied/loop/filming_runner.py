@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
-from recipes.embodied.loop.frames import Footage
+from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import EmbodiedEnv
 from recipes.embodied.loop.videos import nothing_to_see, write_videos
 from rlinf_core import Channel, RunRecord, WorkerGroup
@@ -20,11 +20,11 @@ LOGGER = logging.getLogger("rlinf")
 class FilmedEnv(EmbodiedEnv, Protocol):
     """The methods of a worker that steps environments, and films them."""
 
-    def footage(self) -> list[Footage] | None: ...
+    def recorded_episodes(self) -> list[EpisodeFrames] | None: ...
 
 
 class EvaluationVideos:
-    """The videos of a run's evaluations, as `env.eval.video_cfg` asks for them.
+    """The videos of a run's evaluations, configured by `env.eval.video_cfg`.
 
     Args:
         config: the whole file.
@@ -35,28 +35,28 @@ class EvaluationVideos:
     def __init__(self, config: EmbodiedConfig, env: Any, record: RunRecord) -> None:
         self._video, self._env_type = config.env.eval.video_cfg, config.env.eval.env_type
         self._env, self._record = env, record
-        # A reason for which there are no videos is told once.
-        self._told: set[str] = set()
+        # Every reason for missing videos is logged once.
+        self._warned: set[str] = set()
 
     def write(self, step: int) -> None:
-        """Write those of the evaluation after a step; the run goes on without them where that fails."""
+        """Write the videos of the evaluation after a step; failures do not stop the run."""
         if not self._video.save_video:
             return
-        by_rank: list[list[Footage] | None] = self._env.footage().wait()
-        if all(found is None for found in by_rank):
-            self._tell(nothing_to_see(self._env_type))
+        by_rank: list[list[EpisodeFrames] | None] = self._env.recorded_episodes().wait()
+        if all(films is None for films in by_rank):
+            self._warn(nothing_to_see(self._env_type))
             return
-        footage = sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
+        recorded_episodes = sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
         folder = Path(self._video.video_base_dir or self._record.folder.path / "videos")
         try:
-            write_videos(footage, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
+            write_videos(recorded_episodes, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
         except (DatasetError, OSError) as error:
-            self._tell(str(error))
+            self._warn(str(error))
 
-    def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            LOGGER.warning("there are no videos: %s", reason)
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            LOGGER.warning("videos not written: %s", reason)
 
 
 class FilmingRunner(EmbodiedRunner):

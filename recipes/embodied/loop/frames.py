@@ -1,4 +1,4 @@
-"""Frames of whole episodes, as an env worker takes them for videos. numpy only, as environments may have no more."""
+"""Frames of whole episodes, recorded in env workers for videos. numpy only, as environments may have nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUDGET: Final = 256 * 2**20
 _UNLIMITED: Final = 1000
 
 
-class Footage(NamedTuple):
+class EpisodeFrames(NamedTuple):
     """Frames of one episode.
 
     Attributes:
@@ -34,8 +34,8 @@ class Footage(NamedTuple):
     frames: NDArray[np.uint8]
 
 
-class EpisodeFilm:
-    """Films the episodes of a batch that began with a reset, one of each environment.
+class FrameRecorder:
+    """Records frames of the episodes since a reset, one per environment.
 
     Args:
         batch: just reset.
@@ -74,30 +74,30 @@ class EpisodeFilm:
     def _take(self, rows: NDArray[np.int64]) -> None:
         seen = self._batch.look(rows)
         if seen is None:
-            raise RuntimeError("`look` saw something before, and nothing now")
+            raise RuntimeError("`look` returned an image before, and returns none now")
         self._seen.append((rows, seen))
 
-    def finish(self, most: int) -> list[Footage]:
-        """Return the episodes that are over, at most so many of each outcome, and film no more."""
+    def finish(self, most: int) -> list[EpisodeFrames]:
+        """Return the finished episodes, at most so many of each outcome, and stop recording."""
         if not self.sees:
             return []
         self._batch.watcher = None
         numbers = self._batch.numbers
         chosen = selected([(self._outcomes[row], row) for row in sorted(self._outcomes)], most)
-        return [Footage(int(numbers[row]), self._reset, self._outcomes[row], self._frames(row)) for row in chosen]
+        return [EpisodeFrames(int(numbers[row]), self._reset, self._outcomes[row], self._frames(row)) for row in chosen]
 
     def _frames(self, row: int) -> NDArray[np.uint8]:
         """Return the pictures of one episode."""
         steps = [{name: array[rows == row] for name, array in seen.items()} for rows, seen in self._seen if row in rows]
-        return self._batch.picture({name: np.concatenate([each[name] for each in steps]) for name in steps[0]})
+        return self._batch.picture({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
 
 
 def selected(outcomes: Iterable[tuple[str, int]], most: int) -> list[int]:
     """Return the numbers of the first episodes of each outcome, at most `most` of each."""
     counts: dict[str, int] = {}
-    found: list[int] = []
+    chosen: list[int] = []
     for outcome, number in outcomes:
         counts[outcome] = counts.get(outcome, 0) + 1
         if counts[outcome] <= most:
-            found.append(number)
-    return found
+            chosen.append(number)
+    return chosen

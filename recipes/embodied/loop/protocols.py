@@ -12,7 +12,7 @@ EpisodeSums: TypeAlias = Mapping[str, tuple[float, int]]
 
 
 class Layout(NamedTuple):
-    """The numbers of processes of a job, as every worker is told when a run begins.
+    """The number of processes per component, sent to every worker when a run starts.
 
     Attributes:
         trajectories: name of the channel from rollout to actor.
@@ -49,7 +49,7 @@ class EmbodiedRollout(Protocol):
 
 
 class EmbodiedEnv(Protocol):
-    """The methods of a worker that steps environments. A state is None where it cannot be saved."""
+    """The methods of a worker that steps environments. A state is None if it cannot be saved."""
 
     def init_worker(self, layout: Layout, /) -> Any: ...
     def first_pictures(self) -> Mapping[str, Any]: ...
@@ -82,7 +82,7 @@ class RolloutGroup(Protocol):
 
 
 class EnvGroup(Protocol):
-    """Calls on the workers that step environments. A state is None where it cannot be saved."""
+    """Calls on the workers that step environments. A state is None if it cannot be saved."""
 
     def init_worker(self, layout: Layout, /) -> WorkerGroupHandle[Any]: ...
     def first_pictures(self) -> WorkerGroupHandle[Mapping[str, Any]]: ...

@@ -25,7 +25,7 @@ class EnvRange(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Rows `start` to `stop` of a batch, which come from the worker of rank `peer` or go there."""
+    """Rows `start` to `stop` of a batch, exchanged with the worker of rank `peer`."""
 
     peer: int
     start: int
@@ -68,7 +68,7 @@ class Routes:
     def __post_init__(self) -> None:
         for count, of in ((self.envs * self.stages, "env workers x stages"), (self.actors, "actors")):
             if self.total % count:
-                raise ValueError(f"{self.total} environments cannot be dealt evenly to {count} {of}")
+                raise ValueError(f"{self.total} environments cannot be split evenly over {count} {of}")
 
     @property
     def batch(self) -> int:
@@ -82,7 +82,7 @@ class Routes:
     @cached_property
     def ranges(self) -> tuple[EnvRange, ...]:
         """All of them, by number; every environment is in exactly one."""
-        found: list[EnvRange] = []
+        ranges: list[EnvRange] = []
         for stage in range(self.stages):
             for rollout, position, stop in self._shares(stage):
                 while position < stop:
@@ -90,12 +90,12 @@ class Routes:
                     start = self.first_env(env, stage) + row
                     actor = start * self.actors // self.total
                     here = min(stop - position, self.batch - row, (actor + 1) * self.total // self.actors - start)
-                    found.append(EnvRange(env, stage, rollout, actor, start, start + here))
+                    ranges.append(EnvRange(env, stage, rollout, actor, start, start + here))
                     position += here
-        return tuple(sorted(found, key=lambda each: each.start))
+        return tuple(sorted(ranges, key=lambda share: share.start))
 
     def _shares(self, stage: int) -> list[tuple[int, int, int]]:
-        """Return the rollouts and the parts of a stage, counted over all env workers, that are theirs."""
+        """Return the rollout ranks of a stage, each with its range of rows, counted over all env workers."""
         size = self.envs * self.batch
         # Which rollouts have one more turns with the stages, so that none has more of everything.
         order = [(rank + stage) % self.rollouts for rank in range(self.rollouts)] if size % self.rollouts else None
@@ -105,15 +105,15 @@ class Routes:
     def of_env(self, env: int, stage: int) -> tuple[Share, ...]:
         """Return the rollouts that act for a stage of an env worker; rows are of the stage's batch."""
         first = self.first_env(env, stage)
-        mine = [each for each in self.ranges if (each.env, each.stage) == (env, stage)]
-        return _joined([Share(each.rollout, each.start - first, each.stop - first) for each in mine])
+        mine = [share for share in self.ranges if (share.env, share.stage) == (env, stage)]
+        return _joined([Share(share.rollout, share.start - first, share.stop - first) for share in mine])
 
     def of_rollout(self, rollout: int, stage: int) -> tuple[Share, ...]:
         """Return the env workers that a rollout acts for in a stage; rows are of the batch that it makes of them."""
         shares: list[Share] = []
         row = 0
-        for each in self._of(rollout, stage):
-            shares.append(Share(each.env, row, row + each.stop - each.start))
+        for share in self._of(rollout, stage):
+            shares.append(Share(share.env, row, row + share.stop - share.start))
             row = shares[-1].stop
         return _joined(shares)
 
@@ -121,13 +121,13 @@ class Routes:
         """Return where the trajectories of a rollout's batch go."""
         pieces: list[Piece] = []
         row = 0
-        for each in self._of(rollout, stage):
-            pieces.append(Piece(each.actor, row, row + each.stop - each.start, each.start))
+        for share in self._of(rollout, stage):
+            pieces.append(Piece(share.actor, row, row + share.stop - share.start, share.start))
             row = pieces[-1].stop
         return tuple(pieces)
 
     def _of(self, rollout: int, stage: int) -> list[EnvRange]:
-        return [each for each in self.ranges if (each.rollout, each.stage) == (rollout, stage)]
+        return [share for share in self.ranges if (share.rollout, share.stage) == (rollout, stage)]
 
 
 def _joined(shares: list[Share]) -> tuple[Share, ...]:

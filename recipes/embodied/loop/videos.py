@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.pictures import write_video
 from recipes.embodied.envs.base import SUCCESS
-from recipes.embodied.loop.frames import Footage, selected
+from recipes.embodied.loop.frames import EpisodeFrames, selected
 
 # Ways of ending that get a video: the most frequent ones.
 MOST_KINDS: Final = 6
@@ -25,12 +25,12 @@ _STILL: Final = 0.5
 
 
 def write_videos(
-    footage: Sequence[Footage], folder: Path, fps: int, episodes: int, prefix: str = ""
+    recorded_episodes: Sequence[EpisodeFrames], folder: Path, fps: int, episodes: int, prefix: str = ""
 ) -> list[dict[str, Any]]:
-    """Write `OUTCOME.mp4` for each way in which episodes ended; that of a success comes first.
+    """Write a video `OUTCOME.mp4` for each kind of episode end; success comes first.
 
     Args:
-        footage: the episodes.
+        recorded_episodes: the episodes.
         folder: is made where it is missing; a file of the same name is replaced.
         fps: frames a second.
         episodes: how many one video shows.
@@ -42,32 +42,35 @@ def write_videos(
     Raises:
         DatasetError: the package `av` is missing, or a file cannot be written.
     """
-    counts = {each.outcome: 0 for each in footage}
-    for each in footage:
-        counts[each.outcome] += 1
+    counts = {film.outcome: 0 for film in recorded_episodes}
+    for film in recorded_episodes:
+        counts[film.outcome] += 1
     kinds = sorted(counts, key=lambda kind: (kind != SUCCESS, -counts[kind], kind))[:MOST_KINDS]
-    found: list[dict[str, Any]] = []
+    videos: list[dict[str, Any]] = []
     for kind in kinds:
-        shown = [each for each in footage if each.outcome == kind][:episodes]
+        shown = [film for film in recorded_episodes if film.outcome == kind][:episodes]
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{prefix}{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-') or 'episodes'}.mp4"
-        pictures = list(tiled([each.frames for each in shown], solved=kind == SUCCESS, still=round(_STILL * fps)))
+        pictures = list(tiled([film.frames for film in shown], solved=kind == SUCCESS, still=round(_STILL * fps)))
         write_video(file, pictures, fps)
-        found.append(
+        videos.append(
             {
                 "file": file.name,
                 "outcome": kind,
                 "fps": fps,
                 "frames": len(pictures),
-                "episodes": [{"env": each.env, "reset": each.reset} for each in shown],
+                "episodes": [{"env": film.env, "reset": film.reset} for film in shown],
             }
         )
-    return found
+    return videos
 
 
-def few_of_each(footage: Sequence[Footage], episodes: int) -> list[Footage]:
-    """Return the first episodes of each outcome, so many of each."""
-    return [footage[number] for number in selected([(each.outcome, i) for i, each in enumerate(footage)], episodes)]
+def pick_per_outcome(recorded_episodes: Sequence[EpisodeFrames], episodes: int) -> list[EpisodeFrames]:
+    """Return the first episodes of each outcome, at most so many of each."""
+    return [
+        recorded_episodes[number]
+        for number in selected([(film.outcome, i) for i, film in enumerate(recorded_episodes)], episodes)
+    ]
 
 
 def tiled(
@@ -83,7 +86,8 @@ def tiled(
     height, width = films[0].shape[1:3]
     scale = max(1, math.ceil(_TILE_HEIGHT / height))
     colors = [
-        _SOLVED if each else _NOT_SOLVED for each in ([solved] * len(films) if isinstance(solved, bool) else solved)
+        _SOLVED if is_solved else _NOT_SOLVED
+        for is_solved in ([solved] * len(films) if isinstance(solved, bool) else solved)
     ]
     columns = max(1, min(len(films), round(math.sqrt(len(films) * height / width))))
     rows = math.ceil(len(films) / columns)
@@ -108,5 +112,5 @@ def nothing_to_see(env_type: str) -> str:
         "gymnasium": "write `options: {render_mode: rgb_array}`",
         "franka_robot": "film the arm with a camera",
     }
-    remedy = remedies.get(env_type, "give it a camera, as in `options: {cameras: [main]}`, or `look` of your own")
-    return f"the environment `{env_type}` gives no pictures; {remedy}"
+    remedy = remedies.get(env_type, "give it a camera, as in `options: {cameras: [main]}`, or implement `look`")
+    return f"the environment `{env_type}` has no images; {remedy}"

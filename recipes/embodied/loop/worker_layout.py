@@ -9,11 +9,11 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
 
 
-def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
-    """Return the ways that the environments of `env.train` or `env.eval` go; nobody learns from evaluations.
+def make_routes(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
+    """Return the routes of the environments of `env.train` or `env.eval`; evaluations have no actors.
 
     Where there are more actors than whole groups of environments, several actors get the same trajectories, and each
-    learns from a part of their samples (`actors_of`): the actors of these routes are such teams.
+    learns from a part of their samples (`actor_ranks`): the actors of these routes are such teams.
     """
     environments = config.env.train if training else config.env.eval
     return Routes(
@@ -21,16 +21,16 @@ def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Rout
         layout.envs,
         config.rollout.pipeline_stage_num,
         layout.rollouts,
-        teams_of(layout.actors, config) if training else 1,
+        count_teams(layout.actors, config) if training else 1,
     )
 
 
-def teams_of(actors: int, config: EmbodiedConfig) -> int:
-    """Return into how many teams actors form: the most among which whole groups of environments divide."""
+def count_teams(actors: int, config: EmbodiedConfig) -> int:
+    """Return the number of actor teams: the most over which whole groups of environments divide."""
     return gcd(config.env.train.total_num_envs // group_size(config, config.env.train), actors)
 
 
-def actors_of(team: int, actors: int, teams: int) -> range:
+def actor_ranks(team: int, actors: int, teams: int) -> range:
     """Return the ranks of the actors of a team, which learn from the same trajectories."""
     return range(team, actors, teams)
 

@@ -41,7 +41,7 @@ Inputs: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutput:
-    """Actions drawn for n observations, as a policy gives them.
+    """Actions of a policy for n observations.
 
     Attributes:
         actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again.
@@ -56,7 +56,7 @@ class PolicyOutput:
 
 @dataclass(frozen=True, slots=True)
 class ActionEval:
-    """Log-probabilities, entropies and values of given actions, with gradients.
+    """Log-probabilities, entropies and values of the passed actions, with gradients.
 
     Attributes:
         logprobs: float32 [n, C, D].
@@ -117,9 +117,9 @@ class BasePolicy(nn.Module, ABC):
             ConfigError: the policy does more than tensors can express.
         """
         raise ConfigError(
-            f"`{type(self).__name__}` cannot be exported as a graph of tensors",
+            f"`{type(self).__name__}` cannot be exported as a tensor graph",
             why="it has no `greedy`",
-            help="export it by `--format safetensors`, which `load_policy` reads, or give your policy a `greedy`",
+            help="export it with `--format safetensors`, which `load_policy` reads, or implement `greedy`",
         )
 
     @abstractmethod
@@ -145,7 +145,7 @@ class BasePolicy(nn.Module, ABC):
         return taken.float() if taken.is_floating_point() else taken.long()
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Return what learning from demonstrations minimizes; by default minus the log-probability of each token.
+        """Return the loss of learning from demonstrations; by default the negative log-probability of each token.
 
         A policy without log-probabilities of its own, such as one of flow matching, overrides it.
 
@@ -165,15 +165,14 @@ class BasePolicy(nn.Module, ABC):
             ConfigError: the policy cannot.
         """
         raise ConfigError(
-            f"`{type(self).__name__}` cannot compute its activations again",
+            f"`{type(self).__name__}` does not support activation checkpointing",
             help="remove `actor.fsdp_config.gradient_checkpointing`",
         )
 
     def describe_images(self) -> dict[str, Any]:
-        """Return what becomes of images, uint8 as cameras give them, before the network sees them, as plain data; empty
-        where the policy sees none, or does not say.
-        """
+        """Return the preprocessing of camera images, uint8, before the network, as plain data; empty if the policy uses
+        no images or does not describe it."""
         return {}
 
     def save_files(self, folder: Path) -> None:
-        """Write what a folder of the policy needs besides weights and statistics, such as a tokenizer."""
+        """Write what a policy folder needs besides weights and statistics, such as a tokenizer."""

@@ -1,4 +1,4 @@
-"""The weights and statistics of a checkpoint, given to a policy."""
+"""Loading of a checkpoint's weights and statistics into a policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.runners.storage.checkpoint import MANIFEST, verify_files
 
 
 def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, checkpoint: str) -> None:
-    """Give a policy the weights of a checkpoint, and the statistics that states and actions are normalized by.
+    """Load a checkpoint's weights into a policy, with the statistics that normalize states and actions.
 
     Args:
         policy: takes the weights.

@@ -1,4 +1,4 @@
-"""Rules about the folder that `actor.model.model_path` names: what can be told of it without loading the policy."""
+"""Checks of the folder that `actor.model.model_path` names, without loading the policy."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
         return _fault_of_saved(model_type, path, saved.get("model"))
     if model_type in SMALL_MODELS:
         return FolderFault(
-            f"`{folder}` holds no policy: there is no `{DESCRIPTION}` in it, as `{model_type}` needs",
+            f"`{folder}` holds no policy: it has no `{DESCRIPTION}`, which `{model_type}` needs",
             "name a folder that a policy was saved to",
         )
     known = ARCHITECTURES.get(model_type)
@@ -105,7 +105,7 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
     about = read_object(path / SETTINGS)
     kind = about.get("model_type", about.get("type"))
     if about and kind not in known:
-        named = " or ".join(f"`{each}`" for each in known)
+        named = " or ".join(f"`{kind_name}`" for kind_name in known)
         return FolderFault(
             f"`{model_type}` cannot use the `{kind}` in `{folder}`",
             f"name a folder whose {SETTINGS} says {named}, or the `model_type` that reads this one (docs/models.md)",
@@ -117,7 +117,7 @@ def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderF
     saved = cast("Mapping[str, Any]", model).get("model_type") if isinstance(model, dict) else None
     if saved != model_type:
         return FolderFault(
-            f"the policy in `{folder}` is a `{saved}`, and `model_type` is `{model_type}`",
+            f"the policy in `{folder}` is a `{saved}`, but `model_type` is `{model_type}`",
             f"write `actor.model.model_type: {saved}`, or name another folder",
         )
     if not os.path.isfile(folder / WEIGHTS):
@@ -132,14 +132,14 @@ def fault_of_statistics(folder: FilePath) -> FolderFault | None:
     if read_object(folder / DESCRIPTION).get("statistics") is None or os.path.isfile(folder / STATISTICS):
         return None
     return FolderFault(
-        f"the policy's statistics are missing: `{folder}` has no `{STATISTICS}`, and it was trained on normalized"
+        f"the policy's statistics are missing: `{folder}` has no `{STATISTICS}`, but it was trained on normalized"
         " states and actions",
-        "copy the folder again, whole, from where the policy was trained",
+        "copy the complete folder again from where the policy was trained",
     )
 
 
 def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | None) -> FolderFault | None:
-    """Return in what the policy that a folder describes is another; None: in nothing that is known.
+    """Return how the policy described in a folder differs from the configured one; None if no difference is known.
 
     Args:
         folder: a checkpoint, or a policy's.
@@ -153,7 +153,7 @@ def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | N
         mine = getattr(model, name)
         if theirs.get(name, mine) != mine:
             return FolderFault(
-                f"the checkpoint's policy has `{name}: {theirs[name]}`, and `actor.model.{name}` is {mine}",
+                f"the checkpoint's policy has `{name}: {theirs[name]}`, but `actor.model.{name}` is {mine}",
                 f"write `actor.model.{name}: {theirs[name]}`, or name another checkpoint",
             )
     sizes = _section(folder, "observations_and_actions")
@@ -161,12 +161,12 @@ def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | N
         needed = getattr(spec, name, 0)
         if needed and sizes.get(name, needed) != needed:
             return FolderFault(
-                f"the checkpoint's policy has {sizes[name]} {what}, and the environment {needed}",
-                "name a checkpoint of this environment, or the environment of the checkpoint",
+                f"the checkpoint's policy has {sizes[name]} {what}; the environment has {needed}",
+                "name a checkpoint of this environment, or the checkpoint's environment",
             )
     return None
 
 
 def _section(folder: FilePath, name: str) -> Mapping[str, Any]:
-    found = read_object(folder / DESCRIPTION).get(name)
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    section = read_object(folder / DESCRIPTION).get(name)
+    return cast("Mapping[str, Any]", section) if isinstance(section, dict) else {}

@@ -15,7 +15,7 @@ _LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 
 
 class OrthogonalLinear(nn.Linear):
-    """A layer that begins with orthogonal weights of the given gain, and no bias."""
+    """A layer with orthogonal initial weights of the given gain, and no bias."""
 
     def __init__(self, inputs: int, outputs: int, gain: float = math.sqrt(2)) -> None:
         super().__init__(inputs, outputs)

@@ -1,4 +1,4 @@
-"""Normalization of states and actions: statistics of a data set, which belong to the folder of the policy's weights.
+"""Normalization of states and actions by data set statistics, which are saved with the policy's weights.
 
 A policy that was trained on normalized numbers is another policy without them. So they are written beside its weights,
 as `normalization.json`, and read with them.
@@ -66,7 +66,7 @@ class Statistics:
                 help="leave such episodes out",
             )
         low, high = np.quantile(rows, _QUANTILES, axis=0)
-        return cls(*(tuple(map(float, each)) for each in (rows.mean(axis=0), rows.std(axis=0), low, high)))
+        return cls(*(tuple(map(float, values)) for values in (rows.mean(axis=0), rows.std(axis=0), low, high)))
 
     @classmethod
     def of_moments(cls, mean: Sequence[float], std: Sequence[float]) -> Statistics:
@@ -85,7 +85,7 @@ class Statistics:
         return len(self.mean)
 
     def shift_and_scale(self, scheme: Scheme) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what is taken off, and what it is then divided by, both [D].
+        """Return the shift that is subtracted, and the scale that is divided by, both [D].
 
         `mean_std` leads to mean 0 and deviation 1, `quantile` to -1 at `low` and 1 at `high`.
         """
@@ -128,16 +128,16 @@ class Normalization:
         return cast("Array", normalized * _like(scale, normalized) + _like(shift, normalized))
 
     def check(self, state_size: int, action_size: int, where: str) -> None:
-        """Check that the statistics are of so many numbers.
+        """Check the number of dimensions of the statistics.
 
         Raises:
             ConfigError: they are of other states or actions, those of another environment.
         """
-        for name, found, needed in (("states", self.states, state_size), ("actions", self.actions, action_size)):
-            if found is not None and len(found) != needed:
+        for name, statistics, needed in (("states", self.states, state_size), ("actions", self.actions, action_size)):
+            if statistics is not None and len(statistics) != needed:
                 raise ConfigError(
-                    f"the {name} in `{where}` have {len(found)} numbers, and the environment's {needed}",
-                    help="the statistics are of another environment or another way to control the robot",
+                    f"the {name} in `{where}` have {len(statistics)} numbers; the environment needs {needed}",
+                    help="the statistics belong to another environment or another control mode of the robot",
                 )
 
     def save(self, folder: Path) -> None:
@@ -146,7 +146,7 @@ class Normalization:
 
     @classmethod
     def load(cls, folder: Path) -> Normalization | None:
-        """Return what `save` wrote into a folder; None where it has no such file.
+        """Return the statistics that `save` wrote into a folder; None if there is no such file.
 
         Raises:
             ConfigError: the file is not one of `save`.
@@ -175,14 +175,14 @@ class Normalization:
         return cls(data["scheme"], _read(data["states"]), _read(data["actions"]))
 
     def digest(self) -> str:
-        """Return 16 hexadecimal digits that tell these statistics from others."""
+        """Return a digest of the statistics, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _normalized(values: Array, found: Statistics | None, scheme: Scheme) -> Array:
-    if found is None:
+def _normalized(values: Array, statistics: Statistics | None, scheme: Scheme) -> Array:
+    if statistics is None:
         return values
-    shift, scale = found.shift_and_scale(scheme)
+    shift, scale = statistics.shift_and_scale(scheme)
     return cast("Array", (values - _like(shift, values)) / _like(scale, values))
 
 
@@ -196,8 +196,8 @@ def _like(values: NDArray[np.float32], other: NDArray[Any] | Tensor) -> Any:
 def _read(data: dict[str, Sequence[float]] | None) -> Statistics | None:
     if data is None:
         return None
-    found = Statistics(*(tuple(float(each) for each in data[name]) for name in ("mean", "std", "low", "high")))
-    columns = (found.mean, found.std, found.low, found.high)
-    if len({len(column) for column in columns}) != 1 or not all(math.isfinite(each) for each in sum(columns, ())):
-        raise ValueError("a row of numbers is missing one, or has one that is not finite")
-    return found
+    statistics = Statistics(*(tuple(float(number) for number in data[name]) for name in ("mean", "std", "low", "high")))
+    columns = (statistics.mean, statistics.std, statistics.low, statistics.high)
+    if len({len(column) for column in columns}) != 1 or not all(math.isfinite(number) for number in sum(columns, ())):
+        raise ValueError("a row of numbers is incomplete or has a non-finite number")
+    return statistics

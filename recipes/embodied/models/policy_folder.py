@@ -1,4 +1,4 @@
-"""The folder of a policy: weights as safetensors, what they belong to, and the statistics of states and actions.
+"""The folder of a policy: safetensors weights, their description, and the statistics of states and actions.
 
     policy.json            the kind of the policy, its settings, and the sizes of its observations and actions
     model.safetensors      its weights
@@ -52,13 +52,13 @@ def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
     """
     if not folder:
         return Normalization()
-    found = Normalization.load(Path(folder)) or Normalization()
-    _check_statistics(Path(folder), found)
-    found.check(spec.state_size, spec.action_size, folder)
-    return found
+    normalization = Normalization.load(Path(folder)) or Normalization()
+    _check_statistics(Path(folder), normalization)
+    normalization.check(spec.state_size, spec.action_size, folder)
+    return normalization
 
 
-def _check_statistics(folder: Path, found: Normalization) -> None:
+def _check_statistics(folder: Path, normalization: Normalization) -> None:
     """Refuse statistics that are not those which the policy was saved with.
 
     Raises:
@@ -68,14 +68,14 @@ def _check_statistics(folder: Path, found: Normalization) -> None:
         expected = load_json_object((folder / DESCRIPTION).read_bytes())["statistics"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # an earlier version did not write them down; what else is broken is told with the weights
-    if expected in (None, found.digest()):
+    if expected in (None, normalization.digest()):
         return
-    is_missing = found == Normalization()
+    is_missing = normalization == Normalization()
     raise ConfigError(
-        "the policy's statistics are missing" if is_missing else "the statistics are not those of the policy",
+        "the policy's statistics are missing" if is_missing else "the statistics do not match the policy",
         where=str(folder / STATISTICS),
-        why="it was trained on normalized states and actions, and would act on others without them",
-        help="copy the folder again, whole, from where the policy was trained",
+        why="it was trained on normalized states and actions and cannot act without the statistics",
+        help="copy the complete folder again from where the policy was trained",
     )
 
 
@@ -87,7 +87,7 @@ def save_policy(
     folder: Path,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a policy into a folder, aside and renamed; one that is there is replaced.
+    """Write a policy folder atomically, replacing an existing one.
 
     Args:
         policy: what is written.
@@ -103,7 +103,7 @@ def save_policy(
     aside.mkdir(parents=True)
     own: Mapping[str, Tensor] = policy.state_dict() if weights is None else weights
     # A tensor that two layers share is written for each.
-    save_file({name: each.detach().cpu().clone().contiguous() for name, each in own.items()}, aside / WEIGHTS)
+    save_file({name: weight.detach().cpu().clone().contiguous() for name, weight in own.items()}, aside / WEIGHTS)
     write_description(aside, config, spec, policy.normalization)
     if policy.normalization != Normalization():
         policy.normalization.save(aside)
@@ -112,7 +112,7 @@ def save_policy(
     aside.rename(folder)
 
 
-def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, found: Normalization) -> None:
+def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, normalization: Normalization) -> None:
     """Write `policy.json` into a folder: the section `actor.model` but for `model_path`, the environment's spec, and a
     digest of the statistics.
     """
@@ -123,7 +123,7 @@ def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, 
         "model": model,
         "observations_and_actions": asdict(spec),
     }
-    about["statistics"] = None if found == Normalization() else found.digest()
+    about["statistics"] = None if normalization == Normalization() else normalization.digest()
     (folder / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
@@ -142,17 +142,17 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
         return about["model"], EnvSpec(**spec)
     except FileNotFoundError:
         raise ConfigError(
-            "the folder does not say what the policy observes",
+            "the folder does not describe the policy's observations",
             where=str(folder),
-            why=f"it has no `{DESCRIPTION}`: no policy was saved there, or by an earlier version",
+            why=f"it has no `{DESCRIPTION}`: no policy was saved there, or an earlier version saved it",
             help="name a run, a checkpoint of this version, or a folder of `rlinf export --format safetensors`",
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"`{file}` cannot be understood", why=str(error), help="copy the folder again") from None
+        raise ConfigError(f"`{file}` is invalid", why=str(error), help="copy the folder again") from None
 
 
 def load_weights(policy: BasePolicy, folder: str) -> None:
-    """Give a policy the weights in a folder of `save_policy`.
+    """Load the weights in a folder of `save_policy` into a policy.
 
     Raises:
         ConfigError: they cannot be read, or are of another policy.
@@ -162,36 +162,36 @@ def load_weights(policy: BasePolicy, folder: str) -> None:
 
     path = Path(folder) / WEIGHTS
     try:
-        found: dict[str, Tensor] = load_file(path)
+        weights: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"the weights `{path}` cannot be read", why=str(error), help="copy the folder again"
         ) from None
     own: dict[str, Tensor] = policy.state_dict()
-    names = beneath_adapters(own, found.keys())
-    found = {name: each for name, each in found.items() if name not in names.values()} | {
-        **{name: own[name] for name in new_adapters(own, found)},
-        **{mine: found[theirs] for mine, theirs in names.items()},
+    names = beneath_adapters(own, weights.keys())
+    weights = {name: weight for name, weight in weights.items() if name not in names.values()} | {
+        **{name: own[name] for name in new_adapters(own, weights)},
+        **{mine: weights[theirs] for mine, theirs in names.items()},
     }
-    different = _different(found, own)
+    different = _different(weights, own)
     if different is not None:
         raise ConfigError(
-            f"the weights in `{folder}` are of another policy",
+            f"the weights in `{folder}` belong to another policy",
             why=different,
-            help=f"`{Path(folder) / DESCRIPTION}` has the settings that they were trained with: {_settings(folder)}",
+            help=f"`{Path(folder) / DESCRIPTION}` has the settings of their training: {_settings(folder)}",
         )
-    policy.load_state_dict(found)
+    policy.load_state_dict(weights)
 
 
-def _different(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference between weights of a file and those of a policy; None where there is none."""
+def _different(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference between weights of a file and those of a policy; None if there is none."""
     for name, mine in own.items():
-        if name not in found:
+        if name not in weights:
             return f"it lacks `{name}`"
-        if found[name].shape != mine.shape:
-            return f"`{name}` is {list(found[name].shape)} there and {list(mine.shape)} here"
-    strange = next((name for name in found if name not in own), None)
-    return None if strange is None else f"it has `{strange}` besides"
+        if weights[name].shape != mine.shape:
+            return f"`{name}` is {list(weights[name].shape)} there but {list(mine.shape)} here"
+    strange = next((name for name in weights if name not in own), None)
+    return None if strange is None else f"it also has `{strange}`"
 
 
 def _settings(folder: str) -> str:

@@ -53,8 +53,8 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     elif config.model_path is not None and not class_.loads_model_path:
         raise ConfigError(
             f"`{config.model_path}` holds no policy",
-            why=f"there is no `policy.json` in it, as `{config.model_type}` needs",
-            help="`actor.model.model_path` names a folder that a policy was saved to",
+            why=f"it has no `policy.json`, which `{config.model_type}` needs",
+            help="`actor.model.model_path` must name a folder that a policy was saved to",
         )
     if config.trainable:
         _freeze(policy, config.trainable)
@@ -62,7 +62,7 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
 
 
 def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:
-    """Train only those weights whose names match a pattern.
+    """Freeze all weights whose names match no pattern.
 
     Raises:
         ConfigError: a pattern matches none.
@@ -70,11 +70,11 @@ def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:
     names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            some = ", ".join(f"`{name}`" for name in names[:: max(1, len(names) // 4)])
+            examples = ", ".join(f"`{name}`" for name in names[:: max(1, len(names) // 4)])
             raise ConfigError(
-                f"no weight of `{type(policy).__name__}` that can be trained matches `{pattern}`",
-                why=f"their names are, for example, {some}",
-                help="`actor.model.trainable` holds patterns of names, such as `critic.*`",
+                f"no trainable weight of `{type(policy).__name__}` matches `{pattern}`",
+                why=f"weight names are, for example, {examples}",
+                help="`actor.model.trainable` holds name patterns, such as `critic.*`",
             )
     for name, weight in policy.named_parameters():
-        weight.requires_grad_(weight.requires_grad and any(fnmatch.fnmatchcase(name, each) for each in patterns))
+        weight.requires_grad_(weight.requires_grad and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))

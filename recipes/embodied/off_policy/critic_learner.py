@@ -88,7 +88,7 @@ class OffPolicyLearner:
         self._temperature_optimizer = EagerAdamW(
             [self.log_temperature], lr=temperature_lr, weight_decay=0.0, fused=True
         )
-        # Lists that are needed in every update; a module finds its weights anew each time it is asked.
+        # Cached for every update: a module collects its weights anew on each call.
         self._critic_weights = list(self._critics.parameters())
         self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
             (list(target.parameters()), list(module.parameters()))
@@ -96,8 +96,8 @@ class OffPolicyLearner:
             if target is not None
         ]
         self._policy_updater, self._critic_updater = (
-            Updater(each.strategy, each.optimizer, clip_grad=clip_grad, skip_nonfinite=skip_nonfinite)
-            for each in (policy, critics)
+            Updater(trained.strategy, trained.optimizer, clip_grad=clip_grad, skip_nonfinite=skip_nonfinite)
+            for trained in (policy, critics)
         )
         self.updates = 0
 
@@ -129,9 +129,9 @@ class OffPolicyLearner:
 
     def _update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> Tensor:
         if self._target_critics is None:
-            found: list[Tensor] = []
-            self._critic_updater.update([batch], lambda part: self._joint_loss(part, found), step, figures)
-            return found[-1]
+            td_errors: list[Tensor] = []
+            self._critic_updater.update([batch], lambda part: self._joint_loss(part, td_errors), step, figures)
+            return td_errors[-1]
         with torch.no_grad():
             actions, logprobs = self._next_actions(batch.next_inputs)
             values = self._target_critics(batch.next_inputs, actions)
@@ -150,7 +150,7 @@ class OffPolicyLearner:
         """Return the loss of CrossQ: present and next actions are normalized in one batch."""
         with torch.no_grad():
             actions, logprobs = self._next_actions(batch.next_inputs)
-        both = {name: torch.cat((each, batch.next_inputs[name])) for name, each in batch.inputs.items()}
+        both = {name: torch.cat((tensor, batch.next_inputs[name])) for name, tensor in batch.inputs.items()}
         self._critics.train()
         values, following = self._critics(both, torch.cat((batch.actions, actions))).chunk(2, dim=1)
         self._critics.eval()
@@ -159,7 +159,7 @@ class OffPolicyLearner:
         return ensemble_loss(values, targets, batch.weights)
 
     def _next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return what the policy does next, and its log-probabilities where entropy counts."""
+        """Return the policy's next actions, and their log-probabilities where entropy counts."""
         if self._target_policy is None:
             actions, logprobs = self._policy.sample(inputs)
             return actions, logprobs if self._config.entropy_in_target else None
@@ -175,20 +175,20 @@ class OffPolicyLearner:
         return bootstrapped_targets(batch.rewards, batch.discounts, values, logprobs, self.temperature)
 
     def _update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
-        found: list[Tensor] = []
+        logprobs_of_parts: list[Tensor] = []
 
         def loss(part: TransitionTensors) -> Loss:
             actions, logprobs = self._policy.sample(part.inputs)
             values = self._critics(part.inputs, actions)
             if logprobs is None:
                 return deterministic_policy_loss(values)
-            found.append(logprobs.detach())
+            logprobs_of_parts.append(logprobs.detach())
             return soft_policy_loss(logprobs, values, self.temperature, self._config.policy_values)
 
         with _without_gradients(self._critic_weights):
             self._policy_updater.update([batch], loss, step, figures)
-        if found and self._config.learn_temperature:
-            self._update_temperature(found[-1])
+        if logprobs_of_parts and self._config.learn_temperature:
+            self._update_temperature(logprobs_of_parts[-1])
 
     def _update_temperature(self, logprobs: Tensor) -> None:
         self._temperature_optimizer.zero_grad()
@@ -204,10 +204,10 @@ class OffPolicyLearner:
         return self.log_temperature.detach().exp()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides weights and optimizers: target networks, temperature, updates."""
+        """Return the checkpointed state besides weights and optimizers: target networks, temperature, update count."""
         targets = {"target_critics": self._target_critics, "target_policy": self._target_policy}
         return {
-            **{name: each.state_dict() for name, each in targets.items() if each is not None},
+            **{name: target.state_dict() for name, target in targets.items() if target is not None},
             "critic_buffers": dict(self._critics.named_buffers()),
             "log_temperature": self.log_temperature.detach(),
             "temperature_optimizer": self._temperature_optimizer.state_dict(),
@@ -216,9 +216,9 @@ class OffPolicyLearner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take what `state` returned."""
-        for name, each in (("target_critics", self._target_critics), ("target_policy", self._target_policy)):
-            if each is not None:
-                each.load_state_dict(state[name])
+        for name, module in (("target_critics", self._target_critics), ("target_policy", self._target_policy)):
+            if module is not None:
+                module.load_state_dict(state[name])
         with torch.no_grad():
             for name, buffer in self._critics.named_buffers():
                 buffer.copy_(state["critic_buffers"][name])
@@ -234,13 +234,13 @@ class OffPolicyLearner:
 
 def _policy_of(state: TrainingState) -> SquashedPolicy:
     if not isinstance(state.policy, SquashedPolicy):
-        raise TypeError(f"off-policy learning takes a SquashedPolicy, not a {type(state.policy).__name__}")
+        raise TypeError(f"off-policy learning needs a SquashedPolicy, not a {type(state.policy).__name__}")
     return state.policy
 
 
 def _critics_of(state: TrainingState) -> Critics:
     if not isinstance(state.policy, Critics):
-        raise TypeError(f"off-policy learning takes Critics, not a {type(state.policy).__name__}")
+        raise TypeError(f"off-policy learning needs Critics, not a {type(state.policy).__name__}")
     return state.policy
 
 
@@ -250,11 +250,11 @@ def _frozen_copy(module: nn.Module) -> Any:
 
 @contextmanager
 def _without_gradients(weights: Sequence[Tensor]) -> Generator[None, None, None]:
-    """Keep gradients from some weights in here; they go through what is computed with them."""
-    for each in weights:
-        each.requires_grad_(False)
+    """Disable gradients of some weights temporarily; gradients still flow through operations on them."""
+    for weight in weights:
+        weight.requires_grad_(False)
     try:
         yield
     finally:
-        for each in weights:
-            each.requires_grad_(True)
+        for weight in weights:
+            weight.requires_grad_(True)

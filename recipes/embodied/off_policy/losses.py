@@ -1,4 +1,4 @@
-"""Losses of off-policy actor-critic methods: SAC, TD3 and what is built on them.
+"""Losses of off-policy actor-critic methods: SAC, TD3 and their descendants.
 
 Critics are an ensemble of E functions of an observation and an action; `values` [E, n] are what they say of n
 transitions. Sources: SAC, Haarnoja et al. 2018 (arXiv 1812.05905); TD3, Fujimoto et al. 2018 (arXiv 1802.09477); the
@@ -60,11 +60,11 @@ def ensemble_loss(values: Tensor, targets: Tensor, weights: Tensor | None = None
     """
     errors = (values - targets).square() / 2
     loss = (errors if weights is None else errors * weights).mean(dim=1).sum()
-    found = values.detach()
+    detached = values.detach()
     metrics = {
         "critic/loss": loss.detach(),
-        "critic/value": found.mean(),
-        "critic/spread": found.std(dim=0, correction=0).mean(),
+        "critic/value": detached.mean(),
+        "critic/spread": detached.std(dim=0, correction=0).mean(),
         "critic/target": targets.mean(),
     }
     return Loss(loss, metrics)
@@ -90,7 +90,7 @@ def deterministic_policy_loss(values: Tensor) -> Loss:
 
 
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
-    """Return the loss whose descent raises the temperature while the entropy is below its target (SAC, eq. 18).
+    """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
 
     As is usual the logarithm stands for the temperature itself, so that steps are as large whatever it is.
 

@@ -22,15 +22,15 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner
-from recipes.embodied.off_policy.replay_tensors import tensors_of
+from recipes.embodied.off_policy.replay_tensors import to_tensors
 from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
     demonstrations_buffer,
     fitting_data,
     intervened,
-    steps_of,
     transition_spec,
+    transition_steps,
 )
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
@@ -39,7 +39,7 @@ from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.reading.archives import load_archive
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
 
@@ -56,11 +56,11 @@ class OffPolicyActor(BaseActor):
     """
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Create policy, critics, optimizers and the replay buffer; every rank begins with the same weights."""
+        """Create policy, critics, optimizers and the replay buffer; all ranks start with the same weights."""
         torch.set_num_threads(1)
         config, settings = self._config.actor, self._config.algorithm.off_policy
         self._deterministic = self._config.algorithm.loss_type == "td3"
-        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
+        torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
@@ -83,7 +83,7 @@ class OffPolicyActor(BaseActor):
         self._seen = self._learned = 0
 
     def _buffers(self, spec: EnvSpec) -> ReplayMixture:
-        """Return the buffers that batches come from, with what earlier runs recorded and demonstrations."""
+        """Return the buffers that batches are sampled from, filled with earlier recordings and demonstrations."""
         replay = self._config.algorithm.off_policy.replay
         how = Prioritization(replay.priority_alpha, replay.priority_beta) if replay.prioritized else None
         lanes = self._config.env.train.total_num_envs // self._routes.actors
@@ -107,11 +107,13 @@ class OffPolicyActor(BaseActor):
             folder = Path(replay.recording_path) / str(self._rank)
             self._recorder = SegmentWriter(
                 folder,
-                report=lambda damage: self.log_warning("the recording was cut off: %s", damage),
+                report=lambda damage: self.log_warning("the recording was truncated: %s", damage),
                 warn=lambda text: self.log_warning("%s", text),
             )
             helped = buffers.get(INTERVENTIONS)
-            add_recording(online, folder, lambda damage: self.log_warning("not read: %s", damage), helped)
+            add_recording(
+                online, folder, lambda damage: self.log_warning("skipped unreadable data: %s", damage), helped
+            )
         if self._config.data.train_data_paths:
             compresses = replay.image_memory_gib is not None
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
@@ -139,8 +141,8 @@ class OffPolicyActor(BaseActor):
         pieces = self._receive(step)
         self._arrived = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
-        for chunks in passes_of(pieces, config.env.train.rollout_epoch, lanes):
-            steps = steps_of(chunks)
+        for chunks in split_passes(pieces, config.env.train.rollout_epoch, lanes):
+            steps = transition_steps(chunks)
             if self._recorder is not None:
                 self._recorder.append(steps)
             add_steps(self._mixture.buffers[ONLINE], steps)
@@ -152,15 +154,15 @@ class OffPolicyActor(BaseActor):
         return self._state.version - min(piece.version for piece in pieces)
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
-        """Return how full the buffer is; there are no advantages off policy."""
-        found = {f"replay/{name}": float(len(each)) for name, each in self._mixture.buffers.items()}
+        """Return the fill level of the buffer; off-policy learning has no advantages."""
+        metrics = {f"replay/{name}": float(len(buffer)) for name, buffer in self._mixture.buffers.items()}
         if INTERVENTIONS in self._mixture.buffers:
-            found["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
-        spilled = sum(each.spilled for each in self._mixture.buffers.values())
+            metrics["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
+        spilled = sum(buffer.spilled for buffer in self._mixture.buffers.values())
         return {
-            **found,
+            **metrics,
             **({"replay/spilled_gib": spilled / 2**30} if spilled else {}),
-            "replay/gib": sum(each.nbytes for each in self._mixture.buffers.values()) / 2**30,
+            "replay/gib": sum(buffer.nbytes for buffer in self._mixture.buffers.values()) / 2**30,
             "env/steps": float(self._arrived),
         }
 
@@ -178,7 +180,7 @@ class OffPolicyActor(BaseActor):
         """
         config, settings = self._config, self._config.algorithm.off_policy
         step = self._step if step is None else step
-        seed = seed_of(config.actor.seed, Purpose.BATCHES, step, self._rank)
+        seed = derive_seed(config.actor.seed, Purpose.BATCHES, step, self._rank)
         torch.manual_seed(seed)
         random = np.random.default_rng(seed)
         rate = self._state.apply_settings(step, config.runner.last_step)
@@ -189,7 +191,7 @@ class OffPolicyActor(BaseActor):
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
             batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
-            tensors = tensors_of(batch, self._policy, self.torch_device)
+            tensors = to_tensors(batch, self._policy, self.torch_device)
             errors = self._learner.update(tensors, step, policy_figures, critic_figures)
             if settings.replay.prioritized:
                 self._mixture.update_priorities(batch, errors.cpu().numpy())
@@ -222,14 +224,14 @@ class OffPolicyActor(BaseActor):
         arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save(files / ONLINE)
         for source in self._further_saved():
             saved = self._mixture.buffers[source].save(files / source)
-            arrays |= {f"{source}/{name}": each for name, each in saved.items()}
+            arrays |= {f"{source}/{name}": array for name, array in saved.items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
             torch.save(self._learner.state(), path / _STATE)
             write_description(path, self._config.actor.model, self._spec, self._policy.normalization)
 
     def load_checkpoint(self, folder: str) -> int:
-        """Read what `save_checkpoint` wrote, by as many ranks.
+        """Load a checkpoint of `save_checkpoint`, by the same number of ranks.
 
         Returns:
             The version of the weights.
@@ -243,9 +245,9 @@ class OffPolicyActor(BaseActor):
         files = sorted((path / REPLAY).glob("*.npz"))
         if len(files) != self._world_size:
             raise CheckpointError(
-                f"the checkpoint has the replay buffers of {len(files)} actors, and the run has {self._world_size}",
+                f"the checkpoint has replay buffers of {len(files)} actors, but the run has {self._world_size}",
                 where=folder,
-                help="continue with as many actors, or begin anew with `actor.checkpoint_load_path`",
+                help="resume with the same number of actors, or start a new run with `actor.checkpoint_load_path`",
             )
         self._state.load(folder)
         self._critics.load(folder)
@@ -281,7 +283,7 @@ class OffPolicyActor(BaseActor):
 
 
 def _read_state(file: Path) -> dict[str, Any]:
-    """Return what the learner keeps besides weights and optimizers.
+    """Return the learner's state besides weights and optimizers.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -290,15 +292,15 @@ def _read_state(file: Path) -> dict[str, Any]:
         return dict(load_archive(file))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            "the state of the learner cannot be read",
+            "the learner state cannot be read",
             where=str(file),
             why=str(error),
-            help="continue from another checkpoint",
+            help="resume from another checkpoint",
         ) from None
 
 
-def passes_of(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[RolloutChunks]:
-    """Return the pieces of a rollout by pass, in their order, each with all environments of this actor.
+def split_passes(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[RolloutChunks]:
+    """Split the pieces of a rollout by pass, in order, each with all environments of this actor.
 
     Args:
         pieces: in any order; numbers of environments count on from pass to pass.
@@ -306,18 +308,18 @@ def passes_of(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[Roll
         lanes: environments of this actor.
     """
     ordered = sorted(pieces, key=lambda piece: piece.first)
-    found: list[list[RolloutChunks]] = [[]]
+    passes_so_far: list[list[RolloutChunks]] = [[]]
     for piece in ordered:
-        if sum(each.batch for each in found[-1]) == lanes:
-            found.append([])
-        found[-1].append(piece)
-    if len(found) != passes:
-        raise ValueError(f"{len(found)} passes arrived, and {passes} were expected")
-    return [joined(each) for each in found]
+        if sum(piece.batch for piece in passes_so_far[-1]) == lanes:
+            passes_so_far.append([])
+        passes_so_far[-1].append(piece)
+    if len(passes_so_far) != passes:
+        raise ValueError(f"{len(passes_so_far)} passes arrived; expected {passes}")
+    return [joined(pieces) for pieces in passes_so_far]
 
 
 def _taken_from(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Take the arrays whose names begin with a prefix out of a dictionary, and return them without it."""
+    """Pop the arrays with a name prefix from a dictionary, and return them without the prefix."""
     return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 

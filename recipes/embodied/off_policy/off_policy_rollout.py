@@ -1,4 +1,4 @@
-"""Rollout workers of off-policy learning: they send what was observed after each step, and no values."""
+"""Rollout workers of off-policy learning: they send the observations after each step, and no values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
-from recipes.embodied.loop.worker_layout import routes_of
+from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 
@@ -25,7 +25,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         """See `MultiStepRolloutWorker`."""
         step = self._step + 1 if step is None else step
         train = self._config.env.train
-        routes = routes_of(self._layout, self._config, training=True)
+        routes = make_routes(self._layout, self._config, training=True)
         before = (step - 1) * routes.total * train.max_steps_per_rollout_epoch * train.rollout_epoch
         # A function of the step, so that a resumed run does the same.
         self._random = before < self._config.algorithm.off_policy.random_steps
@@ -51,11 +51,11 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
             return inputs
         finals = self.policy.prepare(message["final_observations"])
         ended = torch.from_numpy(message["truncations"] | message["terminations"])[:, -1]  # pyright: ignore[reportUnknownMemberType]
-        return {name: _chosen(ended, finals[name], each) for name, each in inputs.items()}
+        return {name: _chosen(ended, finals[name], tensor) for name, tensor in inputs.items()}
 
 
 def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], following: Inputs) -> None:
-    """Record what became of a step, and the observations after it instead of their values.
+    """Record the result of a step, with the observations after it instead of their values.
 
     The actions that were carried out, a person's or those that an arm's limits left, replace the policy's.
 
@@ -74,5 +74,5 @@ def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], follo
 
 
 def _chosen(rows: Tensor, theirs: Tensor, others: Tensor) -> Tensor:
-    """Return rows [n, ...] of `theirs` where `rows` bool [n] says so, of `others` elsewhere."""
+    """Return rows [n, ...] of `theirs` where `rows`, bool [n], is true, else of `others`."""
     return torch.where(rows.to(others.device).reshape(-1, *(1,) * (others.dim() - 1)), theirs, others)

@@ -13,7 +13,7 @@ from recipes.embodied.off_policy.critic_learner import TransitionTensors
 from recipes.embodied.replay.replay_types import ReplayBatch
 
 
-def tensors_of(batch: ReplayBatch, policy: BasePolicy, device: torch.device) -> TransitionTensors:
+def to_tensors(batch: ReplayBatch, policy: BasePolicy, device: torch.device) -> TransitionTensors:
     """Return a batch on a device, its observations as the policy prepares them."""
 
     def moved(array: NDArray[Any]) -> Tensor:

@@ -43,22 +43,22 @@ def transition_spec(spec: EnvSpec) -> TransitionSpec:
     return TransitionSpec.of(spec.observations, (spec.action_size, "float32"))
 
 
-def steps_of(chunks: RolloutChunks) -> Steps:
+def transition_steps(chunks: RolloutChunks) -> Steps:
     """Return the steps of a rollout as arrays; each chunk is one action."""
-    found = {f"{_BEFORE}{name}": each.numpy() for name, each in chunks.inputs.items()}
-    for name, each in chunks.steps.items():
+    steps = {f"{_BEFORE}{name}": tensor.numpy() for name, tensor in chunks.inputs.items()}
+    for name, step in chunks.steps.items():
         if name.startswith(NEXT):
-            found[f"{_AFTER}{name.removeprefix(NEXT)}"] = each.numpy()
+            steps[f"{_AFTER}{name.removeprefix(NEXT)}"] = step.numpy()
     for name in (_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID, INTERVENTIONS):
         if name in chunks.steps:
-            found[name] = chunks.steps[name][:, :, 0].numpy()
-    return found
+            steps[name] = chunks.steps[name][:, :, 0].numpy()
+    return steps
 
 
 def intervened(steps: Steps) -> Steps:
-    """Return the steps of which only those count in which somebody intervened."""
-    nobody = np.zeros_like(steps[_VALID])
-    return {**steps, _VALID: steps[_VALID] & steps.get(INTERVENTIONS, nobody)}
+    """Return the steps with only those valid in which a person intervened."""
+    none = np.zeros_like(steps[_VALID])
+    return {**steps, _VALID: steps[_VALID] & steps.get(INTERVENTIONS, none)}
 
 
 def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
@@ -69,7 +69,7 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
     """
     valid = steps[_VALID]
     if valid.shape[1] != buffer.lanes:
-        raise ValueError(f"steps of {valid.shape[1]} environments, for a buffer of {buffer.lanes}")
+        raise ValueError(f"got steps of {valid.shape[1]} environments, but the buffer has {buffer.lanes} lanes")
     for row in range(len(valid)):
         lanes = np.flatnonzero(valid[row])
         before, after = (_named(steps, prefix, row) for prefix in (_BEFORE, _AFTER))
@@ -81,7 +81,7 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
 
 
 def _named(steps: Mapping[str, NDArray[Any]], prefix: str, row: int) -> Observation:
-    return {name.removeprefix(prefix): each[row] for name, each in steps.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): step[row] for name, step in steps.items() if name.startswith(prefix)}
 
 
 def add_recording(
@@ -99,10 +99,10 @@ def add_recording(
     for steps in read_segments(folder, report):
         environments = steps[_VALID].shape[1]
         for first in range(0, environments, buffer.lanes):
-            part = {name: each[:, first : first + buffer.lanes] for name, each in steps.items()}
+            part = {name: step[:, first : first + buffer.lanes] for name, step in steps.items()}
             missing = buffer.lanes - part[_VALID].shape[1]
             if missing:
-                part = {name: np.pad(each, _after(each, missing)) for name, each in part.items()}
+                part = {name: np.pad(values, _after(values, missing)) for name, values in part.items()}
             count += add_steps(buffer, part)
             if interventions is not None:
                 add_steps(interventions, intervened(part))
@@ -113,13 +113,13 @@ def add_recording(
 
 
 def _cut_off(*buffers: ReplayBuffer | None) -> None:
-    for each in buffers:
-        if each is not None:
-            each.cut_off()
+    for buffer in buffers:
+        if buffer is not None:
+            buffer.cut_off()
 
 
 def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
-    """Return how `numpy.pad` makes room for so many more environments, which are not valid."""
+    """Return the padding for `numpy.pad` that adds invalid environments."""
     return [(0, missing if axis == 1 else 0) for axis in range(array.ndim)]
 
 
@@ -160,7 +160,7 @@ def demonstrations_buffer(
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
     buffer = ReplayBuffer(columns, 1, rows, prioritized, bound)
-    cameras = {image_key(name): data.cameras[found] for name, found in named.items()}
+    cameras = {image_key(name): data.cameras[column] for name, column in named.items()}
     for episode in range(data.episodes):
         rows = data.rows_of(episode)
         observed: Observation = {name: camera.read(rows) for name, camera in cameras.items()}
@@ -184,11 +184,11 @@ def _add_episode(
         last = step == count - 1
         buffer.add(
             Transitions(
-                {name: each[step : step + 1] for name, each in observed.items()},
+                {name: values[step : step + 1] for name, values in observed.items()},
                 data.actions[rows[step : step + 1]],
                 rewards[rows[step : step + 1]],
                 np.array([last]),
                 np.array([not solved and step == count - 2]),
-                {name: each[min(step + 1, count - 1)][None] for name, each in observed.items()},
+                {name: values[min(step + 1, count - 1)][None] for name, values in observed.items()},
             )
         )

@@ -76,7 +76,7 @@ class ReplayBuffer:
         if size < SMALLEST_LANE:
             raise ReplayError(
                 f"a replay buffer of {capacity} rows is too small for {lanes} environments",
-                help=f"it needs {SMALLEST_LANE * lanes} or more",
+                help=f"it needs at least {SMALLEST_LANE * lanes}",
             )
         shape = (lanes * size,)
         self._image_bytes = image_bytes
@@ -87,7 +87,7 @@ class ReplayBuffer:
             self._rewards = np.zeros(shape, np.float32)
             self._flags = np.zeros(shape, np.uint8)
         except MemoryError as error:
-            raise ReplayError(f"a replay buffer of {spec.bound(capacity)} bytes finds no memory") from error
+            raise ReplayError(f"cannot allocate a replay buffer of {spec.bound(capacity)} bytes") from error
         # Per lane: the row that the next step is written to, rows that were ever written, and whether an episode is
         # under way, whose present observation is in the row `head`.
         self._head = np.zeros(lanes, np.int64)
@@ -160,7 +160,7 @@ class ReplayBuffer:
             self._first[lane] += 1
 
     def cut_off(self) -> None:
-        """End the episodes that are under way, as cut off: what is added next does not follow from them."""
+        """Truncate the current episodes: steps added next do not follow from them."""
         self._cut_off(np.flatnonzero(self._open))
 
     def _cut_off(self, lanes: Rows) -> None:
@@ -171,7 +171,7 @@ class ReplayBuffer:
         self._advance(lanes)
 
     def _continues(self, lanes: Rows, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Return bool [n], whether observations are those that the episodes under way were left with."""
+        """Return bool [n], whether observations continue the current episodes."""
         rows = self._rows(lanes, self._head[lanes])
         return self._open[lanes] & self._observations.equal(rows, observations)
 
@@ -226,14 +226,14 @@ class ReplayBuffer:
             first = np.maximum(first, self._advanced + 1 - self.rows_of_lane)
             held = self._advanced + 1 - first
         ends = np.cumsum(held)
-        found = np.empty(0, np.int64)
+        sampled = np.empty(0, np.int64)
         # Rows without a step are drawn again: there is one for each episode.
-        while len(found) < count:
-            drawn = random.integers(ends[-1], size=count - len(found))
+        while len(sampled) < count:
+            drawn = random.integers(ends[-1], size=count - len(sampled))
             lanes = np.searchsorted(ends, drawn, side="right")
             rows = self._rows(lanes, (drawn - ends[lanes] + held[lanes] + first[lanes]) % self.rows_of_lane)
-            found = np.concatenate((found, rows[(self._flags[rows] & MOVES) > 0]))
-        return found
+            sampled = np.concatenate((sampled, rows[(self._flags[rows] & MOVES) > 0]))
+        return sampled
 
     def gather(self, rows: Rows, weights: NDArray[np.float32], steps: int, discount: float) -> ReplayBatch:
         """Return transitions of up to `steps` steps.
@@ -271,7 +271,7 @@ class ReplayBuffer:
         )
 
     def update_priorities(self, rows: Rows, errors: NDArray[Any]) -> None:
-        """Give sampled rows the priorities of their errors, float [n]; rows that were overwritten since stay as new."""
+        """Set the priorities of sampled rows from their errors, float [n]; rows overwritten since then are skipped."""
         if self._tree is None or self._prioritized is None:
             return
         kept = (self._flags[rows] & MOVES) > 0
@@ -281,7 +281,7 @@ class ReplayBuffer:
             self._tree.set(rows[kept], priorities)
 
     def save(self, folder: Path | None = None) -> Arrays:
-        """Return everything as arrays by name; memory beyond what was ever written is left out.
+        """Return the state as arrays by name, without memory that was never written.
 
         Args:
             folder: what is in files is written there, for `spilled_in`; None: it is left out.
@@ -295,23 +295,23 @@ class ReplayBuffer:
         return {**self._saved(size), **self._observations.compressed()}
 
     def _saved(self, size: int) -> Arrays:
-        """Return `size` rows of each lane of the columns that are plain arrays, and what belongs to no row."""
+        """Return the first `size` rows of each lane of plain-array columns, and the state that belongs to no row."""
         columns = self._columns()
         if self._tree is not None:
             columns["priorities"] = self._tree.priorities
         shape = (self.lanes, self.rows_of_lane)
-        found = {name: column.reshape(*shape, *column.shape[1:])[:, :size].copy() for name, column in columns.items()}
+        arrays = {name: column.reshape(*shape, *column.shape[1:])[:, :size].copy() for name, column in columns.items()}
         sizes = {"head": self._head.copy(), "used": self._used.copy(), "open": self._open.copy()}
         if self._observations.images:
             sizes |= {"advanced": self._advanced.copy(), "first": self._first.copy()}
-        return {**found, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
+        return {**arrays, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns that are plain arrays, by name."""
         return {**self._observations.plain(), _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take the state that `save` returned, with what `spilled_in` reads; sampling goes on as it would have.
+        """Restore the state of `save` and `spilled_in`; sampling continues as it would have.
 
         How much of it is in memory may be another amount now.
 
@@ -323,16 +323,16 @@ class ReplayBuffer:
         fits = set(state) == set(wanted) | compressed and bool(compressed) == bool(self._observations.images)
         fits = fits and int(state["size"]) == self.rows_of_lane
         fits = fits and all(
-            state[name].dtype == each.dtype
-            and len(np.atleast_1d(state[name])) == len(np.atleast_1d(each))
-            and state[name].shape[2:] == each.shape[2:]
-            for name, each in wanted.items()
+            state[name].dtype == expected.dtype
+            and len(np.atleast_1d(state[name])) == len(np.atleast_1d(expected))
+            and state[name].shape[2:] == expected.shape[2:]
+            for name, expected in wanted.items()
         )
         if not fits:
             raise ReplayError(
-                "the saved replay buffer is of another kind",
-                why="the environments, their number, the capacity or the way of sampling have changed",
-                help="write the values that the run was begun with; `config.yaml` in its folder has them",
+                "the saved replay buffer does not match this run",
+                why="the environments, their number, the capacity or the sampling have changed",
+                help="write the values of the original run; `config.yaml` in its folder records them",
             )
         for name, column in self._columns().items():
             whole = column.reshape(self.lanes, self.rows_of_lane, *column.shape[1:])
@@ -354,12 +354,12 @@ class ReplayBuffer:
 
 def _check_bytes(spec: TransitionSpec, lanes: int, size: int, image_bytes: int | None, spill: Spill | None) -> None:
     """Refuse bounds that are too low for the least that has to be in memory."""
-    images = sum(each.nbytes for each in spec.observations.values() if each.is_image)
+    images = sum(observation.nbytes for observation in spec.observations.values() if observation.is_image)
     least = SMALLEST_LANE * lanes * images
     if image_bytes is not None and image_bytes < least:
         raise ReplayError(
             f"{image_bytes} bytes are too few for the images of {lanes} environments",
-            help=f"it needs {least} or more; raise `replay.image_memory_gib`",
+            help=f"it needs at least {least}; raise `replay.image_memory_gib`",
         )
     least = spec.least_row_bytes * lanes * size
     if spill is not None and spill.memory_bytes < least:

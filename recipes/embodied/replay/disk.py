@@ -1,4 +1,4 @@
-"""Room on a disk, taken before it is needed: a disk that is full is so told before anything is lost; and its errors."""
+"""Preallocation of disk space, so that a full disk is reported before data are lost; and disk errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipes.embodied.replay.replay_types import ReplayError
 
 
 def take_room(file: int, size: int) -> None:
-    """Have the disk keep room for a file of `size` bytes, where it can; a file that is as large stays as it is.
+    """Preallocate disk space for a file of `size` bytes where possible; larger files are unchanged.
 
     Raises:
         OSError: there is no room.

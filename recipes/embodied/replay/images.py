@@ -42,12 +42,12 @@ class CompressedImages:
 
     def __getitem__(self, rows: Rows) -> NDArray[np.uint8]:
         """Return the images of some rows, [n, H, W, channels]; black ones where none is held."""
-        found = np.zeros((len(rows), *self.shape), np.uint8)
+        images = np.zeros((len(rows), *self.shape), np.uint8)
         held = [self._held[int(row)] for row in rows]
-        for image, data in zip(found, held, strict=True):
+        for image, data in zip(images, held, strict=True):
             if data:
                 image[:] = decompressed(data, self.shape)
-        return found
+        return images
 
     def drop(self, rows: Rows) -> None:
         """Forget the images of some rows."""
@@ -60,7 +60,7 @@ class CompressedImages:
 
     def save(self) -> dict[str, NDArray[Any]]:
         """Return all images as arrays: their bytes one behind the other, and how many each has."""
-        sizes = np.array([len(each) for each in self._held], np.int64)
+        sizes = np.array([len(data) for data in self._held], np.int64)
         return {"bytes": np.frombuffer(b"".join(self._held), np.uint8), "sizes": sizes}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:

@@ -30,10 +30,10 @@ class ReplayMixture:
         self.buffers, self.shares = dict(buffers), dict(shares)
 
     def __len__(self) -> int:
-        return sum(len(each) for each in self.buffers.values())
+        return sum(len(buffer) for buffer in self.buffers.values())
 
     def counts(self, total: int) -> dict[str, int]:
-        """Return how many of `total` transitions each source gives: its share, exactly where that is a whole number.
+        """Return the number of transitions per source: its share of `total`, exact where that is an integer.
 
         Others are rounded by largest remainders. What a source without transitions cannot give, the others do.
         """
@@ -45,11 +45,11 @@ class ReplayMixture:
             raise ReplayError("nothing can be sampled from empty replay buffers")
         whole = sum(shares.values())
         exact = {name: total * share / whole for name, share in shares.items()}
-        found = {name: int(count + 1e-9) for name, count in exact.items()}
-        by_rest = sorted(exact, key=lambda name: found[name] - exact[name])
-        for name in by_rest[: total - sum(found.values())]:
-            found[name] += 1
-        return {name: found.get(name, 0) for name in self.buffers}
+        counts = {name: int(count + 1e-9) for name, count in exact.items()}
+        by_rest = sorted(exact, key=lambda name: counts[name] - exact[name])
+        for name in by_rest[: total - sum(counts.values())]:
+            counts[name] += 1
+        return {name: counts.get(name, 0) for name in self.buffers}
 
     def sample(self, count: int, random: np.random.Generator, steps: int, discount: float) -> ReplayBatch:
         """Draw a batch; the rows of each source are together, in the order of the buffers. See `ReplayBuffer`."""
@@ -61,7 +61,7 @@ class ReplayMixture:
         return joined(parts)
 
     def update_priorities(self, batch: ReplayBatch, errors: NDArray[Any]) -> None:
-        """Give the rows of a batch of `sample`, made when the buffers were as full as now, their errors, float [n]."""
+        """Set the errors, float [n], of the rows of a batch of `sample`, drawn when the buffers were as full as now."""
         begin = 0
         for name, number in self.counts(len(batch)).items():
             end = begin + number

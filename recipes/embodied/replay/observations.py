@@ -52,23 +52,23 @@ class ObservationRows:
                 self._columns[name] = SpilledRows(rows, column, kept[name], spill.folder)
             else:
                 self._columns[name] = np.zeros((rows, *column.shape), column.dtype)
-        self.images = {name: each for name, each in self._columns.items() if isinstance(each, CompressedImages)}
-        self._spilled = {name: each for name, each in self._columns.items() if isinstance(each, SpilledRows)}
+        self.images = {name: column for name, column in self._columns.items() if isinstance(column, CompressedImages)}
+        self._spilled = {name: column for name, column in self._columns.items() if isinstance(column, SpilledRows)}
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return sum(each.nbytes for each in self._columns.values())
+        return sum(column.nbytes for column in self._columns.values())
 
     @property
     def image_bytes(self) -> int:
         """Bytes of compressed images."""
-        return sum(each.nbytes for each in self.images.values())
+        return sum(image.nbytes for image in self.images.values())
 
     @property
     def spilled(self) -> int:
         """Bytes in files."""
-        return sum(each.spilled for each in self._spilled.values())
+        return sum(column.spilled for column in self._spilled.values())
 
     def __setitem__(self, rows: Rows, observations: Mapping[str, NDArray[Any]]) -> None:
         """Store observations, [n, ...] by name, in some rows."""
@@ -81,19 +81,21 @@ class ObservationRows:
 
     def equal(self, rows: Rows, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """Return bool [n], which of some rows hold just these observations."""
-        found = np.ones(len(rows), np.bool_)
+        equal = np.ones(len(rows), np.bool_)
         for name, column in self._columns.items():
-            found &= (column[rows] == observations[name]).reshape(len(rows), -1).all(axis=1)
-        return found
+            equal &= (column[rows] == observations[name]).reshape(len(rows), -1).all(axis=1)
+        return equal
 
     def drop_images(self, rows: Rows) -> None:
         """Forget the compressed images of some rows."""
-        for each in self.images.values():
-            each.drop(rows)
+        for image in self.images.values():
+            image.drop(rows)
 
     def plain(self) -> dict[str, NDArray[Any]]:
         """Return the columns that are arrays in memory, by the names that they are saved by."""
-        return {f"{_OBSERVED}{name}": each for name, each in self._columns.items() if isinstance(each, np.ndarray)}
+        return {
+            f"{_OBSERVED}{name}": column for name, column in self._columns.items() if isinstance(column, np.ndarray)
+        }
 
     def compressed(self) -> Arrays:
         """Return the compressed images, as they are saved."""
@@ -106,8 +108,8 @@ class ObservationRows:
     def without_rows(self) -> Arrays:
         """Return an array [lanes, 0, ...] for each column that is partly in a file: its name, type and shape."""
         return {
-            f"{_OBSERVED}{name}": np.empty((self.lanes, 0, *each.shape), each.dtype)
-            for name, each in self._spilled.items()
+            f"{_OBSERVED}{name}": np.empty((self.lanes, 0, *column.shape), column.dtype)
+            for name, column in self._spilled.items()
         }
 
     def save_spilled(self, folder: Path, size: int) -> None:
@@ -123,22 +125,22 @@ class ObservationRows:
         """Take columns that are not arrays in memory; see `plain`, `compressed` and `save_spilled`."""
         for name, images in self.images.items():
             prefix = f"{COMPRESSED}{name}/"
-            images.load({part.removeprefix(prefix): each for part, each in state.items() if part.startswith(prefix)})
+            images.load({part.removeprefix(prefix): array for part, array in state.items() if part.startswith(prefix)})
         for name, column in self._spilled.items():
             column.load(state[f"{_OBSERVED}{name}"])
 
 
 def spilled_in(folder: Path) -> Arrays:
-    """Return what `save_spilled` wrote, read from its files as it is used.
+    """Return the data of `save_spilled` as memory maps of its files.
 
     Raises:
         ReplayError: a file is damaged.
     """
-    columns, found = folder / _OBSERVED, Arrays()
+    columns, arrays = folder / _OBSERVED, Arrays()
     try:
         for file in sorted(columns.rglob("*.npy")):
             name = file.relative_to(columns).with_suffix("").as_posix()
-            found[f"{_OBSERVED}{name}"] = np.load(file, mmap_mode="r", allow_pickle=False)
+            arrays[f"{_OBSERVED}{name}"] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ReplayError(
             "the saved replay buffer cannot be read",
@@ -146,4 +148,4 @@ def spilled_in(folder: Path) -> Arrays:
             why=str(error),
             help="resume from an earlier checkpoint",
         ) from error
-    return found
+    return arrays

@@ -1,4 +1,4 @@
-"""Types of what replay buffers are given and what they return. numpy only."""
+"""Inputs and outputs of replay buffers. numpy only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TransitionSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row in memory: an observation, an action, a reward (4) and flags (1)."""
-        return sum(each.nbytes for each in self.observations.values()) + self.least_row_bytes
+        return sum(observation.nbytes for observation in self.observations.values()) + self.least_row_bytes
 
     @property
     def least_row_bytes(self) -> int:
@@ -74,10 +74,10 @@ class TransitionSpec:
         return self.actions.nbytes + 5
 
     def bound(self, rows: int, image_bytes: int | None = None) -> int:
-        """Return the most bytes that so many rows ever take; `image_bytes` of them those of images, if compressed."""
+        """Return the maximum bytes of this many rows; `image_bytes` are those of images, if compressed."""
         if image_bytes is None:
             return self.row_bytes * rows
-        images = sum(each.nbytes for each in self.observations.values() if each.is_image)
+        images = sum(observation.nbytes for observation in self.observations.values() if observation.is_image)
         return (self.row_bytes - images) * rows + min(images * rows, image_bytes)
 
 
@@ -104,12 +104,12 @@ class Transitions:
     def chosen(self, rows: NDArray[Any]) -> Transitions:
         """Return some of the rows."""
         return Transitions(
-            {name: each[rows] for name, each in self.observations.items()},
+            {name: observation[rows] for name, observation in self.observations.items()},
             self.actions[rows],
             self.rewards[rows],
             self.terminations[rows],
             self.truncations[rows],
-            {name: each[rows] for name, each in self.next_observations.items()},
+            {name: observation[rows] for name, observation in self.next_observations.items()},
         )
 
 
@@ -147,11 +147,11 @@ def joined(parts: list[ReplayBatch]) -> ReplayBatch:
         return parts[0]
     names = parts[0].observations
     return ReplayBatch(
-        {name: np.concatenate([each.observations[name] for each in parts]) for name in names},
-        np.concatenate([each.actions for each in parts]),
-        np.concatenate([each.rewards for each in parts]),
-        np.concatenate([each.discounts for each in parts]),
-        {name: np.concatenate([each.next_observations[name] for each in parts]) for name in names},
-        np.concatenate([each.rows for each in parts]),
-        np.concatenate([each.weights for each in parts]),
+        {name: np.concatenate([part.observations[name] for part in parts]) for name in names},
+        np.concatenate([part.actions for part in parts]),
+        np.concatenate([part.rewards for part in parts]),
+        np.concatenate([part.discounts for part in parts]),
+        {name: np.concatenate([part.next_observations[name] for part in parts]) for name in names},
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.weights for part in parts]),
     )

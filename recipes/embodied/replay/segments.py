@@ -56,7 +56,7 @@ class Damage(NamedTuple):
     torn: bool
 
     def __str__(self) -> str:
-        what = "a record that was not finished" if self.torn else "a damaged record"
+        what = "an unfinished record" if self.torn else "a damaged record"
         return f"{self.file}: {what} at byte {self.offset}, {self.size} bytes"
 
 
@@ -66,38 +66,38 @@ def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     Raises:
         ReplayError: an array holds something else than numbers.
     """
-    strange = next((name for name, each in arrays.items() if each.dtype.kind not in _KINDS), None)
+    strange = next((name for name, array in arrays.items() if array.dtype.kind not in _KINDS), None)
     if strange is not None:
-        raise ReplayError(f"`{strange}` holds no numbers, and cannot be recorded")
-    kept = {name: np.ascontiguousarray(each, each.dtype.newbyteorder("<")) for name, each in arrays.items()}
-    described = [[name, each.dtype.str, list(arrays[name].shape)] for name, each in kept.items()]
+        raise ReplayError(f"`{strange}` is not numeric and cannot be recorded")
+    kept = {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in arrays.items()}
+    described = [[name, array.dtype.str, list(arrays[name].shape)] for name, array in kept.items()]
     header = json.dumps(described).encode()
-    payload = b"".join((_SHORT.pack(len(header)), header, *(each.tobytes() for each in kept.values())))
+    payload = b"".join((_SHORT.pack(len(header)), header, *(array.tobytes() for array in kept.values())))
     sizes = struct.pack("<QI", len(payload), zlib.crc32(payload))
     return sizes + _SHORT.pack(zlib.crc32(sizes)) + payload
 
 
 def decode(payload: bytes) -> Record:
-    """Return the arrays of a payload whose checksum is right; copies, which may be written to.
+    """Return the arrays of a payload with a valid checksum, as writable copies.
 
     Raises:
         ValueError: it was not made by `encode`.
     """
     (length,) = _SHORT.unpack_from(payload)
     described = cast("list[tuple[str, str, list[int]]]", load_json(bytes(payload[_SHORT.size : _SHORT.size + length])))
-    offset, found = _SHORT.size + length, Record()
+    offset, record = _SHORT.size + length, Record()
     for name, kind, shape in described:
         dtype = np.dtype(kind)
         if dtype.kind not in _KINDS:
             raise ValueError(f"`{name}` is of type {kind}")
         count = prod(shape)
-        found[name] = np.frombuffer(payload, dtype, count, offset).reshape(shape).copy()
+        record[name] = np.frombuffer(payload, dtype, count, offset).reshape(shape).copy()
         offset += count * dtype.itemsize
-    return found
+    return record
 
 
 def read_segment(file: Path) -> Iterator[Record | Damage]:
-    """Yield the records of a segment in their order, and at the end the damage, where there is any."""
+    """Yield the records of a segment in order, and finally the damage, if any."""
     for end, record in _records(file):
         if record is not None:
             yield record
@@ -113,11 +113,11 @@ def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage
         report: is told of what cannot be read.
     """
     for file in segments_of(folder):
-        for found in read_segment(file):
-            if isinstance(found, Damage):
-                report(found)
+        for item in read_segment(file):
+            if isinstance(item, Damage):
+                report(item)
             else:
-                yield found
+                yield item
 
 
 def segments_of(folder: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def segments_of(folder: Path) -> list[Path]:
 
 
 def _records(file: Path) -> Iterator[tuple[Damage, Record | None]]:
-    """Yield every record with what follows it, then what follows the last one with None."""
+    """Yield every record with its successor; the last one with None."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         good = len(MAGIC) if stream.read(len(MAGIC)) == MAGIC else 0
@@ -157,7 +157,7 @@ def _next_record(stream: BinaryIO, size: int) -> Record | None:
 
 
 def _is_torn(stream: BinaryIO, offset: int, size: int) -> bool:
-    """Return whether what follows is one unfinished record: no whole record begins after the one at `offset`."""
+    """Return whether the remainder is one unfinished record: no complete record starts after the one at `offset`."""
     stream.seek(offset)
     head = stream.read(_RECORD.size)
     if len(head) < _RECORD.size:
@@ -226,7 +226,7 @@ class SegmentWriter:
             stream.flush()
             os.fsync(stream.fileno())
         except OSError as error:
-            raise self._failed("finds no room for a record", error) from error
+            raise self._failed("has no space for a record", error) from error
         self._position += len(record)
 
     def close(self) -> None:
@@ -257,13 +257,14 @@ class SegmentWriter:
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
             self._drop(file)
-            raise self._failed("has no room for another segment", error) from error
+            raise self._failed("has no space for another segment", error) from error
         self._position = len(MAGIC)
         if free < self._segment_bytes and not self._warned:
             self._warned = True
             self._warn(
-                f"the disk of {self._folder} has {free // 2**20} MiB left besides the segment begun now: after another"
-                f" {self._segment_bytes // 2**20} MiB recording will stop; make room, or move old segments away"
+                f"the disk of {self._folder} has {free // 2**20} MiB left besides the current segment: recording"
+                f" stops after another {self._segment_bytes // 2**20} MiB; free disk space, or move old segments"
+                " away"
             )
         return stream
 
@@ -283,7 +284,7 @@ class SegmentWriter:
             file.unlink(missing_ok=True)
 
     def _mend(self, file: Path, report: Callable[[Damage], None]) -> None:
-        """Cut off what follows the last whole record of a file; report what was lost, and damage that is left alone."""
+        """Truncate a file after its last complete record; report losses, and damage that is left alone."""
         damage = list(_records(file))[-1][0]
         if not damage.size:
             return
@@ -296,7 +297,7 @@ class SegmentWriter:
             file.unlink()
 
     def _failed(self, what: str, error: OSError) -> ReplayError:
-        kept = "what is recorded so far is kept; make room on that disk, or name another folder"
+        kept = "records written so far are kept; free space on that disk, or name another folder"
         return disk_error(f"the recording {what}", self._folder, error, kept)
 
 

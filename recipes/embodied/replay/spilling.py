@@ -42,16 +42,16 @@ class Spill(NamedTuple):
 
 def rows_in_memory(columns: Mapping[str, ColumnSpec], rows: int, memory_bytes: int) -> dict[str, int]:
     """Return how many of `rows` rows of each column are kept in memory; the smallest columns come first."""
-    found: dict[str, int] = {}
+    fitting: dict[str, int] = {}
     left = memory_bytes
     for name, column in sorted(columns.items(), key=lambda item: item[1].nbytes):
-        found[name] = min(rows, left // column.nbytes) if column.nbytes else rows
-        left -= found[name] * column.nbytes
-    return found
+        fitting[name] = min(rows, left // column.nbytes) if column.nbytes else rows
+        left -= fitting[name] * column.nbytes
+    return fitting
 
 
 class SpilledRows:
-    """A column [rows, ...] whose first rows are in memory, and the others in a file.
+    """A column [rows, ...] with its first rows in memory and the others in a file.
 
     Args:
         rows: how many it has, all zeros.
@@ -77,9 +77,9 @@ class SpilledRows:
             free = shutil.disk_usage(folder).free
             if free < self.spilled:
                 raise ReplayError(
-                    f"the replay buffer needs {self.spilled / 2**30:.1f} GiB of disk, and {free / 2**30:.1f} are free",
+                    f"the replay buffer needs {self.spilled / 2**30:.1f} GiB of disk, but {free / 2**30:.1f} are free",
                     where=str(folder),
-                    help="make room, name another `replay.spill_path`, or lower `replay.capacity`",
+                    help="free disk space, name another `replay.spill_path`, or lower `replay.capacity`",
                 )
             self._stream = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - lives as long as the column
             # A mapping must never be written to where the disk has no room.
@@ -89,8 +89,8 @@ class SpilledRows:
             # Rows are drawn at random: what lies beside one is not read along with it.
             mapping.madvise(mmap.MADV_RANDOM)
         except OSError as error:
-            advice = "look at that disk, or name another `replay.spill_path`"
-            raise disk_error("the replay buffer's file cannot be made", folder, error, advice) from error
+            advice = "check that disk, or name another `replay.spill_path`"
+            raise disk_error("the replay buffer's file cannot be created", folder, error, advice) from error
         self._mapped = np.frombuffer(mapping, self.dtype).reshape(-1, *self.shape)
         # Reads to come that are announced to the disk.
         self._advised = 0
@@ -106,20 +106,20 @@ class SpilledRows:
 
     def __getitem__(self, rows: Rows) -> NDArray[Any]:
         """Return some rows, [n, ...]; a copy."""
-        found = np.empty((len(rows), *self.shape), self.dtype)
+        values = np.empty((len(rows), *self.shape), self.dtype)
         held, before = len(self._held), _page_faults()
         if self._advised:
             self._advised -= 1
             self._advise(rows[rows >= held])
         # One by one, as numpy would copy twice where rows come from two arrays.
         for place, row in enumerate(rows.tolist()):
-            found[place] = self._held[row] if row < held else self._mapped[row - held]
+            values[place] = self._held[row] if row < held else self._mapped[row - held]
         if _page_faults() > before:
             self._advised = _ADVISED
-        return found
+        return values
 
     def _advise(self, rows: Rows) -> None:
-        """Ask for rows of the file before the first of them is waited for: a disk serves many at a time."""
+        """Prefetch rows of the file before reading the first: disks serve many requests at once."""
         for row in rows.tolist():
             offset = (row - len(self._held)) * self._row
             os.posix_fadvise(self._stream.fileno(), offset, self._row, os.POSIX_FADV_WILLNEED)
@@ -136,9 +136,10 @@ class SpilledRows:
             free = shutil.disk_usage(file.parent).free
             if free < needed:
                 raise ReplayError(
-                    f"a checkpoint of the replay buffer needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free",
+                    f"a checkpoint of the replay buffer needs {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} are"
+                    " free",
                     where=str(file.parent),
-                    help="make room, or keep fewer checkpoints",
+                    help="free disk space, or keep fewer checkpoints",
                 )
             with file.open("wb") as stream:
                 described = {"descr": self.dtype.str, "fortran_order": False, "shape": (lanes, size, *self.shape)}
@@ -146,11 +147,11 @@ class SpilledRows:
                 for rows in _blocks(lanes, size, self._lane(lanes)):
                     stream.write(self[rows].data)
         except OSError as error:
-            advice = "look at the disk of the checkpoints"
+            advice = "check the disk of the checkpoints"
             raise disk_error("the replay buffer cannot be saved", file.parent, error, advice) from error
 
     def load(self, saved: NDArray[Any]) -> None:
-        """Take what `save` wrote, or any array [lanes, size, ...]."""
+        """Load what `save` wrote, or any array [lanes, size, ...]."""
         lanes, size = saved.shape[:2]
         flat = saved.reshape(lanes * size, *self.shape)
         begin = 0
@@ -168,7 +169,7 @@ def _page_faults() -> int:
 
 
 def _blocks(lanes: int, size: int, rows_of_lane: int) -> list[Rows]:
-    """Return the first `size` rows of each lane, in order, some at a time."""
+    """Yield the first `size` rows of each lane, in order, in chunks."""
     return [
         lane * rows_of_lane + np.arange(begin, min(begin + _BLOCK, size))
         for lane in range(lanes)

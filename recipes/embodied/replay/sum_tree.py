@@ -39,11 +39,11 @@ class SumTree:
         return self._nodes[self._leaves + items]
 
     def set(self, items: Rows, priorities: NDArray[np.float64]) -> None:
-        """Give items their priorities, float64 [n], at least 0; of an item that comes twice the last one counts."""
+        """Set priorities of items, float64 [n], at least 0; for duplicates the last one counts."""
         self._nodes[self._leaves + items] = priorities
         nodes = np.unique(self._leaves + items) >> 1
         while len(nodes) and nodes[0]:
-            # Sums are made anew from the children, so that no error adds up over a long run.
+            # Sums are recomputed from the children, so that no error accumulates over a long run.
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
             nodes = np.unique(nodes >> 1)
 

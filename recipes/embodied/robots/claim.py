@@ -1,4 +1,4 @@
-"""The claim of one process on a robot, so that no two jobs of a node move the same one.
+"""Exclusive claims of processes on robots, so that no two jobs of a node move the same one.
 
 A claim is a lock on a file of the node, which ends with the process, also by `kill -9`. It is for robots whose
 controller gives no lease; the Franka arm's controller does.
@@ -46,8 +46,8 @@ class RobotClaim:
                 "the robot cannot be claimed",
                 holder=holder,
                 where=place,
-                why=f"`{file}`, which {holder or 'somebody else'} made, cannot be used: {error.strerror}",
-                help=f"ask {holder or 'its owner'} to end what moves the robot, and to remove the file",
+                why=f"`{file}`, created by {holder or 'another user'}, cannot be used: {error.strerror}",
+                help=f"ask {holder or 'its owner'} to end the process that moves the robot, and to remove the file",
             ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,11 +55,11 @@ class RobotClaim:
             holder = visible(os.pread(self._descriptor, 1000, 0).decode("utf-8", "replace").strip()) or None
             os.close(self._descriptor)
             raise RobotLeaseError(
-                "the robot is taken",
+                "the robot is in use",
                 holder=holder,
                 where=place,
-                why=f"{holder or 'another process'} moves it",
-                help="end that process, or wait until it is done; give each env worker a robot of its own",
+                why=f"{holder or 'another process'} controls it",
+                help="end that process, or wait until it is done; give each env worker its own robot",
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, holder_name().encode(), 0)
@@ -78,7 +78,7 @@ class RobotClaim:
 
 
 def _owner(file: Path) -> str | None:
-    """Return the user whose file it is, in words; None where that cannot be told."""
+    """Return the owner of a file, as text; None if unknown."""
     try:
         return f"user {pwd.getpwuid(file.lstat().st_uid).pw_name}"
     except (OSError, KeyError):
@@ -92,7 +92,7 @@ def claim_file(place: str) -> Path:
 
 
 def claimed_by(place: str) -> str | None:
-    """Return who has a robot, in words; None: nobody."""
+    """Return the holder of a robot, as text; None if it is free."""
     try:
         with RobotClaim(place):
             return None

@@ -1,4 +1,4 @@
-"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do."""
+"""Client of an arm's controller: every call has a deadline, every error names the robot and the remedy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
 
 
 class FrankaClient:
-    """A connection to the controller of one arm. To be used by one thread at a time.
+    """A connection to the controller of one arm. Not thread-safe.
 
     Args:
         arm: what the configuration says about it.
@@ -87,13 +87,13 @@ class FrankaClient:
             raise self._unreachable(_reason(error, seconds)) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            found = self._request("ping")
+            reply = self._request("ping")
         except RobotError as error:
             self.close()
             raise self._unreachable(error.why or error.message) from error
-        if found.get("robot") != NAME or found.get("protocol") != PROTOCOL:
+        if reply.get("robot") != NAME or reply.get("protocol") != PROTOCOL:
             self.close()
-            raise self._unreachable(f"what listens there is no controller of ours with protocol {PROTOCOL}")
+            raise self._unreachable(f"the listener is not an rlinf controller with protocol {PROTOCOL}")
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class FrankaClient:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended, by us or by itself."""
+        """Whether the connection was closed, by either side."""
         return self._closed.is_set()
 
     def acquire(self, patience: float = 0.0) -> ArmState:
@@ -159,11 +159,11 @@ class FrankaClient:
             try:
                 return self._state_of(self._request("reset", allowed, joints=sent))
             except RobotSilentError as error:
-                # This process was held up, not gone: the arm goes on from where it stopped.
+                # This process was delayed, not dead: the arm continues from where it stopped.
                 if time.monotonic() >= until:
                     raise
                 self.interruptions += 1
-                _log.warning("%s; it goes on", error)
+                _log.warning("%s; resuming", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
         """Move by `deltas` (7, radians) in one control period, and wait until that has passed.
@@ -181,14 +181,14 @@ class FrankaClient:
             RobotLinkLostError: the controller does not answer.
         """
         sent = self._finite(deltas)
-        told: dict[str, Any] = {}
+        timing: dict[str, Any] = {}
         if self._followed is not None:
             clock, came = self._followed
-            told = {"after": clock, "waited": time.monotonic() - came}
-        return self._state_of(self._request("move", deltas=sent, close_gripper=close_gripper, **told))
+            timing = {"after": clock, "waited": time.monotonic() - came}
+        return self._state_of(self._request("move", deltas=sent, close_gripper=close_gripper, **timing))
 
     def facts(self) -> ControllerFacts:
-        """Return what the controller says of itself; for anybody.
+        """Return the controller's description of itself; needs no lease.
 
         Raises:
             RobotLinkLostError: it does not answer, or says something else.
@@ -198,7 +198,7 @@ class FrankaClient:
             return ControllerFacts.of(reply)
         except ProtocolError as error:
             self._abandon()
-            raise self._lost(f"the controller does not tell its limits: {error}") from error
+            raise self._lost(f"the controller does not report its limits: {error}") from error
 
     def latency(self, count: int) -> list[float]:
         """Return the seconds that each of some questions took to be answered.
@@ -206,12 +206,12 @@ class FrankaClient:
         Raises:
             RobotLinkLostError: the controller does not answer.
         """
-        found: list[float] = []
+        latencies: list[float] = []
         for _ in range(count):
             began = time.monotonic()
             self._request("ping")
-            found.append(time.monotonic() - began)
-        return found
+            latencies.append(time.monotonic() - began)
+        return latencies
 
     def _finite(self, numbers: Sequence[float] | NDArray[np.floating]) -> list[float]:
         """Return numbers as they are sent.
@@ -219,19 +219,19 @@ class FrankaClient:
         Raises:
             RobotRefusedError: one of them is NaN or infinite; the arm is stopped, and stands still until a reset.
         """
-        found = [float(each) for each in numbers]
-        if not all(map(math.isfinite, found)):
+        values = [float(number) for number in numbers]
+        if not all(map(math.isfinite, values)):
             with contextlib.suppress(RobotError):
                 self.stop()
             raise RobotRefusedError(
-                "an action is not finite, and the arm was stopped",
+                "an action is not finite, so the arm was stopped",
                 where=self.where,
-                help="look for the NaN or infinity in the policy's weights and observations; then reset the arm",
+                help="look for NaN or infinity in the policy's weights and observations; then reset the arm",
             )
-        return found
+        return values
 
     def stop(self) -> ArmState:
-        """Stop the arm at once, whoever holds it. It stands still until its holder resets it.
+        """Stop the arm immediately, regardless of its holder. It stands still until its holder resets it.
 
         Raises:
             RobotLinkLostError: the controller does not answer.
@@ -248,7 +248,7 @@ class FrankaClient:
         return self._state_of(self._request("release"))
 
     def close(self) -> None:
-        """Give the arm back if it is held, and end the connection. May be called twice."""
+        """Release the arm if it is held, and close the connection. Idempotent."""
         if self._beating is not None and not self._closed.is_set():
             with contextlib.suppress(RobotError):  # whether it hears it or not, the end of the connection frees the arm
                 self._request("release", _GOODBYE_SECONDS)
@@ -274,7 +274,7 @@ class FrankaClient:
             reply = self._reply(number, allowed)
         except ProtocolError as error:
             self._abandon()
-            raise self._lost(f"what came was {error}") from error
+            raise self._lost(f"the response was {error}") from error
         except OSError as error:
             self._abandon()
             raise self._lost(_reason(error, allowed)) from error
@@ -308,7 +308,7 @@ class FrankaClient:
                 return reply
 
     def _beat(self) -> None:
-        """Tell the controller that this process lives, as often as it takes; runs in a thread of its own."""
+        """Send heartbeats to the controller; runs in a thread of its own."""
         line = encode({"op": "beat", "id": 0})
         while not self._closed.wait(min(SIGN_SECONDS, self._heartbeat / _SIGNS_PER_HEARTBEAT)):
             try:
@@ -321,7 +321,7 @@ class FrankaClient:
             state = ArmState.of(reply)
         except ProtocolError as error:
             self._abandon()
-            raise self._lost(f"what came was {error}") from error
+            raise self._lost(f"the response was {error}") from error
         clock = reply.get("clock")
         if isinstance(clock, float):
             self._followed = clock, time.monotonic()
@@ -329,7 +329,7 @@ class FrankaClient:
 
     def _unreachable(self, why: str) -> RobotUnreachableError:
         return RobotUnreachableError(
-            "the arm's controller does not answer",
+            "the arm's controller does not respond",
             where=self.where,
             why=why,
             help="switch it on and check `robot_ip`, `robot_port` and the cable; a simulated one is started by"
@@ -346,12 +346,12 @@ class FrankaClient:
 
 
 def holder_name() -> str:
-    """Return who this process is, for others who want the same arm: `process 71 on lab-3`."""
+    """Return the name of this process for other clients: `process 71 on lab-3`."""
     name = f"process {os.getpid()} on {platform.node() or 'an unnamed host'}"
-    return "".join(each for each in name if each.isprintable())[:MAX_HOLDER]
+    return "".join(character for character in name if character.isprintable())[:MAX_HOLDER]
 
 
 def _reason(error: OSError, seconds: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {seconds:g} s"
+        return f"no response within {seconds:g} s"
     return error.strerror or str(error)

@@ -123,7 +123,7 @@ def reach_target(draws: NDArray[Any], workspace: Workspace | None = None) -> NDA
 
 
 def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
-    """Return [B], what the rewards of `reach` are differences of."""
+    """Return the potential of `reach`, [B]; rewards are its differences."""
     return -2 * distance(target, hand)
 
 

@@ -42,7 +42,7 @@ HOME = np.array([0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 4
 
 
 def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return where points on the axis of the last joint are.
+    """Return the positions of points on the axis of the last joint.
 
     Args:
         joints: [7, B], in radians.

@@ -59,20 +59,20 @@ class Listed:
         return self.robot if isinstance(self.robot, Franka) else None
 
 
-def robots_of(cluster: ClusterConfig) -> list[Listed]:
+def list_robots(cluster: ClusterConfig) -> list[Listed]:
     """Return the robots that a file declares, in its order; variables are those of this node."""
-    found: list[Listed] = []
+    listed: list[Listed] = []
     for group in cluster.node_groups:
         for written in group.hardware.configs if group.hardware else ():
-            given = process_environment(cluster, written.node_rank, group.label).variables
+            variables = process_environment(cluster, written.node_rank, group.label).variables
             unit, problem = written, None
             try:
-                unit = written.on_node({**os.environ, **{each.name: each.value for each in given}})
+                unit = written.on_node({**os.environ, **{variable.name: variable.value for variable in variables}})
             except ConfigError as error:
                 problem = error
             kind = group.hardware.type if group.hardware else ""
-            found.append(Listed(group.label, kind, unit.node_rank, _address_of(unit), unit, problem))
-    return found
+            listed.append(Listed(group.label, kind, unit.node_rank, _address_of(unit), unit, problem))
+    return listed
 
 
 def _address_of(unit: RobotUnit) -> str | None:
@@ -89,30 +89,32 @@ def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
     Raises:
         RLinfError: there is none, or there are several.
     """
-    arms = [each.arm for each in robots if each.arm is not None and each.problem is None]
-    unknown = [each.problem for each in robots if each.problem and name in (None, str(each.node), each.address)]
+    arms = [robot.arm for robot in robots if robot.arm is not None and robot.problem is None]
+    unknown = [robot.problem for robot in robots if robot.problem and name in (None, str(robot.node), robot.address)]
     if unknown and (name is not None or not arms):
         raise unknown[0]
     if name is not None:
-        arms = [
-            each for each in arms if name in (str(each.node_rank), each.robot_ip, f"{each.robot_ip}:{each.robot_port}")
-        ]
+        arms = [arm for arm in arms if name in (str(arm.node_rank), arm.robot_ip, f"{arm.robot_ip}:{arm.robot_port}")]
     if len(arms) == 1:
         return arms[0]
-    known = ", ".join(f"{each.address} of node {each.node}" for each in robots if each.arm is not None)
+    known = ", ".join(f"{robot.address} of node {robot.node}" for robot in robots if robot.arm is not None)
     if not arms:
-        others = sorted({each.type for each in robots if each.arm is None})
+        others = sorted({robot.type for robot in robots if robot.arm is None})
         raise RLinfError(
             "the file has no such arm" if name else "the file has no arm that rlinf has a driver for",
-            why=f"arms: {known}" if known else f"robots: {', '.join(others)}" if others else "it declares no hardware",
+            why=f"arms: {known}"
+            if known
+            else f"robots: {', '.join(others)}"
+            if others
+            else "the file declares no hardware",
             help="name a Franka by its address or the rank of its node, as `rlinf robot list` shows them",
         )
-    raise RLinfError("several arms are meant", why=f"arms: {known}", help="name one by its address, `HOST:PORT`")
+    raise RLinfError("several arms match", why=f"arms: {known}", help="name one by its address, `HOST:PORT`")
 
 
 def look(robots: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return each robot with what its controller says."""
-    return [{**_described(each), **_answer(each)} for each in robots]
+    """Return every robot with its controller's description."""
+    return [{**_described(robot), **_answer(robot)} for robot in robots]
 
 
 def _described(robot: Listed) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _described(robot: Listed) -> dict[str, Any]:
 
 
 def _answer(robot: Listed) -> dict[str, Any]:
-    nothing = {"controller": None, "state": "its driver is a package of yours", "holder": None}
+    nothing = {"controller": None, "state": "its driver is a package of your own", "holder": None}
     if robot.problem is not None:
         return {**nothing, "state": robot.problem.message}
     if isinstance(robot.robot, PluginDrivenRobot) and robot.robot.driver is not None:
@@ -158,7 +160,7 @@ def reset(arm: Franka) -> ArmState:
 
 
 def stop(arm: Franka) -> ArmState:
-    """Stop an arm at once, whoever holds it.
+    """Stop an arm immediately, regardless of its holder.
 
     Raises:
         RobotUnreachableError: the controller does not answer.
@@ -167,14 +169,14 @@ def stop(arm: Franka) -> ArmState:
         return client.stop()
 
 
-def teleop(arm: Franka, source: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> int:
+def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[[str], None]) -> int:
     """Let a person move an arm, from where it stands, until they press the key for success or failure, or Ctrl-C.
 
     Args:
         arm: which one.
         source: an intervention source.
         options: of it.
-        tell: is told how it begins and ends.
+        emit: receives a line at the start and at the end.
 
     Returns:
         How many control periods the person moved it.
@@ -191,21 +193,21 @@ def teleop(arm: Franka, source: str, options: Mapping[str, Any], tell: Callable[
         try:
             # Ends a stop; the arm stays where it is, and its gripper opens.
             steered_arm.joints = client.reset(steered_arm.joints).joints
-            tell(f"{client.where}: it follows the {source}; Ctrl-C ends")
+            emit(f"{client.where} follows the {source}; Ctrl-C ends")
             while True:
-                found = person.read()
-                if found is not None and found.verdicts:
+                command = person.read()
+                if command is not None and command.verdicts:
                     return moved
-                if found is None:
+                if command is None:
                     time.sleep(CONTROL_SECONDS)
                     watch_cameras(client, arm, client.state())
                     continue
-                action = found.actions[0]
+                action = command.actions[0]
                 try:
                     state = client.move(action[:7] * steered_arm.scale, bool(action[7] > 0))
                     moved += 1
                 except RobotLateError as error:
-                    tell(str(error))
+                    emit(str(error))
                     state = client.state()
                 watch_cameras(client, arm, state)
                 steered_arm.joints = state.joints
@@ -221,7 +223,7 @@ def _held(arm: Franka) -> FrankaClient:
     try:
         checks = [] if arm.disable_validate else check_arm(client, arm)
         # Who holds it is said by `acquire`; a hand outside of its workspace may be led back in.
-        refuse_faults(client, [each for each in checks if each.name not in ("lease", "workspace")])
+        refuse_faults(client, [result for result in checks if result.name not in ("lease", "workspace")])
         client.acquire()
     except BaseException:
         client.close()
@@ -230,7 +232,7 @@ def _held(arm: Franka) -> FrankaClient:
 
 
 class _SteeredArm:
-    """An arm as intervention sources see it: one environment whose actions are joints and gripper."""
+    """Adapter of an arm for intervention sources: one environment whose actions are joints and gripper."""
 
     num_envs = 1
     action_size = 8
@@ -254,4 +256,4 @@ class _SteeredArm:
 
 def as_record(checks: Sequence[ArmCheck]) -> list[dict[str, Any]]:
     """Return checks as they are printed as JSON."""
-    return [asdict(each) for each in checks]
+    return [asdict(result) for result in checks]

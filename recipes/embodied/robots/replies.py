@@ -17,7 +17,7 @@ from recipes.embodied.robots.robot_errors import (
     RobotSilentError,
     RobotStoppedError,
 )
-from recipes.embodied.robots.wire_protocol import Message, ProtocolError, joints_of
+from recipes.embodied.robots.wire_protocol import Message, ProtocolError, parse_joints
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ArmState:
         joints: [7], in radians.
         gripper_closed: whether it was told to close.
         stopped: why it stands still until a reset; None: it does not.
-        holder: who holds it, in words; None: nobody.
+        holder: name of the holder; None: it is free.
         clipped: a limit made the last motion shorter than asked.
         cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
         tick: control periods of the controller's clock.
@@ -56,7 +56,7 @@ class ArmState:
         stopped, holder, still = reply.get("stopped"), reply.get("holder"), reply.get("still_tick")
         cameras = cast("dict[str, float]", reply.get("cameras") or {})
         return cls(
-            np.array(joints_of(reply, "joints")),
+            np.array(parse_joints(reply, "joints")),
             reply.get("gripper_closed") is True,
             None if stopped is None else str(stopped),
             None if holder is None else str(holder),
@@ -70,7 +70,7 @@ class ArmState:
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """Description that a controller gives of itself.
+    """A controller's description of itself.
 
     Attributes:
         controller: its name.
@@ -80,7 +80,7 @@ class ControllerFacts:
         velocity: [7], the fastest that each joint is moved, in radians a second.
         low: [7], the least position of each joint, in radians.
         high: [7], the greatest, likewise.
-        holder: who holds the arm; None: nobody.
+        holder: name of the holder; None: the arm is free.
     """
 
     controller: str
@@ -101,7 +101,7 @@ class ControllerFacts:
         """
         try:
             limits = cast("dict[str, Any]", reply["limits"])
-            low, high, velocity = (joints_of(limits, name) for name in ("low", "high", "velocity"))
+            low, high, velocity = (parse_joints(limits, name) for name in ("low", "high", "velocity"))
             period = float(reply["period"])
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(str(error)) from error
@@ -124,11 +124,11 @@ def refusal_error(reply: Message, where: str) -> RobotError:
     holder = None if reply.get("holder") is None else str(reply["holder"])
     if code == "busy":
         return RobotLeaseError(
-            "the arm is taken",
+            "the arm is in use",
             holder=holder,
             where=where,
             why=message,
-            help="end that process, or wait until it is done; give each env worker an arm of its own",
+            help="end that process, or wait until it is done; give each env worker its own arm",
         )
     if code == "no-lease":
         return RobotLeaseError(
@@ -143,14 +143,14 @@ def refusal_error(reply: Message, where: str) -> RobotError:
         return kind(message, where=where, help="look at the arm, then reset it")
     if code == "late":
         return RobotLateError(
-            "an action came too late, and was not carried out",
+            "an action came too late and was not executed",
             where=where,
             why=message,
-            help="look at the link between this node and the controller: cable, switch, wireless, other traffic",
+            help="check the link between this node and the controller: cable, switch, wireless, other traffic",
         )
     return RobotRefusedError(
-        "the controller refused",
+        "the controller rejected the request",
         where=where,
         why=message,
-        help="nothing was carried out; keep actions within -1 and 1, and starts within the workspace",
+        help="no action was executed; keep actions within -1 and 1, and starts within the workspace",
     )

@@ -1,4 +1,4 @@
-"""The errors of robots. Each names the robot and its address, and says what to do."""
+"""The errors of robots. Each names the robot and its address, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlinf_core import RuntimeFailure
 
 
 class RobotError(RuntimeFailure):
-    """Base of what goes wrong between a process and its robot; `where` is the robot and its address."""
+    """Base of errors between a process and its robot; `where` is the robot and its address."""
 
 
 class RobotUnreachableError(RobotError):
@@ -14,10 +14,10 @@ class RobotUnreachableError(RobotError):
 
 
 class RobotLeaseError(RobotError):
-    """Somebody else holds the robot, or this process does not.
+    """Another client holds the robot, or this process does not.
 
     Attributes:
-        holder: who holds it, in the words in which they introduced themselves; None: nobody.
+        holder: the holder's self-chosen name; None: none.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class RobotLeaseError(RobotError):
 
 
 class RobotLinkLostError(RobotError):
-    """The connection broke, or no answer came in time. The controller stops the arm by itself."""
+    """The connection broke, or a response timed out. The controller stops the arm by itself."""
 
 
 class RobotStoppedError(RobotError):
@@ -54,7 +54,7 @@ class RobotSilentError(RobotStoppedError):
 
 
 class RobotLateError(RobotError):
-    """An action was under way for too long, and was not carried out."""
+    """An action arrived too late and was not executed."""
 
 
 class RobotCameraError(RobotError):
@@ -66,4 +66,4 @@ class RobotCheckError(RobotError):
 
 
 class RobotRefusedError(RobotError):
-    """The controller does not carry out what it was asked: too fast, not a number, or while another motion runs."""
+    """The controller rejected a request: too fast, not a number, or during another motion."""

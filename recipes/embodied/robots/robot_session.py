@@ -41,7 +41,7 @@ class ArmCheck:
 
 
 def check_arm(client: FrankaClient, arm: Franka) -> list[ArmCheck]:
-    """Return what can be found without the lease and without a motion.
+    """Return the checks that need neither the lease nor a motion.
 
     Raises:
         RobotLinkLostError: the controller does not answer.
@@ -63,12 +63,12 @@ def refuse_faults(client: FrankaClient, checks: list[ArmCheck]) -> None:
     Raises:
         RobotCheckError: one did; all faults are listed.
     """
-    faults = [each for each in checks if each.verdict == "fault"]
+    faults = [check for check in checks if check.verdict == "fault"]
     if faults:
         raise RobotCheckError(
-            "the arm is not fit to move: " + "; ".join(f"{each.name}: {each.message}" for each in faults),
+            "the arm is not ready to move: " + "; ".join(f"{fault.name}: {fault.message}" for fault in faults),
             where=client.where,
-            help="; ".join(dict.fromkeys(each.help for each in faults if each.help))
+            help="; ".join(dict.fromkeys(fault.help for fault in faults if fault.help))
             + "; `rlinf robot check` shows all checks",
         )
 
@@ -78,7 +78,7 @@ def check_version(facts: ControllerFacts) -> ArmCheck:
     named = f"{facts.controller} {facts.version}" + (f", firmware {facts.firmware}" if facts.firmware else "")
     known = CONTROLLERS.get(facts.controller)
     if known is None:
-        return ArmCheck("controller", "skipped", f"{named}: not in the table of controllers that were tried")
+        return ArmCheck("controller", "skipped", f"{named}: not in the table of tested controllers")
     try:
         version = tuple(int(part) for part in facts.version.split("."))
     except ValueError:
@@ -87,16 +87,16 @@ def check_version(facts: ControllerFacts) -> ArmCheck:
     if first <= version < end:
         return ArmCheck("controller", "ok", named)
     wanted = f"{'.'.join(map(str, first))} or later, before {'.'.join(map(str, end))}"
-    return ArmCheck("controller", "fault", f"{named}; supported: {wanted}", "install a version that is supported")
+    return ArmCheck("controller", "fault", f"{named}; supported: {wanted}", "install a supported version")
 
 
 def check_latency(rounds: list[list[float]], period: float) -> ArmCheck:
     """Judge the link by the 99th percentile of the better of some rounds: a machine may be busy once."""
-    best = min(float(np.quantile(each, 0.99)) for each in rounds)
-    said = f"99 of 100 answers within {1000 * best:.1f} ms, the control period is {1000 * period:g} ms"
+    best = min(float(np.quantile(latencies, 0.99)) for latencies in rounds)
+    said = f"99 of 100 responses within {1000 * best:.1f} ms; the control period is {1000 * period:g} ms"
     if best <= period:
         return ArmCheck("link", "ok", said)
-    help = "connect the node to the controller by a cable of its own, and end what loads either"
+    help = "connect the node to the controller with a dedicated cable, and end what loads either"
     return ArmCheck("link", "fault", said, help)
 
 
@@ -115,7 +115,7 @@ def check_limits(facts: ControllerFacts) -> ArmCheck:
         message = f"the controller allows more than the arm can do: {', '.join(wider)}"
         return ArmCheck("limits", "fault", message, "set the limits of the arm's data sheet in the controller")
     if abs(facts.period - CONTROL_SECONDS) > _TOLERANCE:
-        message = f"a control period is {facts.period:g} s there and {CONTROL_SECONDS:g} s here"
+        message = f"the controller's control period is {facts.period:g} s, ours is {CONTROL_SECONDS:g} s"
         return ArmCheck("limits", "fault", message, "set the period of the controller")
     return ArmCheck("limits", "ok", "positions and velocities of joints are limited by the controller")
 
@@ -123,17 +123,16 @@ def check_limits(facts: ControllerFacts) -> ArmCheck:
 def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
     """Judge whether the hand is where it may be, now and at the arm's home, around which episodes start."""
     if arm.workspace is None:
-        return ArmCheck("workspace", "skipped", "none is given for this arm; the controller's own holds")
+        return ArmCheck("workspace", "skipped", "none is set for this arm; the controller's own applies")
     hand, home = (hand_pose(joints[:, None])[0][:, 0] for joints in (state.joints, HOME))
     low, high = arm.workspace
+    outside = f"outside of {list(low)} to {list(high)}"
     said = f"the hand is at {np.round(hand, 3).tolist()} m"
     if not is_within(hand, arm.workspace):
-        help = "lead the arm into its workspace by hand, or correct `workspace`"
-        return ArmCheck("workspace", "fault", f"{said}, outside of {list(low)} to {list(high)}", help)
+        help = "guide the arm into its workspace by hand, or correct `workspace`"
+        return ArmCheck("workspace", "fault", f"{said}, {outside}", help)
     if not is_within(home, arm.workspace):
-        away = (
-            f"at the arm's home the hand is at {np.round(home, 3).tolist()} m, outside of {list(low)} to {list(high)}"
-        )
+        away = f"at the arm's home the hand is at {np.round(home, 3).tolist()} m, {outside}"
         return ArmCheck("workspace", "fault", away, "correct `workspace`: episodes start around the home")
     return ArmCheck("workspace", "ok", said)
 
@@ -146,17 +145,17 @@ def check_cameras(arm: Franka, state: ArmState) -> ArmCheck:
         return ArmCheck("cameras", "skipped", "`disable_validate` is set")
     wrong = frozen(arm, state)
     if wrong:
-        return ArmCheck("cameras", "fault", wrong, "plug the camera in again, and see that nothing else uses it")
+        return ArmCheck("cameras", "fault", wrong, "reconnect the camera, and check that nothing else uses it")
     oldest = max(state.cameras[serial] for serial in arm.camera_serials)
     return ArmCheck("cameras", "ok", f"newest frames are at most {1000 * oldest:.0f} ms old")
 
 
 def frozen(arm: Franka, state: ArmState) -> str | None:
-    """Return what is wrong with the cameras of an arm; None: nothing."""
+    """Return the fault of an arm's cameras; None: none."""
     for serial in arm.camera_serials:
         age = state.cameras.get(serial)
         if age is None:
-            return f"camera {serial} is not there"
+            return f"camera {serial} is not connected"
         if age > FRAME_AGE:
             return f"camera {serial} has taken no frame for {age:.1f} s"
     return None
@@ -165,7 +164,7 @@ def frozen(arm: Franka, state: ArmState) -> str | None:
 def check_lease(facts: ControllerFacts) -> ArmCheck:
     """Judge whether somebody holds the arm."""
     if facts.holder is None:
-        return ArmCheck("lease", "ok", "nobody holds the arm")
+        return ArmCheck("lease", "ok", "the arm is free")
     return ArmCheck("lease", "fault", f"{facts.holder} holds the arm", "end that process, or wait until it is done")
 
 
@@ -181,7 +180,7 @@ def watch_cameras(client: FrankaClient, arm: Franka, state: ArmState) -> None:
     if wrong:
         client.stop()
         raise RobotCameraError(
-            f"{wrong}, and the arm was stopped",
+            f"{wrong}, so the arm was stopped",
             where=client.where,
-            help="plug the camera in again, and see that nothing else uses it; then start again",
+            help="reconnect the camera, and check that nothing else uses it; then start again",
         )

@@ -1,4 +1,4 @@
-"""Motions of the hand that a person asks for, as actions of the Franka arm: damped least squares on its kinematics."""
+"""Hand motions commanded by a person, as actions of the Franka arm: damped least squares on its kinematics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUDGE: Final = 1e-5
 
 
 def steered(joints: NDArray[Any], motion: HandMotion, grips: bool) -> NDArray[np.float32]:
-    """Return the action, float32 [7], or [8] with a gripper, that moves the hand as a person asks for one step.
+    """Return the action, float32 [7], or [8] with a gripper, that moves the hand as commanded in one step.
 
     The hand may move slower than asked, never in another direction: all joints are slowed down together.
 
@@ -45,6 +45,6 @@ def _jacobian(joints: NDArray[Any]) -> NDArray[np.float64]:
     """Return [6, 7], of the hand's position and its weighted direction."""
     nudged = np.column_stack((joints, joints[:, None] + _NUDGE * np.eye(7)))
     poses = np.concatenate(hand_pose(nudged))
-    found = (poses[:, 1:] - poses[:, :1]) / _NUDGE
-    found[3:] *= _DIRECTION_WEIGHT
-    return found
+    jacobian = (poses[:, 1:] - poses[:, :1]) / _NUDGE
+    jacobian[3:] *= _DIRECTION_WEIGHT
+    return jacobian

@@ -132,11 +132,11 @@ def request_of(message: Message) -> ControllerRequest:
     fields = dict(message)
     op, number = fields.pop("op", None), fields.pop("id", 0)
     if not isinstance(op, str) or type(number) is not int or not 0 <= number < 2**53:
-        raise ProtocolError("a message without `op`, or with an `id` that is no count")
+        raise ProtocolError("a message without `op`, or with an invalid `id`")
     return ControllerRequest(op, number, fields)
 
 
-def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
+def parse_joints(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     """Seven finite numbers.
 
     Raises:
@@ -146,10 +146,10 @@ def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     if len(numbers) != NUM_JOINTS:
         raise ProtocolError(f"`{name}` is not {NUM_JOINTS} numbers")
-    return tuple(_number(each, name) for each in numbers)
+    return tuple(_number(number, name) for number in numbers)
 
 
-def workspace_of(fields: Mapping[str, Any]) -> Box | None:
+def parse_workspace(fields: Mapping[str, Any]) -> Box | None:
     """Return the box that the hand must stay in; None where nothing is said of it.
 
     Raises:
@@ -159,17 +159,17 @@ def workspace_of(fields: Mapping[str, Any]) -> Box | None:
     if value is None:
         return None
     corners = cast("list[object]", value) if isinstance(value, list) else []
-    points = [cast("list[object]", each) if isinstance(each, list) else [] for each in corners]
+    points = [cast("list[object]", corner) if isinstance(corner, list) else [] for corner in corners]
     if [len(point) for point in points] != [3, 3]:
-        raise ProtocolError("`workspace` is not two points of three numbers")
-    low, high = (tuple(_number(each, "workspace") for each in point) for point in points)
+        raise ProtocolError("`workspace` is not a pair of points of three numbers")
+    low, high = (tuple(_number(coordinate, "workspace") for coordinate in point) for point in points)
     if any(least >= most for least, most in zip(low, high, strict=True)):
-        raise ProtocolError("`workspace` has no room between its two points")
+        raise ProtocolError("`workspace` is empty")
     return Box(low, high)
 
 
-def delay_of(fields: Mapping[str, Any], clock: float) -> float:
-    """Return the seconds for which a request and the reply that it follows were under way; 0 where it does not tell.
+def parse_delay(fields: Mapping[str, Any], clock: float) -> float:
+    """Return the round-trip seconds of a request and the reply before it; 0 if it carries no times.
 
     Raises:
         ProtocolError: `after` or `waited` is no number.
@@ -179,7 +179,7 @@ def delay_of(fields: Mapping[str, Any], clock: float) -> float:
     return clock - _number(fields["after"], "after") - _number(fields.get("waited"), "waited")
 
 
-def heartbeat_of(fields: Mapping[str, Any]) -> float:
+def parse_heartbeat(fields: Mapping[str, Any]) -> float:
     """Return seconds without a sign of life after which a holder counts as lost.
 
     Raises:
@@ -191,11 +191,11 @@ def heartbeat_of(fields: Mapping[str, Any]) -> float:
     return seconds
 
 
-def holder_of(fields: Mapping[str, Any]) -> str:
+def parse_holder(fields: Mapping[str, Any]) -> str:
     """Return who takes the lease, in words.
 
     Raises:
-        ProtocolError: nobody can read it.
+        ProtocolError: it is not printable.
     """
     holder = fields.get("holder")
     if not isinstance(holder, str) or not 0 < len(holder) <= MAX_HOLDER or not holder.isprintable():
@@ -203,7 +203,7 @@ def holder_of(fields: Mapping[str, Any]) -> str:
     return holder
 
 
-def gripper_of(fields: Mapping[str, Any]) -> Gripper | None:
+def parse_gripper(fields: Mapping[str, Any]) -> Gripper | None:
     """Return the gripper that is on the arm; None where nothing is said of it.
 
     Raises:
@@ -214,13 +214,13 @@ def gripper_of(fields: Mapping[str, Any]) -> Gripper | None:
         return None
     described = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else dict[str, object]()
     kind, connection = described.get("type"), described.get("connection")
-    for each in (kind, "" if connection is None else connection):
-        if not isinstance(each, str) or len(each) > MAX_HOLDER or not each.isprintable():
-            raise ProtocolError("`gripper` is not an object of a `type` and a `connection`")
+    for text in (kind, "" if connection is None else connection):
+        if not isinstance(text, str) or len(text) > MAX_HOLDER or not text.isprintable():
+            raise ProtocolError("`gripper` is not an object with `type` and `connection`")
     return Gripper(str(kind), None if connection is None else str(connection))
 
 
-def grip_of(fields: Mapping[str, Any]) -> bool | None:
+def parse_grip(fields: Mapping[str, Any]) -> bool | None:
     """Return whether the gripper is to close; None: it stays.
 
     Raises:

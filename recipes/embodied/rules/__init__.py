@@ -1,1 +1,1 @@
-"""Rules between the values of a file, and what can be known of its machines and folders before a run."""
+"""Rules between configuration values, and checks of machines and folders before a run."""

@@ -1,4 +1,4 @@
-"""Rules about the checkpoint in `actor.checkpoint_load_path`: what can be told of it without loading weights."""
+"""Checks of the checkpoint in `actor.checkpoint_load_path`, without loading weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEX: Final = ".metadata"
 
 
 def check_load_path(config: EmbodiedConfig, environments: EnvironmentConfig | None, report: Report) -> None:
-    """Report a checkpoint to start from that is not there, is not whole, or is of another policy.
+    """Report an initial checkpoint that is missing, incomplete, or of another policy.
 
     Args:
         config: the whole file.
@@ -66,17 +66,19 @@ def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
     """Return what a checkpoint lacks of its actor's weights."""
     if not os.path.isdir(folder / SHARDS):
         return FolderFault(
-            f"`{folder}` is no checkpoint of this recipe: it has no folder `{SHARDS}`",
+            f"`{folder}` is not a checkpoint of this recipe: it has no folder `{SHARDS}`",
             "name a `global_step_N` folder in the `checkpoints` of a run",
         )
-    copy = "copy the whole folder of the checkpoint, or name another one"
+    copy = "copy the complete checkpoint folder, or name another one"
     sizes = cast("Mapping[str, int]", read_object(folder / MANIFEST).get("files", {}))
     kept = {name: size for name, size in sizes.items() if name.startswith(f"{SHARDS}/")}
     for name in kept or (f"{SHARDS}/{_INDEX}",):
-        found = os.path.getsize(folder / name) if os.path.isfile(folder / name) else None
-        if found is None:
-            return FolderFault(f"the checkpoint `{folder}` is not whole: it lacks `{name}`", copy)
-        if found != kept.get(name, found) or not found:
-            written = f", and {kept[name]} were written" if name in kept else ""
-            return FolderFault(f"the checkpoint `{folder}` is not whole: `{name}` has {found} bytes{written}", copy)
+        num_bytes = os.path.getsize(folder / name) if os.path.isfile(folder / name) else None
+        if num_bytes is None:
+            return FolderFault(f"the checkpoint `{folder}` is incomplete: it lacks `{name}`", copy)
+        if num_bytes != kept.get(name, num_bytes) or not num_bytes:
+            written = f", of {kept[name]} written" if name in kept else ""
+            return FolderFault(
+                f"the checkpoint `{folder}` is incomplete: `{name}` has {num_bytes} bytes{written}", copy
+            )
     return None

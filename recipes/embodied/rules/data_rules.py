@@ -1,4 +1,4 @@
-"""Rules of `data`: what can be told of demonstrations without reading their rows."""
+"""Rules of `data`: checks of demonstrations that read no rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PATHS: Path = ("data", "train_data_paths")
 # Rows of larger data sets are looked at when the run starts.
 _LOOKED_INTO_NUMBERS: Final = 50_000_000
-# 29.97 and 30 are not told apart by those who write rates down.
+# Data sets use 29.97 and 30 interchangeably.
 _RATE_ROUNDING: Final = 0.002
 
 
@@ -58,7 +58,7 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
             if data is not None:
                 whole[at] = data
         except DatasetError as error:
-            report(at, "unusable-path", _told(error), error.help or "")
+            report(at, "unusable-path", _message(error), error.help or "")
     if not shapes:
         return
     try:
@@ -69,7 +69,7 @@ def check_data(config: EmbodiedConfig, environments: EnvironmentConfig | None, r
         try:
             check_alike(shapes[0][1], shape)
         except DatasetError as error:
-            report(at, "dataset-mismatch", _told(error), error.help or "")
+            report(at, "dataset-mismatch", _message(error), error.help or "")
     if shapes and environments is not None:
         _check_environment(config, environments, *shapes[0], whole, report)
     if whole:
@@ -86,7 +86,7 @@ def _reading() -> Any:
 def _hdf5(source: DataSource, config: EmbodiedConfig, at: Path, report: Report) -> DatasetShape | None:
     """Return the sizes of an HDF5 file; None where it is not there, or cannot be read by this Python."""
     if not os.path.isfile(source.path):
-        report(at, "unusable-path", f"there is no file `{source.path}`", "name an HDF5 file of demonstrations")
+        report(at, "unusable-path", f"the file `{source.path}` does not exist", "name an HDF5 file of demonstrations")
         return None
     check_hdf5(FilePath(source.path))
     if not _check_packages(source.path, ["h5py"], at, report):
@@ -114,11 +114,11 @@ def _rows(
 
 
 def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations], report: Report) -> None:
-    """Report columns that what is learned needs, and that no data set has."""
+    """Report columns that the learning target needs and no data set has."""
     if config.data.only_interventions and all(part.interventions is None for part in parts):
         error = _reading().without_interventions(parts[0])
         about = [("data", "only_interventions")]
-        report(at, "dataset-mismatch", _told(error), error.help or "", about=about)
+        report(at, "dataset-mismatch", _message(error), error.help or "", about=about)
     if not is_off_policy(config.algorithm.loss_type) or config.recipe != "embodied":
         return
     if any(source.weight is not None for source in config.data.sources):
@@ -127,19 +127,19 @@ def _check_content(config: EmbodiedConfig, at: Path, parts: list[Demonstrations]
     for part in parts:
         if part.rewards is None or part.successes is None:
             error = _reading().without_rewards(part)
-            report(at, "dataset-mismatch", _told(error), error.help or "", about=[("algorithm", "loss_type")])
+            report(at, "dataset-mismatch", _message(error), error.help or "", about=[("algorithm", "loss_type")])
             return
 
 
 def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> DatasetInfo:
-    """Return what a folder says of itself, after a look at its files."""
+    """Return a folder's description of itself, after a check of its files."""
     folder = FilePath(path)
     info = read_info(folder)
     check_files(folder, info)
     if not os.path.isfile(folder / STATISTICS) and not info.is_listed:
         message = f"the data set has no `{STATISTICS}`: statistics are computed from its rows"
         report(at, "unusable-path", message, severity=Severity.NOTE)
-    dtypes = {each.dtype for each in info.features.values()}
+    dtypes = {feature.dtype for feature in info.features.values()}
     needs = ["pyarrow", *(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
     if _check_packages(path, needs, at, report):
         try:
@@ -148,7 +148,7 @@ def _lerobot(path: str, config: EmbodiedConfig, at: Path, report: Report) -> Dat
         except DatasetError as error:
             # The damaged episodes may be those that are left out.
             severity = Severity.WARNING if config.data.episodes else Severity.ERROR
-            report(at, "unusable-path", _told(error), error.help or "", severity=severity)
+            report(at, "unusable-path", _message(error), error.help or "", severity=severity)
     return info
 
 
@@ -156,7 +156,7 @@ def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> 
     """Report a package that reading a data set needs and that is missing; return whether all are there."""
     missing = missing_modules(modules)
     if missing:
-        needs = f"`{path}` needs the package `{missing[0]}`, which this Python does not have"
+        needs = f"`{path}` needs the package `{missing[0]}`, not installed in this Python"
         report(at, "missing-extra", needs, f"run `{install_command(*missing)}`")
     return not missing
 
@@ -169,7 +169,7 @@ def _check_environment(
     whole: Mapping[Path, Demonstrations],
     report: Report,
 ) -> None:
-    """Report rows that are not what the environments show and take, and another rate than that of their actions."""
+    """Report rows that do not fit the environment, or a rate other than that of its actions."""
     facts = sizes_of(config, environments)
     about = [("env", name, key) for name in ("train", "eval") for key in ("env_type", "task", "options")]
     if facts.spec is not None:
@@ -183,20 +183,20 @@ def _check_environment(
                     report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)
         except DatasetError as error:
             kind = f"`env_type: {environments.env_type}`"
-            report(at, "dataset-mismatch", f"{_told(error)}; {kind}", error.help or "", about=about)
+            report(at, "dataset-mismatch", f"{_message(error)}; {kind}", error.help or "", about=about)
     if facts.control_hz and shape.fps and abs(facts.control_hz - shape.fps) > _RATE_ROUNDING * shape.fps:
         report(
             at,
             "dataset-mismatch",
-            f"the data set has {shape.fps:g} rows in a second (fps), and `env_type: {environments.env_type}` takes"
-            f" {facts.control_hz:g} actions in a second: `{shape.where}`",
-            "an action then lasts longer or shorter than when it was recorded; use data of that rate, or correct `fps`"
-            " in `meta/info.json` where it is wrong",
+            f"the data set has {shape.fps:g} rows per second (fps), but `env_type: {environments.env_type}` takes"
+            f" {facts.control_hz:g} actions per second: `{shape.where}`",
+            "an action would last longer or shorter than when recorded; use data of that rate, or correct `fps` in"
+            " `meta/info.json` if it is wrong",
             about=about,
             severity=Severity.WARNING,
         )
 
 
-def _told(error: DatasetError) -> str:
-    """Return what is wrong, where, and why, in one line."""
+def _message(error: DatasetError) -> str:
+    """Return the error, its location and its reason in one line."""
     return f"{error.message}: `{error.where}`" + (f", {error.why}" if error.why else "")

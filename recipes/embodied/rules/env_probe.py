@@ -38,7 +38,7 @@ class EnvFacts(NamedTuple):
 
 
 def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
-    """Make an environment that takes a moment to make, and return what it says of itself."""
+    """Make an environment that is cheap to make, and return its description."""
     return _made(env_type, task, json.dumps(dict(options), sort_keys=True, default=str))
 
 

@@ -39,7 +39,7 @@ def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> in
 
 
 def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
-    """Return what can be known here of environments; nothing where their package or their interpreter is elsewhere."""
+    """Return the facts about environments known here; None if their package or interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
     if known is not None and known.observes is not None:
@@ -53,7 +53,7 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
 
 
 def sizes_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
-    """Return what data and weights have to fit, `spec` and `control_hz`, as far as it can be known here.
+    """Return the requirements on data and weights, `spec` and `control_hz`, as far as known here.
 
     An environment that takes no package of its own is made.
     """
@@ -82,7 +82,7 @@ def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
 def check_environments(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
-    """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
+    """Report a missing task, package, adapter or robot of an environment type."""
     at: Path = ("env", section, "env_type")
     kind = environments.env_type
     _check_video(config, section, environments, report)
@@ -94,9 +94,9 @@ def check_environments(
         report(
             at,
             "missing-extra",
-            f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
+            f"`env_type: {kind}` needs the package `{missing}`, not installed in this Python",
             how_to_install(kind)
-            or f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
+            or f"run `{install_command(missing)}`, or give the env nodes an interpreter that has it",
         )
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)
@@ -115,13 +115,13 @@ def _check_video(config: EmbodiedConfig, section: str, environments: Environment
         return
     missing = missing_modules(["av"])
     if missing:
-        message = f"videos need the package `{missing[0]}`, which this Python does not have"
+        message = f"videos need the package `{missing[0]}`, not installed in this Python"
         report(video, "missing-extra", message, f"run `{install_command(missing[0])}`")
     if not config.runner.only_eval and config.runner.val_check_interval == -1:
         report(
             video,
             "conflicting-settings",
-            "`save_video` films evaluations, and this run has none: `val_check_interval` is -1",
+            "`save_video` records evaluations, but this run has none: `val_check_interval` is -1",
             "write `runner.val_check_interval: 10`, or remove `save_video`",
             about=[("runner", "val_check_interval")],
         )
@@ -138,7 +138,7 @@ def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
 
 
 def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
-    """Return the options of a simulator, or what is wrong with them."""
+    """Return the options of a simulator, or their validation error."""
     try:
         return options_of_simulator(environments)
     except ValidationError as error:
@@ -148,22 +148,22 @@ def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationEr
 def _check_options(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report options that a simulator does not take."""
     kind = environments.env_type
-    found = _options(environments)
-    if not isinstance(found, ValidationError):
+    options = _options(environments)
+    if not isinstance(options, ValidationError):
         return
     from rlinf_core.suggest import did_you_mean
 
     known = list(cast("type[BaseModel]", import_target(ENV_TYPES[kind].options or "", "options")).model_fields)
-    for each in found.errors():
-        name = str(each["loc"][0])
+    for error in options.errors():
+        name = str(error["loc"][0])
         at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
         if name not in known:
             listed = "known: " + ", ".join(f"`{option}`" for option in known)
             message = f"`env_type: {kind}` has no option `{name}`"
             report(at, "unknown-choice", message, did_you_mean(name, known) or listed)
         else:
-            where = ".".join(str(part) for part in each["loc"])
-            report(at, "bad-value", f"option `{where}`: {each['msg'][0].lower()}{each['msg'][1:]}")
+            where = ".".join(str(part) for part in error["loc"])
+            report(at, "bad-value", f"option `{where}`: {error['msg'][0].lower()}{error['msg'][1:]}")
 
 
 def _check_made(
@@ -173,7 +173,7 @@ def _check_made(
     at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
     if not here:
         message = f"`{environments.task}` cannot be checked here: `env` runs in another interpreter"
-        report(at, "missing-extra", message, "the env workers make it when the run starts", severity=Severity.NOTE)
+        report(at, "missing-extra", message, "the env workers check it when the run starts", severity=Severity.NOTE)
         return
     facts = env_facts(environments.env_type, environments.task or "", environments.options)
     if facts.problem is not None:
@@ -229,7 +229,7 @@ def _check_drivers(config: EmbodiedConfig, labels: Sequence[str], report: Report
             if driver is not None:
                 check_import(config, (*at, "driver"), driver, "env", report)
             else:
-                message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, and this robot has none"
+                message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, but this robot has none"
                 report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
 
 
@@ -250,7 +250,7 @@ def _check_robots(
         report(
             at,
             "conflicting-settings",
-            f"`env_type: {kind}` needs {named}, and `env` is placed on `{without[0]}`, which declares none",
+            f"`env_type: {kind}` needs {named}, but `env` is placed on `{without[0]}`, which declares none",
             f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
         )
         return
@@ -261,14 +261,14 @@ def _check_robots(
         report(
             blame(config, ("rollout", "pipeline_stage_num"), at),
             "conflicting-settings",
-            f"`env_type: {kind}` has one environment on each {robot}, and `rollout.pipeline_stage_num` is {stages}",
+            f"`env_type: {kind}` has one environment per {robot}, but `rollout.pipeline_stage_num` is {stages}",
             "write `pipeline_stage_num: 1`",
         )
     elif workers is not None and environments.total_num_envs != workers:
         report(
             blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), at),
             "conflicting-settings",
-            f"`env_type: {kind}` has one environment on each {robot}: `env.{section}.total_num_envs` is"
-            f" {environments.total_num_envs}, and `env` has {workers} worker{'s' if workers > 1 else ''}",
+            f"`env_type: {kind}` has one environment per {robot}, but `env.{section}.total_num_envs` is"
+            f" {environments.total_num_envs} and `env` has {workers} worker{'s' if workers > 1 else ''}",
             f"write `total_num_envs: {workers}`",
         )

@@ -1,4 +1,4 @@
-"""The rules of `env.train.intervention`: who can take over where, and the options of sources."""
+"""Rules of `env.train.intervention`: where people can take over, and the options of sources."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def check_intervention(config: EmbodiedConfig, workers: int | None, report: Repo
             _SOURCE,
             "conflicting-settings",
             f"`loss_type: {loss}` learns only from actions that its own policy chose",
-            "write `algorithm.loss_type: sac`; or record corrections of a trained policy by `rlinf record RUN --device"
-            f" {source}`, and learn from them by recipe `sft`",
+            "write `algorithm.loss_type: sac`; or record corrections of a trained policy with `rlinf record RUN"
+            f" --device {source}`, and learn from them with recipe `sft`",
             about=[("algorithm", "loss_type")],
         )
     if ":" in source:
@@ -46,7 +46,7 @@ def check_intervention(config: EmbodiedConfig, workers: int | None, report: Repo
         report(
             blame(config, ("env", "train", "total_num_envs"), _SOURCE),
             "conflicting-settings",
-            f"a person drives one environment: `env` has {workers} worker{'s' if workers > 1 else ''} with"
+            f"a person controls one environment, but `env` has {workers} worker{'s' if workers > 1 else ''} with"
             f" {total} environments in {stages} pipeline stage{'s' if stages > 1 else ''}",
             f"write `total_num_envs: {workers}` and `pipeline_stage_num: 1`",
             about=[_SOURCE],
@@ -62,7 +62,7 @@ def _check_package(config: EmbodiedConfig, report: Report) -> None:
         report(
             _SOURCE,
             "missing-extra",
-            f"`source: {source}` needs the package `{known.install}`, which this Python does not have",
+            f"`source: {source}` needs the package `{known.install}`, not installed in this Python",
             f"run `pip install {known.install}`, or give the nodes of `env` an interpreter that has it",
         )
 
@@ -86,7 +86,7 @@ def check_judge(config: EmbodiedConfig, section: str, environments: EnvironmentC
         return
     known = JUDGES[judge.source]
     if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
-        message = f"`judge: {judge.source}` needs the package `{known.module}`, which this Python does not have"
+        message = f"`judge: {judge.source}` needs the package `{known.module}`, not installed in this Python"
         report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
     check_values(
         (*at, "options"),
@@ -98,7 +98,7 @@ def check_judge(config: EmbodiedConfig, section: str, environments: EnvironmentC
         report(
             blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), (*at, "source")),
             "conflicting-settings",
-            f"a person judges one environment of each worker, and `total_num_envs` is {environments.total_num_envs}",
+            f"a person judges one environment per worker, but `total_num_envs` is {environments.total_num_envs}",
             "write `total_num_envs: 1`",
             about=[(*at, "source")],
         )

@@ -41,7 +41,7 @@ from rlinf_core.config.tree import Path
 
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what does not fit together in a file of this recipe."""
+    """Report inconsistent settings of this recipe."""
     check_components(config.cluster, config.recipe, COMPONENTS, report)
     names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
     check_group_names(config, names, report)
@@ -82,8 +82,8 @@ def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
         report(
             ("algorithm", "bc_weight"),
             "conflicting-settings",
-            "`bc_weight` is the weight of demonstrations, and there are none",
-            "write `data.train_data_paths`; `rlinf record` makes some",
+            "`bc_weight` weights demonstrations, but there are none",
+            "write `data.train_data_paths`; `rlinf record` creates demonstrations",
             about=[("data", "train_data_paths")],
         )
     check_data(config, config.env.train, report)
@@ -101,14 +101,14 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
         report(
             both,
             "conflicting-settings",
-            "`adv_type: gae` needs values, and `loss_type: actor` trains none",
+            "`adv_type: gae` needs values, but `loss_type: actor` trains none",
             "write `loss_type: actor_critic`, or `adv_type: grpo`",
         )
     if algorithm.adv_type in ADVANTAGES and algorithm.adv_type != "gae" and algorithm.loss_type == "actor_critic":
         report(
             both,
             "conflicting-settings",
-            f"`loss_type: actor_critic` trains values, and `adv_type: {algorithm.adv_type}` gives no returns to learn"
+            f"`loss_type: actor_critic` trains values, but `adv_type: {algorithm.adv_type}` gives no returns to learn"
             " them from",
             "write `loss_type: actor`, or `adv_type: gae`",
         )
@@ -117,7 +117,7 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
             report(
                 ("actor", "model", "add_value_head"),
                 "conflicting-settings",
-                f"`{name}: {needs}` needs values, and the model has no value head",
+                f"`{name}: {needs}` needs values, but the model has no value head",
                 "write `add_value_head: true`, or `adv_type: grpo` and `loss_type: actor`",
                 about=[("algorithm", name)],
             )
@@ -126,7 +126,7 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
         report(
             ("algorithm", "critic_warmup_steps"),
             "conflicting-settings",
-            "`critic_warmup_steps` trains values, and `loss_type: actor` has none",
+            "`critic_warmup_steps` trains values, but `loss_type: actor` has none",
             "remove it",
             about=[("algorithm", "loss_type")],
         )
@@ -143,14 +143,14 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0])),
             "conflicting-settings",
-            f"`{compares}` compares the members of a group, and each group has one",
+            f"`{compares}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
         )
     if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
         report(
             own_at,
             "conflicting-settings",
-            f"`env.train.group_size` is {size} and `algorithm.group_size` {algorithm.group_size}",
+            f"`env.train.group_size` is {size}, but `algorithm.group_size` is {algorithm.group_size}",
             "remove one of the two",
             about=[size_at],
         )
@@ -164,7 +164,7 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
         report(
             ("actor", "fsdp_config", "cpu_offload"),
             "conflicting-settings",
-            f"`cpu_offload` keeps shards in the host's memory, and {why} has none",
+            f"`cpu_offload` keeps shards in host memory, but {why} has none",
             "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
             about=[("actor", "fsdp_config", "sharding_strategy")],
         )
@@ -178,7 +178,7 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
         report(
             (*at, "lr_scheduler"),
             "conflicting-settings",
-            f"`lr_scheduler: {optim.lr_scheduler}` falls until the last step, and this run has none",
+            f"`lr_scheduler: {optim.lr_scheduler}` decays until the last step, but this run has no last step",
             "write `runner.max_steps` or `actor.optim.total_training_steps`",
             about=[(*at, "total_training_steps"), ("runner", "max_steps"), ("runner", "max_epochs")],
         )
@@ -186,7 +186,7 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, (*at, "lr_warmup_steps"), (*at, "total_training_steps")),
             "conflicting-settings",
-            f"`lr_warmup_steps: {optim.lr_warmup_steps}` is not over before the last of {total} steps",
+            f"`lr_warmup_steps: {optim.lr_warmup_steps}` does not end before the last of {total} steps",
             f"write less than {total}",
             about=[("runner", "max_steps"), ("runner", "max_epochs")],
         )
@@ -210,10 +210,10 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
         report(
             ("cluster", "node_groups", index, "hardware"),
             "unused-robots",
-            f"`env` is placed on the robots of `{group.label}`, and `env_type: {kind}` uses none",
+            f"`env` is placed on the robots of `{group.label}`, but `env_type: {kind}` uses none",
             f"write `env.train.env_type: {robot}`, or place `env` on other nodes"
             if robot
-            else "name an environment of your own by `env_type: package.module:Class`, or place `env` on other nodes",
+            else "name your own environment as `env_type: package.module:Class`, or place `env` on other nodes",
             about=[("env", "train", "env_type"), ("env", "eval", "env_type")],
             severity=Severity.WARNING,
         )
@@ -226,9 +226,9 @@ def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, ("runner", "weight_sync_interval"), ("runner", "max_staleness")),
             "conflicting-settings",
-            f"`max_staleness: {runner.max_staleness}` bounds how old weights get, and `weight_sync_interval:"
-            f" {runner.weight_sync_interval}` would make them older",
-            "remove `weight_sync_interval`; rollouts that run ahead get the weights of every step",
+            f"`max_staleness: {runner.max_staleness}` bounds the age of weights, but `weight_sync_interval:"
+            f" {runner.weight_sync_interval}` would let them get older",
+            "remove `weight_sync_interval`; asynchronous rollouts get the weights of every step",
         )
 
 
@@ -250,16 +250,16 @@ def _check_shares(
         report(
             blame(config, *sizes),
             "envs-not-divisible",
-            f"`{name}` does not divide: {total} / ({where}) = {total / shares:g}",
-            f"`{name}` could be {near_multiples(total, shares * size)}",
+            f"`{name}` does not divide evenly: {total} / ({where}) = {total / shares:g}",
+            f"nearest valid `{name}`: {near_multiples(total, shares * size)}",
         )
     elif (total // shares) % size:
         report(
             blame(config, ("env", section, "group_size"), ("algorithm", "group_size"), *sizes),
             "groups-not-divisible",
-            f"`{name}` gives no whole groups: {total} / ({where}) = {total // shares} environments, / group_size"
-            f" {size} = {total / shares / size:g}",
-            f"`{name}` could be {near_multiples(total, shares * size)}",
+            f"`{name}` does not split into whole groups: {total} / ({where}) = {total // shares} environments, /"
+            f" group_size {size} = {total / shares / size:g}",
+            f"nearest valid `{name}`: {near_multiples(total, shares * size)}",
         )
 
 
@@ -287,7 +287,7 @@ def _check_observations(config: EmbodiedConfig, section: str, environments: Envi
         report(
             blame(config, ("actor", "model", "model_type"), ("env", section, "task"), ("env", section, "env_type")),
             "conflicting-settings",
-            f"`{kind}` needs {what}, and `{where}` observes none",
+            f"`{kind}` needs {what}, but `{where}` has none",
             f"write `model_type: {other}`",
         )
 
@@ -309,7 +309,7 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
             (
                 not uses_values(config),
                 ("algorithm", "adv_type"),
-                f"`adv_type: {config.algorithm.adv_type}` has no values to stand in for what comes after a pass",
+                f"`adv_type: {config.algorithm.adv_type}` has no values to bootstrap after a pass",
             ),
         )
         why = next((text for holds, _, text in reasons if holds), None)
@@ -323,8 +323,8 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
     report(
         blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch"), own_at),
         "conflicting-settings",
-        f"an episode has up to {limit} steps, a pass {steps}, and every pass begins with new episodes: none that is"
-        " longer would be seen to its end",
+        f"an episode has up to {limit} steps, but a pass has {steps} and resets at its start: longer episodes would"
+        " never reach their end",
         longer if train.max_episode_steps is None else f"{longer}, or `max_episode_steps: {steps}`",
     )
 
@@ -337,6 +337,6 @@ def _check_steps(config: EmbodiedConfig, section: str, environments: Environment
         report(
             blame(config, ("env", section, "max_steps_per_rollout_epoch"), ("actor", "model", "num_action_chunks")),
             "envs-not-divisible",
-            f"`{name}` does not divide: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
-            f"`{name}` could be {near_multiples(steps, chunks)}",
+            f"`{name}` does not divide evenly: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
+            f"nearest valid `{name}`: {near_multiples(steps, chunks)}",
         )

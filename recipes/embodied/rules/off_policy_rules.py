@@ -1,4 +1,4 @@
-"""The rules of `loss_type: sac` and `td3`: what they need, and what they cannot do."""
+"""Rules of `loss_type: sac` and `td3`: their requirements and limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOSS: Final[Path] = ("algorithm", "loss_type")
 
 
 def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what SAC and TD3 do not go together with."""
+    """Report settings that are incompatible with SAC and TD3."""
     _check_policy(config, report)
     settings, actors = config.algorithm.off_policy, world_sizes.get("actor") or 1
     at: Path = ("algorithm", "off_policy")
@@ -25,7 +25,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
         report(
             blame(config, (*at, "critics_in_target"), (*at, "critics")),
             "conflicting-settings",
-            f"`critics_in_target: {settings.critics_in_target}` of {settings.critics} critics",
+            f"`critics_in_target: {settings.critics_in_target}` exceeds `critics: {settings.critics}`",
             f"write at most {settings.critics}",
         )
     _check_shares(config, report)
@@ -35,7 +35,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
         report(
             ("actor", "fsdp_config", "sharding_strategy"),
             "conflicting-settings",
-            f"`loss_type: {config.algorithm.loss_type}` keeps all weights on each of {actors} actors",
+            f"`loss_type: {config.algorithm.loss_type}` replicates all weights on each of {actors} actors",
             "write `sharding_strategy: no_shard`",
             about=[_LOSS],
         )
@@ -44,15 +44,15 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
         report(
             ("actor", "global_batch_size"),
             "batch-not-divisible",
-            f"a batch of {batch} transitions cannot be dealt evenly to {actors} actors",
+            f"a batch of {batch} transitions cannot be split evenly over {actors} actors",
             f"write `global_batch_size: {batch // actors * actors or actors}`",
         )
-    for path, given in (
+    for path, is_set in (
         (("actor", "enable_offload"), config.actor.enable_offload),
         (("actor", "fsdp_config", "gradient_checkpointing"), fsdp.gradient_checkpointing),
         (("actor", "model", "compile"), config.actor.model.compile),
     ):
-        if given:
+        if is_set:
             message = f"`loss_type: {config.algorithm.loss_type}` does not support `{path[-1]}`"
             report(path, "conflicting-settings", message, "remove it: policy and critics are small", about=[_LOSS])
     if config.actor.model.precision != "fp32":
@@ -69,13 +69,13 @@ def _check_shares(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, (*at, "interventions_share"), (*at, "demonstrations_share")),
             "conflicting-settings",
-            f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` are more than the whole batch",
+            f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` exceed the whole batch",
             "write shares whose sum is at most 1",
         )
 
 
 def _check_memory(config: EmbodiedConfig, report: Report) -> None:
-    """Require a folder for what does not fit into a bounded memory, and one way alone to bound it."""
+    """Require a spill folder for a bounded memory, and at most one kind of bound."""
     replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
     if replay.memory_gib is None:
         return
@@ -83,14 +83,14 @@ def _check_memory(config: EmbodiedConfig, report: Report) -> None:
         report(
             (*at, "memory_gib"),
             "conflicting-settings",
-            f"`memory_gib: {replay.memory_gib:g}` sends what does not fit to a folder, and none is given",
+            f"`memory_gib: {replay.memory_gib:g}` spills to a folder, but none is set",
             "write `spill_path`, a folder on a disk of the actors' node",
         )
     if replay.image_memory_gib is not None:
         report(
             blame(config, (*at, "image_memory_gib"), (*at, "memory_gib")),
             "conflicting-settings",
-            "`image_memory_gib` compresses images and forgets the oldest, `memory_gib` keeps all of them in files",
+            "`image_memory_gib` compresses images and drops the oldest; `memory_gib` keeps all of them in files",
             "remove one of them",
         )
 
@@ -102,7 +102,7 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, kind, _LOSS),
             "conflicting-settings",
-            f"`loss_type: {loss}` trains a `{POLICY}`, and `model_type` is `{model.model_type}`",
+            f"`loss_type: {loss}` trains a `{POLICY}`, but `model_type` is `{model.model_type}`",
             f"write `actor.model.model_type: {POLICY}`",
         )
         return
@@ -120,9 +120,9 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
         report(
             blame(config, at, _LOSS),
             "conflicting-settings",
-            "`loss_type: td3` explores by noise of fixed size, and none is given",
+            "`loss_type: td3` explores with noise of a fixed size, but none is set",
             "write `actor.model.options: {exploration_noise: 0.1}`",
         )
     if loss == "sac" and noise is not None:
-        message = "`loss_type: sac` learns how much to explore, and `exploration_noise` would fix it"
+        message = "`loss_type: sac` learns how much to explore; `exploration_noise` would fix it"
         report(at, "conflicting-settings", message, "remove it, or write `loss_type: td3`", about=[_LOSS])

@@ -1,4 +1,4 @@
-"""Rules of `algorithm.options` and `actor.model.options`: the pydantic models of what a user brings judge them."""
+"""Rules of `algorithm.options` and `actor.model.options`, validated by the pydantic models of user components."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _check(
     own = {key: name for key, name in names.items() if ":" in name}
     if not own:
         keys = " or ".join(f"`{key}`" for key in names)
-        message = f"`{at[-1]}` has no effect: nothing of your own is named by {keys}"
-        help = "remove it, or name something by `package.module:name`"
+        message = f"`{at[-1]}` has no effect: {keys} name no component of your own"
+        help = "remove it, or name a component as `package.module:name`"
         report(at, "not-available", message, help, about=[(*at[:-1], key) for key in names])
         return
     owners: list[object] = []
@@ -53,8 +53,10 @@ def _check(
         try:
             owners.append(import_target(name, key))
         except ConfigError as error:
-            found = missing_module(name) is None and missing_name(name) is None  # if not, `check_import` reports it
-            if found and runs_in_this_interpreter(config, "actor"):
+            is_importable = (
+                missing_module(name) is None and missing_name(name) is None
+            )  # if not, `check_import` reports it
+            if is_importable and runs_in_this_interpreter(config, "actor"):
                 report((*at[:-1], key), "missing-extra", error.message, error.help or "")
             return
     check_values(at, written, owners, report)
@@ -67,15 +69,15 @@ def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object],
     known: list[str] = []
     for owner in owners:
         try:
-            found = options_for(owner, written)
-            known += type(found).model_fields if isinstance(found, BaseModel) else ()
+            options = options_for(owner, written)
+            known += type(options).model_fields if isinstance(options, BaseModel) else ()
         except ValidationError as error:
-            for each in error.errors():
-                missing = each["type"] == "missing"
-                path = at if missing else (*at, *each["loc"])
+            for detail in error.errors():
+                missing = detail["type"] == "missing"
+                path = at if missing else (*at, *detail["loc"])
                 what = f"`{getattr(owner, '__name__', owner)}`"
-                named = ".".join(str(part) for part in each["loc"])
-                message = f"{what} needs the option `{named}`" if missing else f"{what}: {each['msg']}"
+                named = ".".join(str(part) for part in detail["loc"])
+                message = f"{what} needs the option `{named}`" if missing else f"{what}: {detail['msg']}"
                 report(path, "missing-key" if missing else "bad-value", message)
     for name in unknown_options(owners, written):
         report((*at, name), "unknown-key", f"unknown option `{name}`", did_you_mean(name, known))

@@ -1,4 +1,4 @@
-"""Evaluations whose number can be trusted: exact starts, intervals, and what the number depends on, as `eval.json`.
+"""Reproducible evaluation: exact starts, confidence intervals and all inputs, recorded in `eval.json`.
 
 `rlinf eval` calls `evaluate`.
 """
@@ -18,8 +18,8 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.episodes.collection_job import Collection, collecting
 from recipes.embodied.episodes.collector import CollectedEpisode
-from recipes.embodied.loop.frames import Footage
-from recipes.embodied.loop.videos import few_of_each, nothing_to_see, write_videos
+from recipes.embodied.loop.frames import EpisodeFrames
+from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
@@ -43,9 +43,9 @@ def evaluate(
     episodes: int | None = None,
     allow_training_starts: bool = False,
     video: bool | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Have a policy act greedily in whole episodes of `env.eval`, and write `eval.json`.
+    """Run greedy episodes of `env.eval` with a policy, and write `eval.json`.
 
     Args:
         job: the checked file.
@@ -55,7 +55,7 @@ def evaluate(
         episodes: how many; None: `env.eval.total_num_envs` times `env.eval.rollout_epoch`.
         allow_training_starts: evaluate from starts that training sees.
         video: write videos, one for each way in which episodes ended; None: where that is possible.
-        tell: is told how it goes.
+        emit: receives progress lines.
 
     Returns:
         The object of `eval.json`.
@@ -70,17 +70,17 @@ def evaluate(
     shared = shared_starts(config)
     if shared is not None and not allow_training_starts:
         raise shared
-    checkpoint, named = weights_of(config, checkpoint)
+    checkpoint, named = locate_weights(config, checkpoint)
     environments = config.env.eval
     wanted = episodes or environments.total_num_envs * environments.rollout_epoch
-    films = _can_film(video, tell)
+    films = _can_film(video, emit)
     began = time.time()
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
     with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
-        found, footage = _collect(collection, wanted, environments, films, tell, required=video is True)
+        collected, recorded_episodes = _collect(collection, wanted, environments, films, emit, required=video is True)
         facts = collection.facts
     folder.mkdir(parents=True)
-    videos = write_videos(footage, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
+    videos = write_videos(recorded_episodes, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
     record = {
         "schema": SCHEMA,
         "recipe": job.recipe.name if job.recipe is not None else None,
@@ -104,8 +104,8 @@ def evaluate(
             "images": collection.images,
         },
         "versions": {**versions(), **facts["versions"]},
-        **summary(found),
-        "episodes": [_as_json(each) for each in found],
+        **summary(collected),
+        "episodes": [_as_json(episode) for episode in collected],
         "videos": videos,
         TIMES: {"began": began, "seconds": time.time() - began},
     }
@@ -113,8 +113,8 @@ def evaluate(
     return record
 
 
-def weights_of(config: EmbodiedConfig, checkpoint: Path | None) -> tuple[Path | None, Path]:
-    """Return the checkpoint whose weights are evaluated, if it is one, and the folder that holds the weights.
+def locate_weights(config: EmbodiedConfig, checkpoint: Path | None) -> tuple[Path | None, Path]:
+    """Return the checkpoint to evaluate, if it is one, and the folder with the weights.
 
     Args:
         config: the whole file.
@@ -132,12 +132,12 @@ def weights_of(config: EmbodiedConfig, checkpoint: Path | None) -> tuple[Path | 
         raise ConfigError(
             "no weights are named",
             where="actor.model.model_path",
-            help="name a run or a checkpoint by `--checkpoint`, or the folder of a model by `actor.model.model_path`",
+            help="name a run or a checkpoint with `--checkpoint`, or a model folder with `actor.model.model_path`",
         )
     return None, Path(actor.model.model_path)
 
 
-def _can_film(wanted: bool | None, tell: Callable[[str], None]) -> bool:
+def _can_film(wanted: bool | None, emit: Callable[[str], None]) -> bool:
     """Return whether videos can be written, where they are not refused.
 
     Raises:
@@ -150,7 +150,7 @@ def _can_film(wanted: bool | None, tell: Callable[[str], None]) -> bool:
     except DatasetError as error:
         if wanted:
             raise
-        tell(f"no videos: {error.message}")
+        emit(f"no videos: {error.message}")
         return False
     return True
 
@@ -160,43 +160,44 @@ def _collect(
     wanted: int,
     environments: EnvironmentConfig,
     films: bool,
-    tell: Callable[[str], None],
+    emit: Callable[[str], None],
     *,
     required: bool,
-) -> tuple[list[CollectedEpisode], list[Footage]]:
-    """Return so many episodes, and those of them that videos show.
+) -> tuple[list[CollectedEpisode], list[EpisodeFrames]]:
+    """Return the collected episodes, and the frames for videos.
 
     Raises:
         ConfigError: videos are `required`, and the environment has nothing to show.
     """
-    found: list[CollectedEpisode] = []
-    footage: list[Footage] = []
+    episodes: list[CollectedEpisode] = []
+    recorded_episodes: list[EpisodeFrames] = []
     for batch in collection.episodes("nothing", film=films):
-        counted = {(each.env, each.reset) for each in batch[: wanted - len(found)]}
-        found += batch
+        counted = {(episode.env, episode.reset) for episode in batch[: wanted - len(episodes)]}
+        episodes += batch
         if films:
-            filmed = collection.footage()
+            filmed = collection.recorded_episodes()
             if filmed is None:
                 if required:
-                    raise ConfigError("there can be no videos", why=nothing_to_see(environments.env_type))
+                    raise ConfigError("videos are not available", why=nothing_to_see(environments.env_type))
                 films = False
-                tell(f"no videos: {nothing_to_see(environments.env_type)}")
-            kept = [each for each in filmed or () if (each.env, each.reset) in counted]
-            footage = few_of_each([*footage, *kept], environments.video_cfg.episodes)
-        tell(f"{min(len(found), wanted)} of {wanted} episodes")
-        if len(found) >= wanted:
+                emit(f"no videos: {nothing_to_see(environments.env_type)}")
+            kept = [film for film in filmed or () if (film.env, film.reset) in counted]
+            recorded_episodes = pick_per_outcome([*recorded_episodes, *kept], environments.video_cfg.episodes)
+        emit(f"{min(len(episodes), wanted)} of {wanted} episodes")
+        if len(episodes) >= wanted:
             break
-    return found[:wanted], footage
+    return episodes[:wanted], recorded_episodes
 
 
 def shared_starts(config: EmbodiedConfig) -> ConfigError | None:
-    """Return the reason, as an error, for which the evaluation would begin where training did; None: it would not."""
+    """Return the error if the evaluation would use training starts; None: it would not."""
     train, test = config.env.train, config.env.eval
     if test.seed == train.seed:
         return ConfigError(
-            f"the evaluation would begin where training did: `env.eval.seed` and `env.train.seed` are both {test.seed}",
+            "the evaluation would start from training starts: `env.eval.seed` and `env.train.seed` are both"
+            f" {test.seed}",
             where="env.eval.seed",
-            help="give `env.eval` another seed, or say `--allow-training-starts`",
+            help="give `env.eval` another seed, or pass `--allow-training-starts`",
         )
     if (test.env_type, test.task) != (train.env_type, train.task) or not is_simulator(test.env_type):
         return None
@@ -204,47 +205,47 @@ def shared_starts(config: EmbodiedConfig) -> ConfigError | None:
     if same is None:
         return None
     return ConfigError(
-        f"the evaluation would begin where training did: {same.what}",
+        f"the evaluation would start from training starts: {same.what}",
         where="env.eval.options",
-        help=f"{same.remedy}, or say `--allow-training-starts`",
+        help=f"{same.remedy}, or pass `--allow-training-starts`",
     )
 
 
 def summary(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
     """Return the figures of all episodes and of each task, see `figures`."""
-    tasks = sorted({each.task for each in episodes})
+    tasks = sorted({episode.task for episode in episodes})
     return {
         "total": figures(episodes),
-        "tasks": {task: figures([each for each in episodes if each.task == task]) for task in tasks},
+        "tasks": {task: figures([episode for episode in episodes if episode.task == task]) for task in tasks},
     }
 
 
 def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
     """Return counts, means, and shares of success with Wilson's intervals (95 %), None where success is not known."""
-    found: dict[str, Any] = {"episodes": len(episodes)}
+    result: dict[str, Any] = {"episodes": len(episodes)}
     for name in ("success_at_end", "success_once"):
-        solved = [getattr(each, name) for each in episodes]
-        known = bool(solved) and all(each is not None for each in solved)
+        solved = [getattr(episode, name) for episode in episodes]
+        known = bool(solved) and all(flag is not None for flag in solved)
         count = sum(map(bool, solved))
-        found[name] = count / len(solved) if known else None
-        found[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if known else None
-    kinds = [each.outcome for each in episodes]
-    found["outcomes"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
-    found["return"] = mean([each.total_reward for each in episodes])
-    found["episode_len"] = mean([float(each.length) for each in episodes])
-    return found
+        result[name] = count / len(solved) if known else None
+        result[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if known else None
+    kinds = [episode.outcome for episode in episodes]
+    result["outcomes"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    result["return"] = mean([episode.total_reward for episode in episodes])
+    result["episode_len"] = mean([float(episode.length) for episode in episodes])
+    return result
 
 
 def digest(files: Sequence[Path], folder: Path) -> str | None:
     """Return the SHA-256 of some files with their names in `folder`; None where none is there."""
     there = [file for file in files if file.is_file()]
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for file in there:
-        found.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+        hasher.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(_DIGESTED):
-                found.update(chunk)
-    return found.hexdigest() if there else None
+                hasher.update(chunk)
+    return hasher.hexdigest() if there else None
 
 
 def _as_json(episode: CollectedEpisode) -> dict[str, Any]:

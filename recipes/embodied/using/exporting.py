@@ -59,16 +59,18 @@ def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) ->
     if kind not in FORMATS:
         raise ConfigError(f"unknown format `{kind}`", help=f"known: {', '.join(FORMATS)}")
     if folder.exists():
-        raise RLinfError("the folder of the export exists", where=str(folder), help="name another by `--out`")
+        raise RLinfError("the export folder exists", where=str(folder), help="name another with `--out`")
     trained = load(checkpoint, config)
     spec, policy = trained.spec, trained.module
     names = [name for name in spec.observations if kind == "safetensors" or name != INSTRUCTIONS]
     if kind == "safetensors":
         save_policy(policy, config.actor.model, spec, folder)
-        difference = _difference(trained, lambda given: load(folder, None).act(given), list(spec.observations))
+        difference = _difference(
+            trained, lambda observations: load(folder, None).act(observations), list(spec.observations)
+        )
     else:
         graph = _Graph(policy, names, spec).requires_grad_(False)
-        example = tuple(torch.from_numpy(each) for each in _observations(spec, names).values())
+        example = tuple(torch.from_numpy(observation) for observation in _observations(spec, names).values())
         graph(*example)  # refuses a policy that is none of tensors alone, before anything is written
         difference = _write_graph(trained, graph, names, example, folder, kind)
         write_description(folder, config.actor.model, spec, policy.normalization)
@@ -76,7 +78,7 @@ def export(config: EmbodiedConfig, checkpoint: Path, folder: Path, kind: str) ->
     return {
         "folder": str(folder),
         "format": kind,
-        "files": sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()),
+        "files": sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()),
         "inputs": {
             name: {"dtype": "text" if dtype == "U" else dtype, "shape": ["n", *shape]}
             for name, (shape, dtype) in observed.items()
@@ -127,12 +129,14 @@ def _write_graph(
             traced.save(str(folder / "policy.pt"))
             loaded = cast("Any", torch.jit.load(str(folder / "policy.pt")))
             return _difference(
-                trained, lambda given: loaded(*(torch.from_numpy(given[name]) for name in names)).numpy(), names
+                trained,
+                lambda observations: loaded(*(torch.from_numpy(observations[name]) for name in names)).numpy(),
+                names,
             )
         missing = missing_modules(["onnx", "onnxscript"])
         if missing:
             raise RLinfError(
-                f"`--format onnx` needs the package `{missing[0]}`, which this Python does not have",
+                f"`--format onnx` needs the package `{missing[0]}`, not installed in this Python",
                 help=f"run `{install_command('onnx')} onnxscript onnxruntime`",
             )
         folder.mkdir(parents=True)
@@ -142,7 +146,9 @@ def _write_graph(
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(folder / "policy.onnx"), providers=["CPUExecutionProvider"])
-    return _difference(trained, lambda given: session.run([_ACTIONS], {name: given[name] for name in names})[0], names)
+    return _difference(
+        trained, lambda observations: session.run([_ACTIONS], {name: observations[name] for name in names})[0], names
+    )
 
 
 def _write_onnx(graph: _Graph, names: list[str], example: tuple[Tensor, ...], file: Path) -> None:
@@ -165,17 +171,17 @@ def _write_onnx(graph: _Graph, names: list[str], example: tuple[Tensor, ...], fi
 def _observations(spec: EnvSpec, names: Sequence[str], count: int = _EXAMPLES) -> dict[str, Any]:
     """Return random observations of `count` environments."""
     random = np.random.default_rng(0)
-    found: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
     for name, (shape, dtype) in spec.observations.items():
         if name not in names:
             continue
         if dtype == "U":
-            found[name] = np.array(["pick up the block"] * count)
+            observations[name] = np.array(["pick up the block"] * count)
         elif dtype == "uint8":
-            found[name] = random.integers(0, 256, (count, *shape), np.uint8)
+            observations[name] = random.integers(0, 256, (count, *shape), np.uint8)
         else:
-            found[name] = random.normal(size=(count, *shape)).astype(np.float32)
-    return found
+            observations[name] = random.normal(size=(count, *shape)).astype(np.float32)
+    return observations
 
 
 def _difference(trained: TrainedPolicy, act: Callable[[dict[str, Any]], Any], names: Sequence[str]) -> float:
@@ -184,12 +190,12 @@ def _difference(trained: TrainedPolicy, act: Callable[[dict[str, Any]], Any], na
     Raises:
         RLinfError: it is too large.
     """
-    given = _observations(trained.spec, list(trained.spec.observations), 2 * _EXAMPLES + 1)
-    away = np.abs(np.asarray(act({name: given[name] for name in names})) - trained.act(given)).max()
+    observations = _observations(trained.spec, list(trained.spec.observations), 2 * _EXAMPLES + 1)
+    away = np.abs(np.asarray(act({name: observations[name] for name in names})) - trained.act(observations)).max()
     if not away <= _TOLERANCE:
         raise RLinfError(
-            f"actions of the export differ by {away:.3g} from those of the policy",
-            why="the format does not express what the policy does",
+            f"actions of the export differ from the policy's by {away:.3g}",
+            why="the format cannot express this policy",
             help="use `--format safetensors`",
         )
     return float(away)

@@ -21,7 +21,7 @@ def play(
     file: Path,
     *,
     episodes: int,
-    tell: Callable[[str], None] = lambda text: None,
+    emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Have the policy of a checkpoint act greedily in episodes of `env.eval`, side by side in one video.
 
@@ -30,7 +30,7 @@ def play(
         checkpoint: a folder `global_step_N`.
         file: the video, an mp4; must not exist.
         episodes: how many.
-        tell: is told how it goes.
+        emit: receives progress lines.
 
     Returns:
         `file`, `fps`, and for each of `episodes` its `env`, `outcome`, `return` and `length`.
@@ -42,7 +42,7 @@ def play(
         RLinfError: the file exists.
     """
     if file.exists():
-        raise RLinfError("the video exists", where=str(file), help="name another by `--out`")
+        raise RLinfError("the video exists", where=str(file), help="name another with `--out`")
     needed("av", "a video")
     config = cast("EmbodiedConfig", job.config)
     environments = config.env.eval
@@ -50,21 +50,21 @@ def play(
     chosen = environments.model_copy(update={"total_num_envs": episodes, "video_cfg": shown})
     env = config.env.model_copy(update={"eval": chosen})
     with collecting(config.model_copy(update={"env": env}), chosen, episodes, checkpoint) as collection:
-        found = next(iter(collection.episodes("nothing", film=True)))[:episodes]
-        footage = collection.footage()
-    if footage is None:
+        collected = next(iter(collection.episodes("nothing", film=True)))[:episodes]
+        recorded_episodes = collection.recorded_episodes()
+    if recorded_episodes is None:
         raise ConfigError("there is nothing to play", why=nothing_to_see(environments.env_type))
-    tell(f"{len(found)} episodes")
+    emit(f"{len(collected)} episodes")
     file.parent.mkdir(parents=True, exist_ok=True)
-    films = [each for each in footage if each.env in {episode.env for episode in found}]
-    solved = [each.outcome == SUCCESS for each in films]
+    films = [film for film in recorded_episodes if film.env in {episode.env for episode in collected}]
+    solved = [film.outcome == SUCCESS for film in films]
     fps = environments.video_cfg.fps
-    write_video(file, tiled([each.frames for each in films], solved=solved, still=fps), fps)
+    write_video(file, tiled([film.frames for film in films], solved=solved, still=fps), fps)
     return {
         "file": str(file),
         "fps": fps,
         "episodes": [
-            {"env": each.env, "outcome": each.outcome, "return": each.total_reward, "length": each.length}
-            for each in found
+            {"env": episode.env, "outcome": episode.outcome, "return": episode.total_reward, "length": episode.length}
+            for episode in collected
         ],
     }

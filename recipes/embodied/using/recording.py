@@ -42,7 +42,7 @@ def record(
     successes_only: bool = False,
     video: bool = False,
     fps: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Record episodes of the environments of `env.train` into a new data set.
 
@@ -54,13 +54,13 @@ def record(
         episodes: how many are kept.
         checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
         device: an intervention source that takes over from the policy; without a checkpoint a person who does
-            everything. None: nobody.
+            everything. None: no interventions.
         device_options: of it, besides those of `env.train.intervention` where that names the same source.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
         fps: rows in a second; None: the actions in a second of the environment, where these are known, else
             `env.train.video_cfg.fps`.
-        tell: is told how it goes.
+        emit: receives progress lines.
 
     Returns:
         `folder`, `episodes`, `frames`, `tried`, `successes` (None where success is not known).
@@ -89,17 +89,17 @@ def record(
                     solved = bool(episode.success_at_end)
                     if kept == episodes or (successes_only and not solved) or not episode.length:
                         continue
-                    writer.add(columns_of(episode, collection.spec), episode.task)
+                    writer.add(to_columns(episode, collection.spec), episode.task)
                     starts.append({"env": episode.env, "reset": episode.reset})
                     kept, frames, successes = kept + 1, frames + episode.length, successes + solved
-                tell(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
+                emit(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
                 if kept == episodes:
                     break
                 if tried >= _TRIES * episodes:
                     raise RLinfError(
-                        f"only {kept} of {tried} episodes were solved at their end, and {episodes} are wanted",
+                        f"only {kept} of {tried} episodes ended in success; {episodes} are wanted",
                         where=str(folder) if kept else None,
-                        help="those are kept; ask for fewer, or leave `--successes-only` out",
+                        help="those are kept; ask for fewer, or leave out `--successes-only`",
                     )
     return {
         "folder": str(folder),
@@ -111,7 +111,7 @@ def record(
 
 
 def _origin(environments: EnvironmentConfig, checkpoint: Path | None, device: str | None) -> dict[str, Any]:
-    """Return what a data set says of how it came about, but for the starts of its episodes."""
+    """Return the provenance that a data set records, without the starts of its episodes."""
     return {
         "recorded_by": device or "expert" if checkpoint is None else str(checkpoint),
         **({} if device is None else {"interventions_by": device}),
@@ -125,7 +125,7 @@ def _origin(environments: EnvironmentConfig, checkpoint: Path | None, device: st
     }
 
 
-def _intervention(written: InterventionConfig, device: str, given: Mapping[str, Any]) -> InterventionConfig:
+def _intervention(written: InterventionConfig, device: str, overrides: Mapping[str, Any]) -> InterventionConfig:
     """Return the settings of a device.
 
     Raises:
@@ -135,7 +135,7 @@ def _intervention(written: InterventionConfig, device: str, given: Mapping[str, 
         known = list(SOURCES)
         listed = "known: " + ", ".join(f"`{name}`" for name in known)
         raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, known) or listed)
-    options = {**(written.options if written.source == device else {}), **given}
+    options = {**(written.options if written.source == device else {}), **overrides}
     if device in SOURCES:
         owner = import_target(SOURCES[device].options, "options")
         try:
@@ -144,21 +144,21 @@ def _intervention(written: InterventionConfig, device: str, given: Mapping[str, 
             first = error.errors()[0]
             raise ConfigError(
                 f"`--device {device}`: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-                help="give it by `--option KEY=VALUE`",
+                help="set it with `--option KEY=VALUE`",
             ) from error
     return InterventionConfig(source=device, options=options)
 
 
 def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = False) -> dict[str, Feature]:
     """Return the features of a data set of an environment."""
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     if spec.state_size:
-        found[STATE] = Feature("float32", (spec.state_size,))
+        features[STATE] = Feature("float32", (spec.state_size,))
     for camera, shape in spec.cameras.items():
-        found[f"{IMAGES}{camera}"] = Feature("video" if video else "image", shape, ["height", "width", "channels"])
-    found[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
+        features[f"{IMAGES}{camera}"] = Feature("video" if video else "image", shape, ["height", "width", "channels"])
+    features[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
     return {
-        **found,
+        **features,
         REWARD: Feature("float32", (1,)),
         _DONE: Feature("bool", (1,)),
         SUCCESS: Feature("bool", (1,)),
@@ -166,7 +166,7 @@ def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = Fal
     }
 
 
-def columns_of(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray[Any]]:
+def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray[Any]]:
     """Return the columns of an episode by the names of its features.
 
     Actions are those that the environment carried out: numbers beyond its bounds count as these.

@@ -17,7 +17,7 @@ from rlinf_core import ConfigError, load_policy
 
 
 class ClassifierJudge(SuccessJudge):
-    """Counts an episode as solved when enough pictures in a row look like success. It never tells a failure."""
+    """Ends an episode as solved after enough consecutive images classified as success. It never reports a failure."""
 
     options_model = ClassifierOptions
 
@@ -28,17 +28,17 @@ class ClassifierJudge(SuccessJudge):
         wanted, seen = self._classifier.spec, cast("VectorEnv", env).spec
         if wanted.num_choices != 2 or wanted.state_size or wanted.action_size != 1:
             raise ConfigError(
-                "this is no classifier of success",
+                "this model is not a success classifier",
                 where=options.path,
                 help="train one: `rlinf train recipe=sft data.target=success`",
             )
         strange = [name for name, shape in wanted.cameras.items() if seen.cameras.get(name) != shape]
         if strange:
             raise ConfigError(
-                f"the classifier looks at the camera `{strange[0]}` with {wanted.cameras[strange[0]]}, and the"
+                f"the classifier reads the camera `{strange[0]}` with {wanted.cameras[strange[0]]}, but the"
                 f" environment has {dict(seen.cameras) or 'no cameras'}",
                 where=options.path,
-                help="give the environment that camera in that size, or train on pictures of this environment",
+                help="give the environment that camera in that size, or train on images of this environment",
             )
         self._in_a_row = np.zeros(env.num_envs, np.int64)
 

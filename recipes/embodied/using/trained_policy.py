@@ -16,7 +16,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.policy_folder import is_policy_folder, read_description
 from recipes.embodied.models.registry import make_model
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
 
 
@@ -58,12 +58,12 @@ class TrainedPolicy:
         return self.spec.carried_out(self.module.to_env(output.actions))
 
     def _checked(self, observations: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {}
+        checked: dict[str, NDArray[Any]] = {}
         for name, (shape, kind) in self.spec.observations.items():
             if name not in observations and kind == "U" and not hasattr(self.module, "tokenizer"):
                 continue  # a policy that reads no words
             if name not in observations:
-                listed = ", ".join(f"`{each}`" for each in self.spec.observations)
+                listed = ", ".join(f"`{observation}`" for observation in self.spec.observations)
                 raise ConfigError(f"the observation `{name}` is missing", help=f"the policy was trained with {listed}")
             array = np.asarray(observations[name])
             if kind == "float32":
@@ -73,10 +73,10 @@ class TrainedPolicy:
                     f"the observation `{name}` is {array.dtype} {list(array.shape)}",
                     help=f"the policy was trained with {kind} [n, {', '.join(map(str, shape))}]".replace(", ]", "]"),
                 )
-            found[name] = array
-        if len({len(array) for array in found.values()}) > 1:
-            raise ConfigError("the observations are of different numbers of environments")
-        return found
+            checked[name] = array
+        if len({len(array) for array in checked.values()}) > 1:
+            raise ConfigError("the observations cover different numbers of environments")
+        return checked
 
 
 def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> TrainedPolicy:
@@ -99,7 +99,7 @@ def load(folder: Path, config: EmbodiedConfig | None, device: str = "cpu") -> Tr
     with torch.random.fork_rng(devices=[]):
         if config is not None:
             # What neither a folder nor the checkpoint has is made as the actor made it.
-            torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+            torch.manual_seed(derive_seed(config.actor.seed, Purpose.WEIGHTS))
         policy = make_model(model, spec)
     load_trained(policy, model, spec, str(folder))
     return TrainedPolicy(policy.to(device), spec)

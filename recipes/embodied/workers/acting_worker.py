@@ -10,14 +10,14 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 
 
 class ActingWorker(MultiStepRolloutWorker):
-    """Acts greedily by weights that it reads itself: there is no actor."""
+    """Acts greedily with weights that it reads itself, without an actor."""
 
     def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str | None) -> None:
-        """Make the policy, with the weights of a checkpoint where one is given.
+        """Create the policy, with the weights of a checkpoint if one is named.
 
         Args:
             layout: of the job.
@@ -28,11 +28,11 @@ class ActingWorker(MultiStepRolloutWorker):
             CheckpointError: it cannot be read, or is of another model.
         """
         # What neither a folder nor the checkpoint has is made as the actor made it.
-        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.WEIGHTS))
+        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.WEIGHTS))
         self.init_worker(layout, spec)
         if checkpoint is not None:
             load_trained(self.policy, self._config.actor.model, spec, checkpoint)
 
     def describe_images(self) -> dict[str, Any]:
-        """Return what the policy does to images, see `BasePolicy.describe_images`."""
+        """Return the policy's image preprocessing, see `BasePolicy.describe_images`."""
         return self.policy.describe_images()

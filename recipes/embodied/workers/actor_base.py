@@ -14,12 +14,12 @@ from recipes.embodied.learning.compiling import compile_training
 from recipes.embodied.learning.policy_precision import acting_types
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.loop.worker_layout import routes_of, trajectory_key
+from recipes.embodied.loop.worker_layout import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.training.memory.host_memory import release_host_memory
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
-from recipes.training.weights.weight_sync import WeightSender, receivers_of
+from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import Worker
 
 
@@ -41,10 +41,10 @@ class BaseActor(Worker):
             self,
             (self._config.actor.group_name, self._rank),
             self._config.rollout.group_name,
-            receivers_of(self._rank, layout.actors, layout.rollouts),
+            receiver_ranks(self._rank, layout.actors, layout.rollouts),
             in_background=self._config.runner.max_staleness > 0,
         )
-        self._routes = routes_of(layout, self._config, training=True)
+        self._routes = make_routes(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
         release_host_memory()
 

@@ -11,7 +11,7 @@ from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import group_size
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.batch import samples_of
+from recipes.embodied.learning.batch import build_samples
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.learning.trajectory import joined
@@ -22,7 +22,7 @@ from recipes.embodied.models.policy_folder import load_normalization, write_desc
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.memory.host_memory import keep_freed_memory
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED
 
 
@@ -30,12 +30,12 @@ class EmbodiedFSDPActor(BaseActor):
     """Trains on trajectories. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Create the policy and the optimizer; every rank begins with the same weights."""
+        """Create the policy and the optimizer; all ranks start with the same weights."""
         torch.set_num_threads(1)
         if self.torch_device.type == "cpu":
             keep_freed_memory()
         config = self._config.actor
-        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
+        torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, torch.float32)
         if config.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()
@@ -50,7 +50,7 @@ class EmbodiedFSDPActor(BaseActor):
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
-        """Return what is learned from besides trajectories; None where the recipe wants nothing else."""
+        """Return the demonstrations learned from besides trajectories; None if the recipe uses none."""
         if not self._config.algorithm.bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
@@ -85,7 +85,7 @@ class EmbodiedFSDPActor(BaseActor):
         members = self._world_size // teams
         # The mean over ranks, as it is reported, is then the number over all teams.
         steps = float(self._trajectories.steps["valid"].sum()) * teams
-        samples, metrics = samples_of(
+        samples, metrics = build_samples(
             self._trajectories,
             self._config.algorithm,
             group_size(self._config, self._config.env.train),
@@ -114,15 +114,15 @@ class EmbodiedFSDPActor(BaseActor):
         """
         config, samples = self._config.actor, self._samples
         step = self._step if step is None else step
-        torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
-        self._state.wake()
+        torch.manual_seed(derive_seed(config.seed, Purpose.BATCHES, step, self._rank))
+        self._state.onload()
         share, micro = batch_sizes(self._config, self._world_size)
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
-        found = self._learner.learn(samples, share, micro, step)
+        update = self._learner.learn(samples, share, micro, step)
         learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
         figures = {
-            **found.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            **update.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
             "speed/samples_per_second": learned / (time.perf_counter() - began),
             "train/actor/lr": rate,
             **memory(self.torch_device),
@@ -130,9 +130,9 @@ class EmbodiedFSDPActor(BaseActor):
         self._state.version += 1
         del self._samples
         if config.enable_offload:
-            self._state.rest()
-        if found.skipped:
-            self.log_warning(SKIPPED, step, found.skipped)
+            self._state.offload()
+        if update.skipped:
+            self.log_warning(SKIPPED, step, update.skipped)
         return figures
 
     # Checkpoints
@@ -146,7 +146,7 @@ class EmbodiedFSDPActor(BaseActor):
                 self._policy.normalization.save(Path(folder))
 
     def load_checkpoint(self, folder: str) -> int:
-        """Read what `save_checkpoint` wrote, by any number of ranks.
+        """Load a checkpoint of `save_checkpoint`, by any number of ranks.
 
         Returns:
             The version of the weights.

@@ -21,10 +21,10 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, sliced, stacked
-from recipes.embodied.loop.frames import EpisodeFilm, Footage
+from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
-from recipes.embodied.loop.worker_layout import routes_of
+from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
 from recipes.training.finite import NonFiniteError
 from recipes.training.memory.host_memory import keep_freed_memory
@@ -57,7 +57,7 @@ class StagedEnvironments:
         self, config: EmbodiedConfig, environments: EnvironmentConfig, worker: Worker, layout: Layout, *, training: bool
     ) -> None:
         info = worker.worker_info
-        self.routes: Routes = routes_of(layout, config, training=training)
+        self.routes: Routes = make_routes(layout, config, training=training)
         self.passes = environments.rollout_epoch
         self.resets = not training or resets_each_pass(config)
         # Values are asked for where episodes are cut off, or wherever they end.
@@ -95,7 +95,7 @@ class StagedEnvironments:
         self.chunks = -(-steps // config.actor.model.num_action_chunks)
 
     def _pass_steps(self, *, training: bool) -> int:
-        """Return the steps of one pass; an evaluation counts whole episodes, and so lasts as long as the longest."""
+        """Return the steps of one pass; an evaluation runs whole episodes, so it is as long as the longest."""
         steps, limit = self._environments.max_steps_per_rollout_epoch, self.batches[0].max_episode_steps
         if not self.resets:
             return steps
@@ -111,7 +111,7 @@ class StagedEnvironments:
         return steps if training else max(steps, limit)
 
     def begin(self, reset: int) -> list[Observation]:
-        """Return the first observations of a pass, by stage; `reset` is the number of a reset, where there is one."""
+        """Return the first observations of a pass, by stage; `reset` is the number of the reset, if any."""
         if self._continues:
             return [batch.observe() for batch in self.batches]
         self._continues = not self.resets
@@ -134,11 +134,11 @@ class StagedEnvironments:
         }
 
     def first_message(self, observations: Observation) -> dict[str, Any]:
-        """Return what rollout workers are sent at the beginning of a pass."""
+        """Return the message to rollout workers at the start of a pass."""
         return {"observations": observations, CHUNKS: np.full(self.routes.batch, self.chunks)}
 
     def message(self, result: StepResult) -> dict[str, Any]:
-        """Return what rollout workers are sent after a step; final observations only where their value is needed."""
+        """Return the message to rollout workers after a step; final observations only where their value is needed."""
         message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
         message["observations"] = result.observations
         if result.executed is not None and result.interventions is not None:
@@ -163,19 +163,19 @@ class StagedEnvironments:
         if self.resets:
             return None
         if not packs:
-            return "the checkpoint holds no state of the environments"
+            return "the checkpoint holds no environment state"
         states: list[State] = []
         try:
             for batch in self.batches:
-                found = unpack(packs, self._setup, batch.numbers)
-                if found is None:
-                    return "the checkpoint holds the state of other environments (`env.train` was changed)"
-                states.append(found)
+                restored = unpack(packs, self._setup, batch.numbers)
+                if restored is None:
+                    return "the checkpoint's state is of other environments (`env.train` was changed)"
+                states.append(restored)
             loaded = all(batch.load(state) for batch, state in zip(self.batches, states, strict=True))
         except Exception as error:  # noqa: BLE001 - whatever an environment or damaged bytes raise, the run can go on
             return f"their state cannot be loaded: {type(error).__name__}: {error}"
         if not loaded:
-            return "the environments do not observe what they did when their state was saved"
+            return "the observations differ from those when the state was saved"
         self._continues, self._begun = True, {}
         return None
 
@@ -187,9 +187,9 @@ class StagedEnvironments:
     def close(self) -> None:
         """Release what the environments hold."""
         for batch in self.batches:
-            for each in (batch.intervention, batch.judge):
-                if each is not None:
-                    each.close()
+            for source in (batch.intervention, batch.judge):
+                if source is not None:
+                    source.close()
             batch.close()
 
 
@@ -217,7 +217,7 @@ class EnvWorker(Worker):
         self._config = config
         self._train: StagedEnvironments | None = None
         self._eval: StagedEnvironments | None = None
-        self._films: list[EpisodeFilm] = []
+        self._films: list[FrameRecorder] = []
 
     def init_worker(self, layout: Layout) -> EnvSpec:
         """Make the environments.
@@ -267,16 +267,16 @@ class EnvWorker(Worker):
             self._eval = StagedEnvironments(self._config, self._config.env.eval, self, self._layout, training=False)
         return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
 
-    def footage(self) -> list[Footage] | None:
-        """Return episodes of the last evaluation as videos show them, some of each outcome.
+    def recorded_episodes(self) -> list[EpisodeFrames] | None:
+        """Return the frames of the last evaluation's episodes, some of each outcome.
 
         Returns:
             None where the environments have nothing to show.
         """
         films, self._films = self._films, []
         most = self._config.env.eval.video_cfg.episodes
-        found = [each for film in films for each in film.finish(most)]
-        return found if any(film.sees for film in films) else None
+        frames = [frame for film in films for frame in film.finish(most)]
+        return frames if any(film.sees for film in films) else None
 
     def save_state(self) -> bytes | None:
         """Return the state of the episodes that training is in the middle of.
@@ -309,7 +309,7 @@ class EnvWorker(Worker):
         for number in range(stages.passes):
             begun = stages.begin(first_reset + number)
             if films and number == 0:
-                self._films = [EpisodeFilm(batch, first_reset) for batch in stages.batches]
+                self._films = [FrameRecorder(batch, first_reset) for batch in stages.batches]
             for stage, observations in enumerate(begun):
                 self._send(stages, stage, stages.first_message(observations))
             for _ in range(stages.chunks):
@@ -333,7 +333,7 @@ class EnvWorker(Worker):
         return stacked([{"actions": part} for part in parts.values()])["actions"]
 
     def _close(self) -> None:
-        """Release what the environments hold: a robot must not be left without its driver in motion."""
+        """Release the resources of the environments: a moving robot must not be left without its driver."""
         for stages in (self._train, self._eval):
             if stages is not None:
                 stages.close()

@@ -1,4 +1,4 @@
-"""Sums and counts over the episodes that ended, so that those of all workers can be added up."""
+"""Sums and counts over finished episodes, which can be added up over workers."""
 
 from __future__ import annotations
 

@@ -15,18 +15,18 @@ from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.env_messages import CHUNKS, stacked
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, Share
-from recipes.embodied.loop.worker_layout import actors_of, routes_of, trajectory_key
+from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model
 from recipes.training.memory.host_memory import keep_freed_memory, release_host_memory
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.flat_weights import FlatWeights
-from recipes.training.weights.weight_sync import receivers_of
+from recipes.training.weights.weight_sync import receiver_ranks
 from rlinf_core import Worker
 
 
 class MultiStepRolloutWorker(Worker):
-    """Answers observations with actions, and hands what happened to the actors.
+    """Answers observations with actions, and sends trajectories to the actors.
 
     Observations of a stage come from one env worker or several, in one message from each; they are one batch for the
     policy. The steps of a pass stay here until it is over and then go, whole, through the channel to the actors.
@@ -41,7 +41,7 @@ class MultiStepRolloutWorker(Worker):
         self._version = -1
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Make the policy, whose weights come with the first `sync_model_from_actor`."""
+        """Create the policy; its weights arrive with the first `sync_model_from_actor`."""
         torch.set_num_threads(1)
         if self.torch_device.type == "cpu":
             keep_freed_memory()
@@ -49,7 +49,7 @@ class MultiStepRolloutWorker(Worker):
         self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
         policy = make_model(self._config.actor.model, spec).to(acting_type(self._config.actor))
-        self._rests = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
+        self._idle_device = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
         policy.eval()
         self._policy = policy
         # Laid out in the host's memory: an accelerator may have room for the weights once, and not twice.
@@ -66,7 +66,7 @@ class MultiStepRolloutWorker(Worker):
             Their version.
         """
         source = self._rank % self._layout.actors
-        groups = [(self._config.rollout.group_name, receivers_of(source, self._layout.actors, self._layout.rollouts))]
+        groups = [(self._config.rollout.group_name, receiver_ranks(source, self._layout.actors, self._layout.rollouts))]
         version, buffers, normalization = self.broadcast(None, groups, (self._actor, source))
         self.policy.normalization = normalization
         for mine, theirs in zip(self._weights.buffers, buffers, strict=True):
@@ -82,34 +82,34 @@ class MultiStepRolloutWorker(Worker):
         """
         self._step = step = self._step + 1 if step is None else step
         train = self._config.env.train
-        routes = routes_of(self._layout, self._config, training=True)
-        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
+        routes = make_routes(self._layout, self._config, training=True)
+        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
         self._weights.move(self.torch_device)
         for number in range(train.rollout_epoch):
             for stage, trajectories in self._pass(routes, training=True).items():
                 for piece in routes.pieces(self._rank, stage):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
-                    for actor in actors_of(piece.actor, self._layout.actors, routes.actors):
+                    for actor in actor_ranks(piece.actor, self._layout.actors, routes.actors):
                         key = trajectory_key(actor, step, self._config.runner.max_staleness)
                         self._channel.put(part, weight=part.batch, key=key)
-        self._weights.move(self._rests)
+        self._weights.move(self._idle_device)
 
     def evaluate(self) -> None:
         """Act greedily for `EnvWorker.evaluate`."""
         held = self._config.env.eval
-        routes = routes_of(self._layout, self._config, training=False)
-        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
+        routes = make_routes(self._layout, self._config, training=False)
+        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
         self._weights.move(self.torch_device)
         for _ in range(held.rollout_epoch):
             self._pass(routes, training=False)
-        self._weights.move(self._rests)
+        self._weights.move(self._idle_device)
 
     def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutChunks]:
         """Act for one pass of all stages; return their trajectories by stage, where they are learned from."""
         policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
-        shares = {stage: found for stage, found in shares.items() if found}
+        shares = {stage: share for stage, share in shares.items() if share}
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
@@ -143,15 +143,15 @@ class MultiStepRolloutWorker(Worker):
         return output_in_float32(self.policy.act(inputs, greedy=greedy))
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
-        """Record what became of a step; `following` is what was observed after it."""
+        """Record the result of a step; `following` are the observations after it."""
         buffer.add_outcome(step, message, self._finals(message))
 
     def _last_values(self, inputs: Inputs) -> Tensor | None:
-        """Return the values of the observations after the last step, where the model estimates them."""
+        """Return the values of the observations after the last step, if the model estimates values."""
         return self._values(inputs) if self._config.actor.model.add_value_head else None
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
-        """Return what the environments of a stage say, as one batch."""
+        """Return the messages of a stage's environments as one batch."""
         parts: list[dict[str, Any]] = list(self.recv_from(self._env, (share.peer for share in peers)).values())
         if any("final_observations" in part for part in parts):
             # Where no episode ended the present observations stand for the final ones, as within a batch.

@@ -1,4 +1,4 @@
-"""Answers as flat arrays: what travels between workers and what is trained on."""
+"""Answers as flat arrays, the format of transport and training."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ class RolloutBatch:
             group: number of the prompt.
             rewards: of the trajectory of each answer.
         """
-        drawn = [len(each.tokens) for each in answers]
+        drawn = [len(answer.tokens) for answer in answers]
         return cls(
-            tokens=torch.tensor([token for each in answers for token in (*each.prompt, *each.tokens)]),
-            lengths=torch.tensor([len(each.prompt) + count for each, count in zip(answers, drawn, strict=True)]),
-            prompt_lengths=torch.tensor([len(each.prompt) for each in answers]),
+            tokens=torch.tensor([token for answer in answers for token in (*answer.prompt, *answer.tokens)]),
+            lengths=torch.tensor([len(answer.prompt) + count for answer, count in zip(answers, drawn, strict=True)]),
+            prompt_lengths=torch.tensor([len(answer.prompt) for answer in answers]),
             trained=torch.tensor(
-                [each for answer in answers for each in answer.trained or (True,) * len(answer.tokens)],
+                [is_trained for answer in answers for is_trained in answer.trained or (True,) * len(answer.tokens)],
                 dtype=torch.bool,
             ),
-            logprobs=torch.tensor([value for each in answers for value in each.logprobs], dtype=torch.float32),
-            versions=torch.tensor([value for each in answers for value in each.versions], dtype=torch.int64),
+            logprobs=torch.tensor([value for answer in answers for value in answer.logprobs], dtype=torch.float32),
+            versions=torch.tensor([value for answer in answers for value in answer.versions], dtype=torch.int64),
             groups=torch.full((len(answers),), group),
-            samples=torch.tensor([each.sample for each in answers]),
+            samples=torch.tensor([answer.sample for answer in answers]),
             rewards=torch.tensor(list(rewards), dtype=torch.float32),
             step_rewards=torch.tensor(
-                [each for answer in answers for each in answer.rewards or (0.0,) * len(answer.tokens)],
+                [reward for answer in answers for reward in answer.rewards or (0.0,) * len(answer.tokens)],
                 dtype=torch.float32,
             ),
-            finished=torch.tensor([each.finish_reason == "stop" for each in answers]),
+            finished=torch.tensor([answer.finish_reason == "stop" for answer in answers]),
             minibatches=torch.zeros(len(answers), dtype=torch.int64),
         )
 
@@ -85,7 +85,7 @@ class RolloutBatch:
         """Return all answers of several batches, in their order."""
         if not batches:
             return cls.empty()
-        return cls(**{each.name: torch.cat([getattr(b, each.name) for b in batches]) for each in fields(cls)})
+        return cls(**{field.name: torch.cat([getattr(b, field.name) for b in batches]) for field in fields(cls)})
 
     @classmethod
     def empty(cls) -> RolloutBatch:
@@ -123,7 +123,7 @@ class RolloutBatch:
         return first, first.diff(append=torch.tensor([len(self)]))
 
     def drawn_by(self, version: int) -> Tensor:
-        """Return which answer tokens are part of answers that weights of this version drew whole, bool [A].
+        """Return which answer tokens belong to answers sampled entirely by weights of this version, bool [A].
 
         Tokens that were drawn under new weights after older ones have attended to keys and values of the older.
         """
@@ -160,7 +160,7 @@ def answer_sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _ragged(values: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-    """Return the pieces of `rows` out of pieces of these lengths that lie one after the other."""
+    """Return the pieces of `rows` from concatenated pieces of these lengths."""
     starts = lengths.cumsum(0) - lengths
     chosen = lengths[rows]
     within = torch.arange(int(chosen.sum())) - (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
@@ -168,7 +168,7 @@ def _ragged(values: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
-    """Return items dealt to parts so that the sums of their weights are alike, each part in ascending order.
+    """Return items distributed over parts of similar total weight, each in ascending order.
 
     Largest first, to the part with the least so far (Graham's LPT rule: at most 4/3 of the best); of equal ones the
     lower number, so that the result depends on the weights alone.
@@ -179,13 +179,13 @@ def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
         total, part = heapq.heappop(heap)
         dealt[part].append(item)
         heapq.heappush(heap, (total + weights[item], part))
-    return [sorted(each) for each in dealt]
+    return [sorted(share) for share in dealt]
 
 
 def token_budget_parts(
     costs: Sequence[int], budget: int, counts: Sequence[int] = (), most: int | None = None
 ) -> list[list[int]]:
-    """Return items in parts whose costs are at most `budget` together, similar ones next to each other.
+    """Return items in parts of at most `budget` total cost, similar ones together.
 
     Sorted by cost, longest first, and filled in turn; an item above the budget is a part of its own.
 
@@ -210,7 +210,7 @@ def token_budget_parts(
 
 def whole_groups(batch: RolloutBatch) -> list[list[int]]:
     """Return the numbers of the answers of each group, in the order in which groups first occur."""
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for row, group in enumerate(integers(batch.groups)):
-        found.setdefault(group, []).append(row)
-    return list(found.values())
+        groups.setdefault(group, []).append(row)
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""Answers to one prompt on their way from who answers to who scores; without torch, for processes that need none."""
+"""Answers to one prompt on their way to scoring; torch-free, for processes that do not need torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TurnRecord(NamedTuple):
     segment: int = 0
 
 
-class Course(NamedTuple):
-    """The course of an answer of several turns.
+class EpisodeStats(NamedTuple):
+    """The result of a multi-turn answer.
 
     Attributes:
-        reward: what whoever answered gives it; None: the text is scored like any other.
+        reward: set by the agent; None: the text is scored like any other.
         reason: of that reward.
         parts: named parts of it.
         failure: why it could not be ended, which makes it no sample; "" else.
@@ -63,8 +63,8 @@ class AnswerGroup(NamedTuple):
         question: the problem.
         texts: the answers without the tokens that end them; empty for a prompt that was skipped.
         answers: the sequences; where a trajectory branched its segments, next to each other, with its number.
-        pieces: text of each token, by answer; empty where nobody is to read them.
-        courses: of each trajectory; empty where answers are of one turn.
+        pieces: text of each token, by answer; empty unless they are shown.
+        episode_stats: of each trajectory; empty where answers are of one turn.
     """
 
     prompt: Prompt
@@ -73,15 +73,15 @@ class AnswerGroup(NamedTuple):
     texts: tuple[str, ...]
     answers: tuple[Answer, ...]
     pieces: tuple[tuple[str, ...], ...] = ()
-    courses: tuple[Course, ...] = ()
+    episode_stats: tuple[EpisodeStats, ...] = ()
 
     @property
     def trajectories(self) -> list[list[Answer]]:
         """The sequences of each trajectory, by number."""
-        found: dict[int, list[Answer]] = {}
-        for each in self.answers:
-            found.setdefault(each.sample, []).append(each)
-        return list(found.values())
+        by_sample: dict[int, list[Answer]] = {}
+        for answer in self.answers:
+            by_sample.setdefault(answer.sample, []).append(answer)
+        return list(by_sample.values())
 
 
 def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *, streams: bool) -> None:

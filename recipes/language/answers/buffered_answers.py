@@ -1,4 +1,4 @@
-"""Answers in a checkpoint: groups that wait to be learned from, and answers that are under way."""
+"""Answers in a checkpoint: groups buffered for training, and unfinished answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnfinishedGroup(NamedTuple):
     @property
     def oldest(self) -> int:
         """Version of the oldest weights that drew a token."""
-        return min(version for each in self.answers for version in each.versions)
+        return min(version for answer in self.answers for version in answer.versions)
 
 
 class UnfinishedReport(NamedTuple):
@@ -53,7 +53,7 @@ class UnfinishedReport(NamedTuple):
     @property
     def oldest(self) -> dict[int, int | None]:
         """Version of the oldest weights that drew a token, by position; None where none is drawn."""
-        return {**dict.fromkeys(self.positions), **{each.position: each.oldest for each in self.groups}}
+        return {**dict.fromkeys(self.positions), **{group.position: group.oldest for group in self.groups}}
 
 
 def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
@@ -61,7 +61,7 @@ def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
     groups: dict[str, dict[str, Tensor]] = {}
     for slot in slots:
         (batch,) = channel.peek_all(key=str(slot))
-        groups[str(slot)] = {each.name: getattr(batch, each.name) for each in fields(RolloutBatch)}
+        groups[str(slot)] = {field.name: getattr(batch, field.name) for field in fields(RolloutBatch)}
     torch.save(groups, folder / _FILE)
 
 
@@ -77,10 +77,10 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
         batches = {slot: RolloutBatch(**groups[str(slot)]) for slot in slots}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            "the checkpoint lacks groups of answers that wait to be learned from",
+            "the checkpoint lacks buffered answer groups",
             where=str(file),
             why=str(error) or type(error).__name__,
-            help="continue from another checkpoint",
+            help="resume from another checkpoint",
         ) from None
     for slot, batch in batches.items():
         channel.put(batch, weight=int(batch.lengths.sum()), key=str(slot))
@@ -88,11 +88,11 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
 
 def save_unfinished(groups: Iterable[UnfinishedGroup], folder: Path) -> None:
     """Write answers that are under way."""
-    torch.save({str(each.position): _tensors(each.answers) for each in groups}, folder / _UNFINISHED_FILE)
+    torch.save({str(group.position): _tensors(group.answers) for group in groups}, folder / _UNFINISHED_FILE)
 
 
 def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[UnfinishedGroup]:
-    """Return what `save_unfinished` wrote of the answers to problems.
+    """Return the unfinished answers to problems that `save_unfinished` wrote.
 
     Raises:
         CheckpointError: the file is missing or damaged, or lacks a problem.
@@ -100,13 +100,13 @@ def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[Unfinishe
     file = folder / _UNFINISHED_FILE
     try:
         stored: dict[str, dict[str, Tensor]] = load_archive(file)
-        return [UnfinishedGroup(each, _answers(stored[str(each)])) for each in positions]
+        return [UnfinishedGroup(position, _answers(stored[str(position)])) for position in positions]
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            "the checkpoint lacks answers that were under way",
+            "the checkpoint lacks unfinished answers",
             where=str(file),
             why=str(error) or type(error).__name__,
-            help="continue from another checkpoint",
+            help="resume from another checkpoint",
         ) from None
 
 
@@ -114,12 +114,12 @@ def _tensors(answers: SequenceABC[Sequence]) -> dict[str, Tensor]:
     """Return the answers to one prompt as tensors."""
     return {
         "prompt": torch.tensor(answers[0].prompt, dtype=torch.int64),
-        "samples": torch.tensor([each.sample for each in answers]),
-        "lengths": torch.tensor([len(each.tokens) for each in answers]),
-        "reasons": torch.tensor([_REASONS.index(each.finish_reason) for each in answers]),
-        "tokens": torch.tensor([token for each in answers for token in each.tokens], dtype=torch.int64),
-        "logprobs": torch.tensor([number for each in answers for number in each.logprobs], dtype=torch.float64),
-        "versions": torch.tensor([version for each in answers for version in each.versions], dtype=torch.int64),
+        "samples": torch.tensor([answer.sample for answer in answers]),
+        "lengths": torch.tensor([len(answer.tokens) for answer in answers]),
+        "reasons": torch.tensor([_REASONS.index(answer.finish_reason) for answer in answers]),
+        "tokens": torch.tensor([token for answer in answers for token in answer.tokens], dtype=torch.int64),
+        "logprobs": torch.tensor([number for answer in answers for number in answer.logprobs], dtype=torch.float64),
+        "versions": torch.tensor([version for answer in answers for version in answer.versions], dtype=torch.int64),
     }
 
 

@@ -1,4 +1,4 @@
-"""Requests to generation engines and what comes back."""
+"""Requests to generation engines, and their results."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check the values."""
         for wrong, said in (
-            (not 0 <= self.temperature < math.inf, f"`temperature` is {self.temperature}, not a number from 0 on"),
-            (self.top_k < 1 and self.top_k != -1, f"`top_k` is {self.top_k}, not 1 or more, or -1 for all"),
-            (not 0 < self.top_p <= 1, f"`top_p` is {self.top_p}, not above 0 and at most 1"),
-            (self.max_new_tokens < 1, f"`max_new_tokens` is {self.max_new_tokens}, not 1 or more"),
+            (not 0 <= self.temperature < math.inf, f"`temperature` is {self.temperature}; it must be at least 0"),
+            (self.top_k < 1 and self.top_k != -1, f"`top_k` is {self.top_k}; it must be at least 1, or -1 for all"),
+            (not 0 < self.top_p <= 1, f"`top_p` is {self.top_p}; it must be above 0 and at most 1"),
+            (self.max_new_tokens < 1, f"`max_new_tokens` is {self.max_new_tokens}; it must be at least 1"),
             (
                 not 0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"`min_new_tokens` is {self.min_new_tokens}, not from 0 to `max_new_tokens` {self.max_new_tokens}",
+                (
+                    f"`min_new_tokens` is {self.min_new_tokens}; it must be from 0 to `max_new_tokens`"
+                    f" {self.max_new_tokens}"
+                ),
             ),
             ("" in self.stop, "`stop` has an empty text, which would end every answer"),
         ):
@@ -56,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The tokens of an answer that were drawn before, as in `Sequence`: the answer goes on after them.
+    """The tokens of an answer sampled earlier, as in `Sequence`: the answer continues after them.
 
     Attributes:
         tokens: token ids, fewer than `max_new_tokens`, and none that ends the answer.
@@ -95,7 +98,7 @@ class Request:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """The tokens that the next one is drawn after: the prompt, and what there is of the answer."""
+        """The context of the next token: the prompt, and the answer so far."""
         return self.prompt + self.begun.tokens
 
 

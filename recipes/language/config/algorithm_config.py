@@ -30,7 +30,7 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         NoEffect(
             ("kl_penalty", "kl_in_reward"),
             lambda algorithm, sizes: not algorithm.kl_beta,
-            "the weight of the divergence, `kl_beta`, is 0",
+            "the KL weight, `kl_beta`, is 0",
             "remove it, or write `kl_beta: 0.001`",
             because=("kl_beta",),
         ),
@@ -45,13 +45,13 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
 
     adv_type: Annotated[Text, KnownOrOwn("adv_type", KNOWN_ADVANTAGES, OTHER_ADVANTAGES)] = Field(
         default="grpo",
-        description="How advantages are computed: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or, with"
-        " a group `critic`, gae or turn_gae; or `package.module:name`.",
+        description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or, with a group"
+        " `critic`, gae or turn_gae; or `package.module:name`.",
     )
     loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, OTHER_LOSSES)] = Field(
         default="actor",
-        description="actor: clipped ratios of tokens; gspo: of sequences; decoupled_actor: weighted by the distance"
-        " from the policy that drew the tokens; or `package.module:name`.",
+        description="Loss. actor: clipped token ratios; gspo: clipped sequence ratios; decoupled_actor: weighted by"
+        " the distance from the policy that sampled the tokens; or `package.module:name`.",
     )
     group_size: Count = 8
     ratio_clip_eps: NonNegativeFloat | None = Field(
@@ -60,42 +60,41 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     clip_ratio_high: NonNegativeFloat = 0.28
     tis_cap: PositiveFloat | None = Field(
         default=None,
-        description="Largest weight of a token by which samples of another engine or of older weights are corrected"
-        " (truncated importance sampling); null: not corrected.",
+        description="Upper bound of the token weights that correct for another engine or older weights (truncated"
+        " importance sampling); null: no correction.",
     )
     n_minibatches: Count | None = Field(
-        default=None, description="Optimizer steps of one pass over a training step's answers. Default: 1."
+        default=None, description="Optimizer steps in one pass over a training step's answers. Default: 1."
     )
     recompute_logprobs: Bool = Field(
-        default=False, description="Take ratios against the trainer's own log-probabilities before the update."
+        default=False, description="Compute ratios against the trainer's own log-probabilities before the update."
     )
     kl_in_reward: Bool = Field(
-        default=False, description="Take the divergence from the reference off the rewards, not into the loss."
+        default=False, description="Subtract the KL penalty from the rewards instead of adding it to the loss."
     )
-    gamma: Fraction = Field(default=1.0, description="Discount of rewards, by token; by turn with turn_gae.")
-    gae_lambda: Fraction = Field(default=1.0, description="Decay of temporal differences in gae and turn_gae.")
+    gamma: Fraction = Field(default=1.0, description="Discount factor of rewards, per token; per turn with turn_gae.")
+    gae_lambda: Fraction = Field(default=1.0, description="Lambda of gae and turn_gae.")
     value_clip: PositiveFloat | None = Field(
-        default=0.5, description="Largest change of a value in one training step, in units of return; null: none."
+        default=0.5,
+        description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
     )
     huber_delta: PositiveFloat = Field(
-        default=10.0, description="Error of a value from which its loss grows linearly, in units of return."
+        default=10.0, description="Value error beyond which the loss is linear (Huber), in units of return."
     )
     filter_groups: Bool = Field(
-        default=False, description="Drop groups whose rewards are all equal, and generate others in their place (DAPO)."
+        default=False, description="Drop groups whose rewards are all equal and generate replacements (DAPO)."
     )
-    max_refills: NonNegativeInt = Field(
-        default=4, description="How often a step generates further groups for those that were dropped."
-    )
+    max_refills: NonNegativeInt = Field(default=4, description="Maximum rounds of replacement groups per step.")
 
     @model_validator(mode="before")
     @classmethod
     def _both_clips(cls, written: Any) -> Any:
-        """Let `ratio_clip_eps` give the bounds that are not written themselves."""
+        """Apply `ratio_clip_eps` to the bounds that are not written themselves."""
         if not isinstance(written, dict) or "ratio_clip_eps" not in written:
             return cast("Any", written)
-        given = cast("dict[str, Any]", written)
-        eps = given["ratio_clip_eps"]
-        return given if eps is None else {"clip_ratio_low": eps, "clip_ratio_high": eps, **given}
+        settings = cast("dict[str, Any]", written)
+        eps = settings["ratio_clip_eps"]
+        return settings if eps is None else {"clip_ratio_low": eps, "clip_ratio_high": eps, **settings}
 
     @property
     def needs_values(self) -> bool:

@@ -1,4 +1,4 @@
-"""The facts about engines that can be known without importing them: names, packages, and what they cannot do."""
+"""Facts about engines that need no import: names, packages and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.process.requirements import install_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An engine by the name that `rollout.backend` gives it.
+    """An engine by its name in `rollout.backend`.
 
     Attributes:
         name: as written in files.
@@ -49,11 +49,11 @@ def missing_package(module: str, why: str) -> ConfigError:
     return ConfigError(
         f"`rollout.backend: {module}` needs the package {module} in the interpreter of every rollout worker",
         why=f"{sys.executable}: {why}",
-        help=f"{install_command(module)}, or give the node group of `rollout` an interpreter that has it:"
+        help=f"{install_command(module)}, or give the node group of `rollout` an interpreter with the package:"
         " `env_configs: [{node_ranks: ..., python_interpreter_path: ...}]`",
     )
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of what an exception says, or its type where it says nothing."""
+    """Return the last line of an exception's text, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -28,9 +28,8 @@ class LanguageLayout(NamedTuple):
 
 
 class SampleRecord(NamedTuple):
-    """An answer as a person reads it; a line of `samples/step_N.jsonl`. `pieces` are the texts of its tokens, `turns`
-    what was said in a conversation.
-    """
+    """An answer for human readers; a line of `samples/step_N.jsonl`. `pieces` are the texts of its tokens, `turns`
+    those of a conversation."""
 
     slot: int
     sample: int

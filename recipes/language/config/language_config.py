@@ -29,7 +29,7 @@ from rlinf_core.scalars import Bool, Text
 
 
 class LanguageRunnerConfig(RunnerConfig):
-    """The run as a whole."""
+    """Settings of the run."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *RunnerConfig.no_effect,
@@ -42,25 +42,27 @@ class LanguageRunnerConfig(RunnerConfig):
         ),
     )
 
-    seq_length: Count = Field(default=2048, description="Longest sequence, prompt and answer together, in tokens.")
+    seq_length: Count = Field(
+        default=2048, description="Maximum sequence length, prompt and answer together, in tokens."
+    )
     partial_rollout: Bool = Field(
         default=True,
-        description="With `max_staleness`: answers that are under way go on under new weights. false: they are ended"
-        " under the old ones first.",
+        description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
+        " old weights first.",
     )
     max_failed_fraction: Fraction = Field(
         default=0.5,
-        description="Share of a training step's answers that may fail to be scored, or made, for no fault of the"
-        " policy's; more end the run.",
+        description="Largest share of a step's answers that may fail to be generated or scored, through no fault of"
+        " the policy; more end the run.",
     )
     sample_interval: StepsOrNever = Field(
-        default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
+        default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."
     )
-    max_samples: Count = Field(default=64, description="Most answers in one file of samples.")
+    max_samples: Count = Field(default=64, description="Maximum answers per sample file.")
     save_format: Literal["dcp", "huggingface", "both"] = Field(
         default="both",
-        description="Checkpoints: dcp, to resume from; huggingface, a folder that transformers loads; both: dcp, and"
-        " such a folder at the end.",
+        description="Checkpoint format: dcp, to resume from; huggingface, a folder that transformers loads; both: dcp,"
+        " plus such a folder at the end.",
     )
 
 
@@ -72,22 +74,22 @@ class LanguageModelConfig(ModelConfig):
         NoEffect(
             ("hidden_dim", "num_layers"),
             lambda model, sizes: model.model_path is not None,
-            "`model_path` names a model, which has its own sizes",
+            "`model_path` names a model, which fixes the sizes",
             because=("model_path",),
         ),
     )
 
     precision: Precision = Field(
         default="fp32",
-        description="Type that layers compute in, and that weights are sent and saved in for others: fp32 or bf16;"
-        " fp16 is accepted only with `runner.only_eval`. What is trained is kept in fp32, and so is the optimizer's"
-        " state.",
+        description="Compute type, and the type in which weights are sent and exported: fp32 or bf16; fp16 only with"
+        " `runner.only_eval`. Trained weights and optimizer state are kept in fp32.",
     )
     model_type: Literal["huggingface"] = Field(
-        default="huggingface", description="What `model_path` holds: a causal language model of transformers."
+        default="huggingface",
+        description="Type of the model in `model_path`: a causal language model of transformers.",
     )
-    hidden_dim: Count = Field(default=128, description="Width of the model built when there is no `model_path`.")
-    num_layers: Count = Field(default=2, description="Layers of the model built when there is no `model_path`.")
+    hidden_dim: Count = Field(default=128, description="Width of the model built without `model_path`.")
+    num_layers: Count = Field(default=2, description="Layers of the model built without `model_path`.")
 
 
 class LanguageOptimConfig(OptimConfig):
@@ -95,27 +97,27 @@ class LanguageOptimConfig(OptimConfig):
 
     lr: PositiveFloat = Field(
         default=1e-4,
-        description="Learning rate. Default by what is trained: 1e-6 for all weights of `model_path` (1e-5 of the"
-        " critic's), 1e-4 for adapters (`lora`) and for a model that is built on the spot.",
+        description="Learning rate. Default: 1e-6 for all weights of `model_path` (1e-5 for the critic), 1e-4 for"
+        " adapters (`lora`) and for a model built from scratch.",
     )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
 
 class WarmStartConfig(ConfigModel):
-    """Supervised steps on right answers, for models built on the spot."""
+    """Supervised warm start on correct answers, for models built from scratch."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(("lr",), lambda start, sizes: start.steps == 0, "`steps` is 0", because=("steps",)),
     )
 
-    steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning begins.")
+    steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning starts.")
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
 # Learning rates for all weights of a pretrained model, as in verl and TRL.
 PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
-# Components that are placed where the algorithm asks for them.
+# Components that are placed if the algorithm needs them.
 OPTIONAL_COMPONENTS: Final = ("critic", "reference")
 
 # What sums are written with; enough for a model that is built to learn them.
@@ -130,22 +132,24 @@ class LanguageActorConfig(ActorConfig):
     built_words: ClassVar[tuple[str, ...]] = ()
 
     global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, description="Answers of one optimizer step, over all ranks. Default: all of a training step."
+        default=None,
+        description="Answers per optimizer step, over all ranks. Default: all answers of a training step.",
     )
     micro_batch_size: Count | None = Field(
         default=None,
-        description="Answers of one forward and backward pass on one rank at most. Default: as many as"
-        " `max_tokens_per_micro_batch` holds.",
+        description="Maximum answers per forward and backward pass on one rank. Default: limited only by"
+        " `max_tokens_per_micro_batch`.",
     )
     max_tokens_per_micro_batch: Count = Field(
-        default=4096, description="Packed tokens of one forward and backward pass on one rank."
+        default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
     share_prompts: Bool = Field(
-        default=True, description="Compute the prompt of a group once in training; losses are the same."
+        default=True, description="Compute the shared prompt of a group once in training; losses are unchanged."
     )
     threads: Count = Field(default=1, description="CPU threads that each process computes on.")
     warm_start: WarmStartConfig = Field(
-        default_factory=WarmStartConfig, description="Supervised steps of a model without `model_path`: steps, lr."
+        default_factory=WarmStartConfig,
+        description="Supervised warm start of a model without `model_path`: steps, lr.",
     )
     model: LanguageModelConfig = Field(
         default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
@@ -158,20 +162,22 @@ class LanguageActorConfig(ActorConfig):
 class LanguageCriticConfig(ConfigModel):
     """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
 
-    group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")
+    group_name: Text = Field(
+        default="CriticGroup", description="Name of the worker group, by which other components address it."
+    )
     training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
     max_tokens_per_micro_batch: Count = Field(
-        default=4096, description="Packed tokens of one forward and backward pass on one rank."
+        default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
     threads: Count = Field(default=1, description="CPU threads that each process computes on.")
     model: LanguageModelConfig | None = Field(
-        default=None, description="The model that values are learned on: model_path, precision, lora. Default: actor's."
+        default=None, description="The model that learns values: model_path, precision, lora. Default: the actor's."
     )
     optim: LanguageOptimConfig = Field(
-        default_factory=LanguageOptimConfig, description="Optimizer: lr, value_lr of the value itself, clipping."
+        default_factory=LanguageOptimConfig, description="Optimizer: lr, value_lr (of the value head), clipping."
     )
     enable_offload: Bool = Field(
-        default=False, description="Move the critic off its accelerators while other components use them."
+        default=False, description="Offload the critic from its accelerators while other components use them."
     )
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
 
@@ -180,37 +186,37 @@ class LanguageReferenceConfig(ConfigModel):
     """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
 
     group_name: Text = Field(
-        default="ReferenceGroup", description="Name of the worker group; others address it by this."
+        default="ReferenceGroup", description="Name of the worker group, by which other components address it."
     )
-    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens of one forward pass.")
+    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per forward pass.")
     threads: Count = Field(default=1, description="CPU threads that each process computes on.")
     enable_offload: Bool = Field(
-        default=False, description="Move the reference model off its accelerators while other components use them."
+        default=False, description="Offload the reference model from its accelerators while other components use them."
     )
     model_path: OptionalPath = Field(
-        default=None, description="Folder of the reference model. Default: what the actor starts from."
+        default=None, description="Folder of the reference model. Default: the actor's initial model."
     )
 
 
 class LanguageConfig(JobConfig):
-    """A whole file."""
+    """Base configuration of recipes with a language model."""
 
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
     shown_first: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
-    # Whether `reward.reward_type` scores every answer, and nobody else may.
+    # Whether `reward.reward_type` scores every answer, and agents set no rewards.
     rewards_by_rule: ClassVar[bool] = True
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
 
     runner: LanguageRunnerConfig = Field(
-        default_factory=LanguageRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+        default_factory=LanguageRunnerConfig, description="Run length, what is saved, and where results go."
     )
     actor: LanguageActorConfig = Field(
-        default_factory=LanguageActorConfig, description="The model that learns, its optimizer and how it is spread."
+        default_factory=LanguageActorConfig, description="The model that learns, its optimizer and its sharding."
     )
     rollout: LanguageRolloutConfig = Field(
-        default_factory=LanguageRolloutConfig, description="The workers that answer prompts."
+        default_factory=LanguageRolloutConfig, description="The workers that generate answers."
     )
     critic: LanguageCriticConfig = Field(
         default_factory=LanguageCriticConfig, description="The workers that estimate values, for `adv_type: gae`."
@@ -222,15 +228,14 @@ class LanguageConfig(JobConfig):
     data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")
     algorithm: LanguageAlgorithmConfig = Field(
         default_factory=LanguageAlgorithmConfig,
-        description="Advantages, losses, and how often samples are learned from.",
+        description="Advantages, losses, and how often samples are reused.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _rates_by_what_is_trained(cls, written: Any) -> Any:
-        """Give actor and critic, where the file does not say, the learning rate of what they train: `PRETRAINED_RATES`
-        for all weights of a pretrained model, which the default for adapters and small models would undo.
-        """
+        """Set the default learning rates of actor and critic by what they train: `PRETRAINED_RATES` for all weights of
+        a pretrained model, which the default for adapters and small models would damage."""
         if not isinstance(written, dict):
             return written
         job = dict(cast("dict[str, Any]", written))
@@ -269,7 +274,7 @@ class LanguageConfig(JobConfig):
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping as it is, and an empty one for anything else, which validation refuses."""
+    """Return a mapping unchanged, and an empty one for any other value, which validation rejects."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -284,8 +289,8 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
                 config, ("algorithm", "n_minibatches"), ("actor", "global_batch_size"), ("data", "rollout_batch_size")
             ),
             "conflicting-settings",
-            f"{steps} optimizer steps share the answers to {prompts} prompts, and each takes whole groups",
-            f"take {prompts} steps at most: `actor.global_batch_size` is at least `group_size`"
+            f"{steps} optimizer steps cannot split the answers to {prompts} prompts: each takes whole groups",
+            f"use at most {prompts} optimizer steps: `actor.global_batch_size` is at least `group_size`"
             f" {config.algorithm.group_size}",
         )
     if size is None:
@@ -295,14 +300,14 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
         report(
             at,
             "batch-not-divisible",
-            f"a step has {arithmetic} = {answers} answers, which `actor.global_batch_size` {size} does not divide",
-            f"`actor.global_batch_size` could be {near_divisors(answers, size)}",
+            f"a step has {arithmetic} = {answers} answers, not a multiple of `actor.global_batch_size` {size}",
+            f"nearest valid `actor.global_batch_size`: {near_divisors(answers, size)}",
         )
     elif config.algorithm.n_minibatches not in (None, answers // size):
         report(
             ("algorithm", "n_minibatches"),
             "conflicting-settings",
-            f"`n_minibatches` is {config.algorithm.n_minibatches}, and {arithmetic} = {answers} answers /"
+            f"`n_minibatches` is {config.algorithm.n_minibatches}, but {arithmetic} = {answers} answers /"
             f" `actor.global_batch_size` {size} = {answers // size}",
             "remove one of the two",
         )

@@ -1,4 +1,4 @@
-"""Keys of language models' recipes that change nothing beside others: the table of `LanguageConfig`.
+"""Keys of language-model recipes that have no effect in combination with others: the table of `LanguageConfig`.
 
 Keys that a section alone decides about have their rules there.
 """
@@ -27,8 +27,8 @@ def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
 
 def _why_no_critic(config: Any) -> str:
     if not config.algorithm.wants_values:
-        return f"{adv_type(config)} asks for no values"
-    return "the group `critic`, which estimates values, has no place"
+        return f"{adv_type(config)} uses no value estimates"
+    return "the group `critic`, which estimates values, has no placement"
 
 
 def _has_no_reference(config: Any, sizes: WorldSizes) -> bool:
@@ -36,12 +36,12 @@ def _has_no_reference(config: Any, sizes: WorldSizes) -> bool:
 
 
 def _why_no_reference(config: Any) -> str:
-    return "the group `reference` has no place" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
+    return "the group `reference` has no placement" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
 
 
 def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
     models = [config.actor.model, *([config.critic.model] if config.critic.model is not None else [])]
-    return all(each.model_path is not None for each in models)
+    return all(model.model_path is not None for model in models)
 
 
 def _has_no_end(component: str) -> NoEffect:
@@ -52,7 +52,7 @@ def _has_no_end(component: str) -> NoEffect:
     return NoEffect(
         (f"{component}.optim.lr_scheduler", f"{component}.optim.min_lr_ratio"),
         when,
-        "a learning rate falls until the last step, and this run has none",
+        "a learning rate decays until the last step, and this run has no last step",
         f"write `runner.max_steps`, `runner.max_epochs` or `{component}.optim.total_training_steps`",
         because=("runner.max_steps", "runner.max_epochs"),
     )
@@ -72,7 +72,7 @@ def _offload_of_no_shards(component: str) -> NoEffect:
     return NoEffect(
         (f"{component}.fsdp_config.cpu_offload",),
         when,
-        "it keeps shards in the host's memory, and `sharding_strategy: no_shard` makes none",
+        "it keeps shards in host memory, and `sharding_strategy: no_shard` makes none",
         because=(f"{component}.fsdp_config.sharding_strategy",),
     )
 
@@ -147,7 +147,7 @@ LANGUAGE: Final = (
     NoEffect(
         ("actor.optim.value_lr",),
         lambda config, sizes: True,
-        "the actor has no values: the group `critic` learns them",
+        "the actor has no value head: the group `critic` learns values",
         "remove it, or write it as `critic.optim.value_lr`",
     ),
     _has_no_end("actor"),
@@ -155,7 +155,7 @@ LANGUAGE: Final = (
     NoEffect(
         ("actor.warm_start",),
         _builds_no_model,
-        "only a model that is built on the spot is shown right answers first, and `model_path` names one",
+        "only a model built from scratch gets a supervised warm start, and `model_path` names one",
         because=("actor.model.model_path",),
     ),
     discount_of_total_rewards(),
@@ -164,7 +164,7 @@ LANGUAGE: Final = (
     NoEffect(
         ("runner.partial_rollout",),
         lambda config, sizes: not config.runner.max_staleness,
-        "`max_staleness` is 0: no answer is under way when weights change",
+        "`max_staleness` is 0: no answer is in progress when weights change",
         "remove it, or write `runner.max_staleness: 1`",
         because=("runner.max_staleness",),
     ),
@@ -172,7 +172,7 @@ LANGUAGE: Final = (
     NoEffect(
         ("rollout.sampling_params.top_k", "rollout.sampling_params.top_p"),
         lambda config, sizes: config.rollout.sampling_params.temperature == 0,
-        "`temperature: 0` takes the likeliest token",
+        "`temperature: 0` samples greedily",
         because=("rollout.sampling_params.temperature",),
     ),
     NoEffect(

@@ -19,7 +19,7 @@ REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
 
 
 def _source(value: Any) -> Any:
-    """Return the source of problems; `math` is what others call files of problems."""
+    """Return the source of problems; `math` is another project's name for problem files."""
     return None if value == "math" else value
 
 
@@ -44,7 +44,7 @@ class LanguageDataConfig(DataConfig):
         NoEffect(
             ("generated_digits",),
             lambda data, sizes: data.source != "sums",
-            lambda data: f"problems come from {data.source}, and are no sums made on the spot",
+            lambda data: f"problems come from {data.source}, not from generated sums",
             because=("type", "train_data_paths"),
         ),
         NoEffect(
@@ -64,40 +64,42 @@ class LanguageDataConfig(DataConfig):
         NoEffect(
             ("seed",),
             lambda data, sizes: data.source == "files" and not data.shuffle,
-            "problems of files are taken in their order: `shuffle` is false",
+            "problems from files are used in order: `shuffle` is false",
             because=("shuffle",),
         ),
     )
 
     type: Annotated[Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None, BeforeValidator(_source)] = Field(
         default=None,
-        description="Source: jsonl or parquet files, a task of reasoning_gym, or sums made on the spot. Default: files"
-        " where `train_data_paths` is given, else sums.",
+        description="Source: JSONL or Parquet files, a reasoning_gym task, or generated sums. Default: files if"
+        " `train_data_paths` is set, else sums.",
     )
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
     task_config: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
+        default_factory=dict[str, Any], description="Settings of the reasoning-gym task, by the library's names."
     )
     train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
-        default=10_000, description="Training problems of a reasoning-gym task."
+        default=10_000, description="Number of training problems of a reasoning-gym task."
     )
     val_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
-        default=200, description="Evaluation problems of sums and of reasoning-gym tasks."
+        default=200, description="Number of evaluation problems of sums and reasoning-gym tasks."
     )
     val_samples: Count = Field(
-        default=1, description="Answers to each evaluation problem. 1: greedy; more: sampled, for pass@k."
+        default=1, description="Answers per evaluation problem. 1: greedy; more: sampled, for pass@k."
     )
-    val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
+    val_rollout_batch_size: Count = Field(
+        default=512, description="Evaluation problems that are answered concurrently."
+    )
     apply_chat_template: Bool = Field(
-        default=False, description="Ask each question as a user's message in the tokenizer's chat template."
+        default=False, description="Format each question as a user message in the tokenizer's chat template."
     )
     chat_template_kwargs: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Arguments of the chat template, by its own names, as in `{enable_thinking: false}`.",
+        description="Arguments of the chat template, by its own names, such as `{enable_thinking: false}`.",
     )
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
-    few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
-    seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
+    few_shot: str = Field(default="", description="Text before every question, such as few-shot examples.")
+    seed: Seed = Field(default=0, description="Seed of the problem order and of generated problems.")
 
     @property
     def source(self) -> str:
@@ -113,16 +115,17 @@ class LanguageRewardConfig(RewardConfig):
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
             default="number",
-            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the"
-            " number that is boxed, said to be the answer, or comes last), math (equal numbers, lists and expressions,"
-            " by math-verify), reasoning_gym (by that library), or `package.module:function`.",
+            description="How an answer is judged correct: exact (same text), boxed (contents of \\boxed{}), number"
+            " (the number that is boxed, stated as the answer, or last), math (equal numbers, lists and"
+            " expressions, by math-verify), reasoning_gym (by that library), or `package.module:function`.",
         )
     )
     timeout: PositiveFloat | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None,
-        description="Seconds for scoring one answer; one that takes longer is left out. The first call of a function,"
-        " which may load a judge, has at least 60. Default: 5 for rules, 60 for a function.",
+        description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped. The first"
+        " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
+        " function.",
     )
     soft_overlong: NonNegativeInt = Field(
-        default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."
+        default=0, description="Tokens before the length limit over which a penalty grows from 0 to -1; 0: none."
     )

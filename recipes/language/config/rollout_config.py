@@ -17,10 +17,10 @@ from rlinf_core.scalars import Data, Text, problem
 class LanguageSamplingParams(SamplingConfig):
     """The settings by which tokens are drawn."""
 
-    min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")
+    min_new_tokens: NonNegativeInt = Field(default=0, description="Minimum answer length, in tokens.")
     stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")
     stop_token_ids: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="Tokens that end an answer, besides those of the tokenizer and the model."
+        default=(), description="Token ids that end an answer, in addition to those of the tokenizer and the model."
     )
 
 
@@ -30,13 +30,13 @@ def _url(text: str) -> str:
     Raises:
         PydanticCustomError: it is none, or holds a secret.
     """
-    found = urlsplit(text)
-    if found.scheme not in ("http", "https") or not found.hostname:
-        raise problem("bad-value", "a server's address is missing here", help="write `http://127.0.0.1:8000`")
-    if found.username or found.password or found.query or found.fragment:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise problem("bad-value", "a server needs an address here", help="write `http://127.0.0.1:8000`")
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise problem(
             "bad-value",
-            "an address with a secret or a query in it is not taken",
+            "an address may not contain a secret or a query",
             help="name an environment variable with the token in `token_env`",
         )
     return text.rstrip("/").removesuffix("/v1")
@@ -56,26 +56,24 @@ class ServerSettings(ConfigModel):
     )
 
     url: Annotated[Text, AfterValidator(_url)] | None = Field(
-        default=None, description="Address of the server, as in `http://127.0.0.1:8000`."
+        default=None, description="Address of the server, such as `http://127.0.0.1:8000`."
     )
-    model: Text | None = Field(
-        default=None, description="Name of the model at the server. Default: the one that it serves."
-    )
+    model: Text | None = Field(default=None, description="Model name at the server. Default: the one it serves.")
     token_env: Text | None = Field(
-        default=None, description="Environment variable, of the rollout workers, that holds the server's token."
+        default=None, description="Environment variable of the rollout workers that holds the server's token."
     )
-    timeout: PositiveFloat = Field(default=600.0, description="Seconds that one request may take.")
-    retries: NonNegativeInt = Field(default=3, description="How often a request is tried again that could not be sent.")
-    max_concurrent: Count = Field(default=64, description="Requests that a rollout worker has at the server at once.")
+    timeout: PositiveFloat = Field(default=600.0, description="Time limit of one request, in seconds.")
+    retries: NonNegativeInt = Field(default=3, description="Retries of a request that could not be sent.")
+    max_concurrent: Count = Field(default=64, description="Concurrent requests per rollout worker.")
     logprobs: Literal["raw", "processed"] = Field(
         default="raw",
-        description="Log-probabilities of the server: raw, before temperature, top_k and top_p; or processed, after"
-        " them, as by vLLM's `--logprobs-mode processed_logprobs`.",
+        description="Log-probabilities of the server: raw (before temperature, top_k and top_p) or processed (after"
+        " them, as with vLLM's `--logprobs-mode processed_logprobs`).",
     )
     weight_updates: Literal["none", "weights_path"] = Field(
         default="none",
-        description="How new weights reach the server: none; or weights_path, files in `weights_dir` and a call of"
-        " vLLM's `/collective_rpc`, which needs its VLLM_SERVER_DEV_MODE=1.",
+        description="How new weights reach the server. none; weights_path: files in `weights_dir` and a call of vLLM's"
+        " `/collective_rpc`, which needs VLLM_SERVER_DEV_MODE=1 at the server.",
     )
     weights_dir: OptionalPath = Field(
         default=None, description="Folder that the rollout worker writes and the server reads, for `weights_path`."
@@ -86,29 +84,29 @@ class LanguageRolloutConfig(RolloutConfig):
     """The workers that answer prompts."""
 
     backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
-        default="torch", description="Engine that generates: torch (ours; also `huggingface`), vllm, sglang or server."
+        default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm, sglang or server."
     )
     max_running_tokens: NonNegativeInt = Field(
-        default=0, description="Most tokens, prompts and answers, that an engine holds at once; 0: no limit."
+        default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit."
     )
     threads: Count = Field(default=1, description="CPU threads that each process computes on.")
-    tensor_parallel_size: Count = Field(default=1, description="GPUs that share one engine's model; vllm and sglang.")
+    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm and sglang.")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Share of a GPU's memory that the engine takes; vllm and sglang."
+        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm and sglang."
     )
     engine_options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Further arguments of `vllm.LLM` or `sglang.Engine`, by its own names.",
+        description="Additional arguments of `vllm.LLM` or `sglang.Engine`, by their own names.",
     )
     server: ServerSettings = Field(
         default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weight_updates."
     )
     check_logprobs: Literal["off", "warn", "strict"] = Field(
         default="warn",
-        description="What follows when engine and trainer differ in the log-probabilities of tokens by more than"
-        " rounding explains: off, warn, or strict, which ends the run.",
+        description="Reaction when the engine's and the trainer's log-probabilities of tokens differ by more than"
+        " rounding: off, warn, or strict, which ends the run.",
     )
     sampling_params: LanguageSamplingParams = Field(
         default_factory=LanguageSamplingParams,
-        description="How tokens are drawn: temperature, top_k, top_p, max_new_tokens, stop.",
+        description="Sampling: temperature, top_k, top_p, max_new_tokens, stop.",
     )

@@ -17,7 +17,7 @@ _COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"
 
 
 class WrittenFloat(float):
-    """A number that shows as it is written in the file: `1.10` is no `1.1`, and `6.02e23` keeps its form."""
+    """A number that keeps its spelling in the file: `1.10` is not `1.1`, and `6.02e23` keeps its form."""
 
     def __new__(cls, text: str) -> WrittenFloat:
         """Make the number of a text."""
@@ -72,7 +72,7 @@ def _rows(file: Path, lines: Iterator[str]) -> Iterator[tuple[str, Mapping[str, 
             return
         first = False
         place = f"{file}:{number}"
-        yield place, _object(_parsed(place, line, "line", "one JSON object a line"), place, "line")
+        yield place, _object(_parsed(place, line, "line", "one JSON object per line"), place, "line")
 
 
 def _listed(file: Path, text: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -94,5 +94,5 @@ def _parsed(place: str, text: str, what: str, remedy: str) -> object:
     except BadJsonError as error:
         raise ConfigError(
             f"{place}: the {what} {error}",
-            help=f"write {remedy}; numbers as `1.5`, and what JSON has not, such as NaN, as text",
+            help=f"write {remedy}; numbers as `1.5`; values that JSON lacks, such as NaN, as text",
         ) from None

@@ -47,20 +47,20 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     numbers = [n for n in range(len(whole)) if (n % 10 == 9) == evaluation]
     if not numbers:
         raise ConfigError(
-            f"{len(whole)} problems are too few to hold some back for evaluation",
-            help="give `data.val_data_paths`, or ten problems",
+            f"{len(whole)} problems are too few to hold some out for evaluation",
+            help="set `data.val_data_paths`, or give at least ten problems",
         )
     return Chosen(whole, numbers)
 
 
 def data_set_names(paths: Sequence[str]) -> list[str]:
-    """Return names of files without folder and ending, with as many folders as tell them from each other."""
+    """Return file names without suffix, with as many folders as needed to distinguish them."""
     parts = [Path(path).with_suffix("").parts for path in paths]
     for count in range(1, max(map(len, parts), default=1) + 1):
-        names = ["_".join(each[-count:]) for each in parts]
+        names = ["_".join(part[-count:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{each[-1]}_{number}" for number, each in enumerate(parts)]
+    return [f"{part[-1]}_{number}" for number, part in enumerate(parts)]
 
 
 class Chosen:

@@ -1,4 +1,4 @@
-"""Sources of problems: sums made on the spot, JSON lines, Parquet files, tasks of reasoning-gym."""
+"""Sources of problems: generated sums, JSON lines, Parquet files, reasoning-gym tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_core import ConfigError
 
 
 class Sums:
-    """Sums of two numbers of so many digits, written `3+4=`.
+    """Sums of two numbers with a maximum number of digits, written `3+4=`.
 
     Training and evaluation have no problem in common where there are enough of them; of one-digit sums there are 100,
     and both take all.
@@ -125,7 +125,7 @@ class FileProblems:
         prompt = _prompt(prompt)
         messages = () if isinstance(prompt, str) else tuple(prompt)
         return Problem(
-            prompt="\n".join(each["content"] for each in messages) if messages else prompt,
+            prompt="\n".join(message["content"] for message in messages) if messages else prompt,
             answer=str(answer),
             row=row,
             difficulty=str(row.get("difficulty", "")),
@@ -141,7 +141,7 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
     value: Any = row
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            known = ", ".join(f"`{each}`" for each in row)
+            known = ", ".join(f"`{name}`" for name in row)
             raise ConfigError(
                 f"{place}: there is no key `{key}`",
                 why=f"the row has {known or 'no keys'}",
@@ -165,9 +165,9 @@ def _prompt(value: Any) -> Any:
 def _is_messages(prompt: Any) -> bool:
     messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
     return bool(messages) and all(
-        isinstance(each, dict)
-        and all(isinstance(cast("dict[Any, Any]", each).get(key), str) for key in ("role", "content"))
-        for each in messages
+        isinstance(message, dict)
+        and all(isinstance(cast("dict[Any, Any]", message).get(key), str) for key in ("role", "content"))
+        for message in messages
     )
 
 
@@ -192,7 +192,7 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not rows:
-        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
+        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem per row")
     return FileProblems(
         name or file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))]
     )
@@ -214,7 +214,7 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
-        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
+        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem per row")
     return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [place for place, _ in pairs])
 
 
@@ -302,7 +302,7 @@ class Joined:
         self._parts = parts
 
     def __len__(self) -> int:
-        return sum(len(each) for each in self._parts)
+        return sum(len(part) for part in self._parts)
 
     def __getitem__(self, index: int) -> Problem:
         for part in self._parts:

@@ -74,7 +74,7 @@ class PromptEncoder:
         return tuple(tokens)
 
     def _messages(self, problem: Problem) -> list[Mapping[str, str]]:
-        """Return a question as messages: the examples before the last one, a system message where there is none."""
+        """Return a question as messages: the examples before the last one, and a system message if there is none."""
         *before, last = problem.messages or ({"role": "user", "content": problem.prompt},)
         messages = [*before, {**last, "content": self._few_shot + last["content"]}]
         if self._system and messages[0]["role"] != "system":

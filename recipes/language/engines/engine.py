@@ -42,12 +42,12 @@ class EngineStats:
 
 
 class ArrivingTensors(Iterable[tuple[str, Tensor]]):
-    """Named tensors that arrive one by one, and whose shapes are known before.
+    """Named tensors that arrive one by one, with shapes known in advance.
 
     Args:
         shapes: of all tensors, by name.
         tensors: names and values, once.
-        may_keep: whether their memory is the engine's from now on: nobody else changes it.
+        may_keep: whether the engine may keep their memory, which nothing else changes.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Take a request; its answers come from later steps.
+        """Submit a request; later steps return its answers.
 
         Raises:
             ValueError: the prompt is empty or does not fit, or a sampling parameter cannot be obeyed.
@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> list[Sequence]:
-        """Go on for a moment and return the answers that ended; nothing happens where nothing is to be done."""
+        """Run one step and return the answers that ended; no-op if there is nothing to do."""
 
     @property
     @abstractmethod
@@ -95,12 +95,12 @@ class Engine(ABC):
         """Answers that have not come back yet."""
 
     def unfinished_answers(self) -> list[Sequence]:
-        """Return all answers that have not come back, as they are, and go on; nothing where this cannot be told."""
+        """Return copies of all unfinished answers, and continue; empty if the engine cannot report them."""
         return []
 
     @abstractmethod
     def pause(self, mode: PauseMode) -> list[Sequence]:
-        """Stop generating between two steps, and return the answers that came of it.
+        """Stop generating between two steps, and return the answers that this ended.
 
         Args:
             mode: `drain` finishes what is running and takes nothing that waits; `freeze` keeps unfinished answers,
@@ -114,7 +114,7 @@ class Engine(ABC):
 
     @abstractmethod
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """Replace weights between two steps and return a fingerprint of what was loaded.
+        """Replace weights between two steps, and return a fingerprint of those loaded.
 
         Args:
             tensors: names and values, as the trainer's `state_dict` has them; they may still be arriving.
@@ -127,11 +127,11 @@ class Engine(ABC):
 
     @abstractmethod
     def sleep(self, level: int = 1) -> None:
-        """Give up memory: 1, of keys and values; 2, of weights as well. Nothing may be running."""
+        """Release memory: level 1, the KV cache; level 2, weights as well. Nothing may be running."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Take back what `sleep` gave up; weights of level 2 are to be loaded anew."""
+        """Reallocate the memory that `sleep` released; after level 2 the weights must be loaded again."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
@@ -139,7 +139,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End, and give everything back. May be called twice."""
+        """Shut down and release all resources. Idempotent."""
 
     def results(self) -> Iterator[Sequence]:
         """Yield answers as they end, until none is left."""

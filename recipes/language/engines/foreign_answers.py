@@ -22,7 +22,7 @@ class EngineAnswerError(RLinfError):
 def checked_sequence(
     answer: Answer, tokens: Any, logprobs: Any, reason: Any, version: int, stop_texts: StopTexts | None, engine: str
 ) -> Sequence:
-    """Return an answer as it comes back; what follows an ending text is left out.
+    """Validate an answer of another engine and convert it; text after a stop text is cut off.
 
     Args:
         answer: what was asked for.
@@ -39,34 +39,36 @@ def checked_sequence(
 
     def wrong(why: str, help: str = "") -> EngineAnswerError:
         return EngineAnswerError(
-            f"{engine} gave an answer to request `{request.request_id}` that cannot be learned from",
+            f"{engine} returned an unusable answer to request `{request.request_id}`",
             why=why,
             help=help,
         )
 
-    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in cast("list[Any]", tokens)):
-        raise wrong("its tokens are not a list of numbers", "the engine must return token ids")
+    if not isinstance(tokens, list) or not all(
+        type(token) is int and token >= 0 for token in cast("list[Any]", tokens)
+    ):
+        raise wrong("its tokens are not a list of integers", "the engine must return token ids")
     tokens = cast("list[int]", tokens)
     if not isinstance(logprobs, list) or len(cast("list[Any]", logprobs)) != len(tokens):
         count = len(cast("list[Any]", logprobs)) if isinstance(logprobs, list) else "no"
         raise wrong(f"{len(tokens)} tokens have {count} log-probabilities")
     logprobs = cast("list[Any]", logprobs)
-    if not all(isinstance(each, int | float) and -math.inf < each <= _ROUNDING for each in logprobs):
+    if not all(isinstance(logprob, int | float) and -math.inf < logprob <= _ROUNDING for logprob in logprobs):
         raise wrong("a log-probability is missing, above 0, or not a finite number")
     if reason not in _REASONS:
-        raise wrong(f"it ended for the reason {reason!r}, not stop or length")
+        raise wrong(f"its finish reason is {reason!r}, not stop or length")
     if len(tokens) > params.max_new_tokens:
-        raise wrong(f"it has {len(tokens)} tokens, and at most {params.max_new_tokens} were asked for")
-    found = _REASONS[reason]
+        raise wrong(f"it has {len(tokens)} tokens; at most {params.max_new_tokens} were requested")
+    finish = _REASONS[reason]
     if params.stop and stop_texts is not None:
         for count in range(max(1, params.min_new_tokens), len(tokens) + 1):
             if stop_texts.ended(tokens[:count], params.stop):
-                tokens, logprobs, found = tokens[:count], logprobs[:count], "stop"
+                tokens, logprobs, finish = tokens[:count], logprobs[:count], "stop"
                 break
-    least = {"stop": max(1, params.min_new_tokens), "length": params.max_new_tokens, "aborted": 0}[found]
+    least = {"stop": max(1, params.min_new_tokens), "length": params.max_new_tokens, "aborted": 0}[finish]
     if len(tokens) < least:
         raise wrong(
-            f"it ended ({found}) after {len(tokens)} tokens, and {least} were asked for",
-            "the engine's own limit of a sequence may be shorter than `runner.seq_length`" if found == "length" else "",
+            f"it ended ({finish}) after {len(tokens)} tokens; at least {least} were requested",
+            "the engine's own sequence limit may be lower than `runner.seq_length`" if finish == "length" else "",
         )
-    return answer.sequence(tuple(tokens), tuple(map(float, logprobs)), (version,) * len(tokens), found)
+    return answer.sequence(tuple(tokens), tuple(map(float, logprobs)), (version,) * len(tokens), finish)

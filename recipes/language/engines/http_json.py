@@ -31,7 +31,7 @@ class _TooLong(Exception):  # noqa: N818 - never leaves this module
 
 
 class JsonServer:
-    """A server by its address. Requests are made in a thread of its own; `close` ends it.
+    """An HTTP client for JSON requests, run in a thread of its own; `close` ends it.
 
     Args:
         url: `http://host:port` or `https://host`, with a path or without.
@@ -84,7 +84,7 @@ class JsonServer:
         return self.submit(path, body).result()
 
     def submit(self, path: str, body: Any) -> Future[Any]:
-        """Begin a POST request; to cancel it closes the connection, which tells the server to stop."""
+        """Start a POST request; cancelling it closes the connection, which makes the server stop."""
         return self._run(self._request("POST", path, json.dumps(body).encode()))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -92,8 +92,8 @@ class JsonServer:
 
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
@@ -118,18 +118,18 @@ class JsonServer:
                         pause *= 2
             except TimeoutError:
                 raise ServerError(
-                    f"the server did not answer within {self._timeout:g} s",
+                    f"the server did not respond within {self._timeout:g} s",
                     where=f"{self._url}{path}",
-                    why=f"attempt {max(attempts, 1)} was under way",
-                    help="`rollout.server.timeout` is the time of one request",
+                    why=f"this was attempt {max(attempts, 1)}",
+                    help="`rollout.server.timeout` is the time limit of one request",
                 ) from None
             except _TooLong:
-                message = f"the server's answer is longer than {_MOST_BYTES} bytes"
+                message = f"the server's response exceeds {_MOST_BYTES} bytes"
                 raise ServerError(message, where=f"{self._url}{path}") from None
         raise AssertionError("unreachable")
 
     async def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes, float]:
-        """Return status, content, and the seconds that the server asks to wait."""
+        """Return status, content, and the retry delay requested by the server, in seconds."""
         async with self._client.stream(method, self._url + path, content=body) as answer:
             text = bytearray()
             async for part in answer.aiter_bytes():
@@ -144,22 +144,22 @@ class JsonServer:
         if status in (401, 403):
             named = f"that of `{self._token_env}`" if self._token else "none was sent"
             raise ServerError(
-                "the server refuses the token",
+                "the server rejects the token",
                 where=where,
                 why=f"status {status}; the token is {named}" if self._token else f"status {status}; {named}",
                 help="name the environment variable that holds it in `rollout.server.token_env`",
             )
         if status >= 300:
-            raise ServerError(f"the server answers with status {status}", where=where, why=self._shown(text))
+            raise ServerError(f"the server responds with status {status}", where=where, why=self._shown(text))
         if not text.strip():
             return None
         try:
             return load_json(text, non_finite=True)
         except ValueError:
-            raise ServerError("the server's answer is not JSON", where=where, why=self._shown(text)) from None
+            raise ServerError("the server's response is not JSON", where=where, why=self._shown(text)) from None
 
     def _shown(self, text: bytes) -> str:
-        """Return the start of what a server says, without the token, should it repeat that."""
+        """Return the start of a server's response, with the token masked."""
         said = " ".join(text[: 4 * _SHOWN].decode("utf-8", "replace").split())
         if self._token:
             said = said.replace(self._token, "***")

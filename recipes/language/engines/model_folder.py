@@ -1,4 +1,4 @@
-"""The folder of a model that an engine has read, and the weights that it can be given."""
+"""The folder of an engine's model, and the weights that the engine accepts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelFolder:
         return {**config, **config.get("text_config", {})}
 
     def longest(self, asked: int) -> int:
-        """Return the longest sequence: what was asked for, at most what the model has positions for."""
+        """Return the maximum sequence length: the requested one, limited by the model's positions."""
         positions = int(self._config.get("max_position_embeddings", 0))
         return min(asked or positions, positions or asked)
 
@@ -54,22 +54,22 @@ class ModelFolder:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for file in self._files() for name in file.keys()}  # noqa: SIM118
 
-    def checked(self, given: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    def checked(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
         """Return a whole set of weights.
 
         Raises:
             ValueError: a name or a shape is not the model's, or a weight is missing.
         """
-        for name, value in given.items():
+        for name, value in weights.items():
             shape = self._shapes.get(name)
             if shape is None and not (name == "lm_head.weight" and self._config.get("tie_word_embeddings")):
                 raise ValueError(f"the engine's model has no weight `{name}`")
             if shape is not None and shape != tuple(value.shape):
                 raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(shape)}")
-        missing = [name for name in self._shapes if name not in given]
+        missing = [name for name in self._shapes if name not in weights]
         if missing and not (missing == ["lm_head.weight"] and self._config.get("tie_word_embeddings")):
-            raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
-        return list(given.items())
+            raise ValueError(f"weight `{missing[0]}` of the engine's model has no value")
+        return list(weights.items())
 
     def merged(self, adapter: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Return the weights of the folder with an adapter added, one by one, in the precision of the engine.

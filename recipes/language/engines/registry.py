@@ -1,4 +1,4 @@
-"""Engines by the names that `rollout.backend` gives them."""
+"""Engines by their names in `rollout.backend`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
 def _with_built_model(
     config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, common: dict[str, Any]
 ) -> Engine:
-    """Return an engine with a model that is built on the spot, in a folder that is there as long as the engine is."""
+    """Return an engine with a model built from scratch, in a folder that is deleted with the engine."""
     folder = tempfile.mkdtemp(prefix="rlinf-model-")
     try:
         make_model(config.actor, tokenizer, dtype).save_pretrained(folder)

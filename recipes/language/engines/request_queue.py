@@ -14,7 +14,7 @@ from recipes.language.answers.sequences import FinishReason, Request, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer that was asked for.
+    """One requested answer.
 
     Attributes:
         request: what asks for it.
@@ -105,12 +105,12 @@ class RequestQueue:
             raise ValueError(f"request `{request.request_id}` has an empty prompt")
         if self._longest and needed > self._longest:
             raise ValueError(
-                f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones are"
-                f" more than the {self._longest} that the model takes"
+                f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones"
+                f" exceed the model's limit of {self._longest}"
             )
         if self._limit and needed > self._limit:
             raise ValueError(
-                f"request `{request.request_id}` may need {needed} tokens, and `max_running_tokens` is {self._limit}"
+                f"request `{request.request_id}` may need {needed} tokens, but `max_running_tokens` is {self._limit}"
             )
         if params.stop and not self._stops_at_texts:
             raise ValueError("an engine without a tokenizer cannot stop at texts; use `stop_token_ids`")
@@ -119,13 +119,13 @@ class RequestQueue:
         if params.temperature and unlike:
             names = "a temperature other than 1" if self._logprobs == "raw" else "`top_k`, `top_p` or `min_new_tokens`"
             raise ValueError(
-                f"request `{request.request_id}`: with {names} this engine's log-probabilities ({self._logprobs}) are"
-                " not those that training needs"
+                f"request `{request.request_id}`: with {names}, this engine's log-probabilities ({self._logprobs})"
+                " differ from those that training needs"
             )
         if len(request.begun.tokens) >= params.max_new_tokens:
             raise ValueError(
-                f"request `{request.request_id}` goes on after {len(request.begun.tokens)} tokens of an answer that has"
-                f" at most {params.max_new_tokens}"
+                f"request `{request.request_id}` continues after {len(request.begun.tokens)} tokens, but its limit is"
+                f" {params.max_new_tokens}"
             )
         now = time.monotonic()
         for index in range(request.group_size):
@@ -144,17 +144,17 @@ class RequestQueue:
         return heapq.heappop(self._heap)[2]
 
     def admit(self, reserved: int) -> Iterator[Answer]:
-        """Take and yield answers for which there is room beside `reserved` tokens; one at least when that is 0."""
+        """Pop and yield answers that fit beside `reserved` tokens; at least one if that is 0."""
         while self._heap and (not self._limit or reserved + self.first().most_tokens <= self._limit):
             reserved += self.first().most_tokens
             yield self.pop()
 
     def abort(self) -> list[Sequence]:
         """Take all answers and return them, in order, without a token."""
-        ordered = [answer for _, _, answer in sorted(self._heap, key=lambda each: each[:2])]
+        ordered = [answer for _, _, answer in sorted(self._heap, key=lambda entry: entry[:2])]
         self._heap.clear()
-        return [each.unbegun() for each in ordered]
+        return [answer.unbegun() for answer in ordered]
 
     def waiting(self) -> list[Sequence]:
-        """Return all answers as they came, unfinished, and keep them."""
+        """Return copies of all waiting answers, unfinished, and keep them."""
         return [answer.unbegun() for _, _, answer in self._heap]

@@ -23,7 +23,7 @@ def _mix(value: int) -> int:
 
 
 def prompt_key(seed: int, prompt: Sequence[int]) -> int:
-    """Return what the keys of all answers to a prompt are made from, 64 bits."""
+    """Return the base of the random keys of all answers to a prompt, 64 bits."""
     text = array("q", (seed & _MASK >> 1, *prompt)).tobytes()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -108,7 +108,7 @@ def draw(
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """Return the sums of weights, [n, V], over blocks of `_BLOCK` of them, [n, B]; the last block may be shorter."""
+    """Return sums of weights, [n, V], over blocks of `_BLOCK`, [n, B]; the last block may be shorter."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
     blocks = cast("Tensor", weights[:, :whole].unflatten(1, (-1, _BLOCK))) if whole else weights[:, :0, None]
     sums = blocks.sum(dim=2)
@@ -116,7 +116,7 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
-    """Return the index at which the cumulative weight passes a share of the whole: of the blocks, then within one.
+    """Return the index at which the cumulative weight exceeds a share of the total: first over blocks, then within one.
 
     Args:
         weights: float32 [n, V], none negative.

@@ -33,7 +33,7 @@ _PATIENCE = 0.2
 
 
 class ServerEngine(Engine):
-    """Asks a server for tokens and their log-probabilities; the answers to one prompt are one request.
+    """Generates with a server; the answers to one prompt are one request.
 
     The server must take prompts as token ids and return token ids, by `return_token_ids` or
     `return_tokens_as_token_ids`, as vLLM's does. An answer comes when its request is over, so that an aborted one has
@@ -87,7 +87,7 @@ class ServerEngine(Engine):
             stops_at_texts=decode is not None,
             logprobs=settings.logprobs,
         )
-        # Requests, and the answers to one prompt that each asks for.
+        # Pending requests, each with its answers to one prompt.
         self._running: dict[Future[Any], tuple[Answer, ...]] = {}
         self._paused = False
         self._version = self._generated = self._prompted = 0
@@ -95,14 +95,14 @@ class ServerEngine(Engine):
     def _served(self, longest: int) -> tuple[str, int]:
         """Return the model's name at the server, and the longest sequence that both take."""
         listed = self._server.get("/v1/models")
-        models = [_fields(each) for each in _fields(listed).get("data", [])]
-        by_name = {str(each.get("id")): each for each in models if each}
+        models = [_fields(model) for model in _fields(listed).get("data", [])]
+        by_name = {str(model.get("id")): model for model in models if model}
         name = self._settings.model or next(iter(by_name), "")
         if name not in by_name or (self._settings.model is None and len(by_name) > 1):
             raise ConfigError(
-                f"the server serves {', '.join(f'`{each}`' for each in by_name) or 'no model'}",
+                f"the server serves {', '.join(f'`{model_id}`' for model_id in by_name) or 'no model'}",
                 where=self._settings.url,
-                help="write one of them as `rollout.server.model`",
+                help="set one of them as `rollout.server.model`",
             )
         limit = by_name[name].get("max_model_len")
         return name, min(longest, limit) if isinstance(limit, int) and longest else longest
@@ -127,7 +127,7 @@ class ServerEngine(Engine):
         return sum(answer.most_tokens for answers in self._running.values() for answer in answers)
 
     def _begin(self) -> None:
-        """Ask for the answers that there is room for; those to one prompt that follow each other by one request."""
+        """Request the answers that fit; consecutive ones to the same prompt share one request."""
         group: list[Answer] = []
         for answer in self._queue.admit(self._reserved):
             if group and (group[-1].request is not answer.request or group[-1].sample + 1 != answer.sample):
@@ -184,41 +184,41 @@ class ServerEngine(Engine):
         if not self._running:
             return []
         done, _ = wait(self._running, patience, FIRST_COMPLETED)
-        found: list[Sequence] = []
+        sequences: list[Sequence] = []
         for future in done:
-            found += self._sequences(self._running.pop(future), future.result())
-        self._generated += sum(len(each.tokens) for each in found)
-        self._prompted += sum(len(each.prompt) for each in found)
-        return found
+            sequences += self._sequences(self._running.pop(future), future.result())
+        self._generated += sum(len(sequence.tokens) for sequence in sequences)
+        self._prompted += sum(len(sequence.prompt) for sequence in sequences)
+        return sequences
 
-    def _sequences(self, answers: tuple[Answer, ...], given: Any) -> list[Sequence]:
+    def _sequences(self, answers: tuple[Answer, ...], reply: Any) -> list[Sequence]:
         where = f"the server {self._settings.url}"
-        listed = _fields(given).get("choices")
-        choices = [_fields(each) for each in cast("list[Any]", listed)] if isinstance(listed, list) else []
+        listed = _fields(reply).get("choices")
+        choices = [_fields(choice) for choice in cast("list[Any]", listed)] if isinstance(listed, list) else []
         if len(choices) == 1 and answers[0].request.params.temperature == 0:
             choices = choices * len(answers)
         if len(choices) != len(answers):
             count = len(choices) if isinstance(listed, list) else "no"
-            raise EngineAnswerError(f"{where} gave {count} answers where {len(answers)} were asked for")
+            raise EngineAnswerError(f"{where} returned {count} answers; {len(answers)} were requested")
         ordered = sorted(choices, key=_index)
-        return [self._sequence(answer, each, where) for answer, each in zip(answers, ordered, strict=True)]
+        return [self._sequence(answer, choice, where) for answer, choice in zip(answers, ordered, strict=True)]
 
     def _sequence(self, answer: Answer, choice: Mapping[str, Any], where: str) -> Sequence:
         logprobs: Mapping[str, Any] = choice.get("logprobs") or {}
         tokens = choice.get("token_ids")
         if tokens is None:
             texts: list[Any] = logprobs.get("tokens") or []
-            if not texts or not all(str(each).startswith(_TOKEN_PREFIX) for each in texts):
+            if not texts or not all(str(text).startswith(_TOKEN_PREFIX) for text in texts):
                 raise EngineAnswerError(
-                    f"{where} returns texts and no token ids",
-                    help="a server is needed that knows `return_token_ids` or `return_tokens_as_token_ids`, as vLLM's",
+                    f"{where} returns texts without token ids",
+                    help="use a server with `return_token_ids` or `return_tokens_as_token_ids`, such as vLLM's",
                 )
-            tokens = [int(str(each).removeprefix(_TOKEN_PREFIX)) for each in texts]
+            tokens = [int(str(text).removeprefix(_TOKEN_PREFIX)) for text in texts]
         prompt = choice.get("prompt_token_ids")
         if prompt is not None and tuple(prompt) != answer.request.prompt:
             raise EngineAnswerError(
-                f"{where} answered another prompt than request `{answer.request.request_id}` has",
-                why=f"{len(answer.request.prompt)} tokens were sent, and it answered {len(prompt)}",
+                f"{where} answered a different prompt than that of request `{answer.request.request_id}`",
+                why=f"{len(answer.request.prompt)} tokens were sent; it reports {len(prompt)}",
             )
         return checked_sequence(
             answer,
@@ -244,7 +244,7 @@ class ServerEngine(Engine):
                 done += self._take(None)
         elif mode == "abort":
             for future, answers in self._running.items():
-                # What the server has answered already counts; the rest is given up.
+                # Answers already received count; the others are dropped.
                 if future.cancel():
                     done += [answer.sequence() for answer in answers]
                 else:
@@ -270,12 +270,12 @@ class ServerEngine(Engine):
         if settings.weight_updates != "weights_path" or settings.weights_dir is None:
             raise ValueError("this server takes no weights: `rollout.server.weight_updates` is none")
         if self._running:
-            raise ValueError(f"{self._in_flight} answers are running: pause the engine first")
+            raise ValueError(f"{self._in_flight} answers are in progress: pause the engine first")
         from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
-        given = dict(tensors)
-        digest = fingerprint(given.items())
-        named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
+        weights = dict(tensors)
+        digest = fingerprint(weights.items())
+        named = self._folder.merged(weights, self._dtype) if adapter_only else self._folder.checked(weights)
         whole = Path(settings.weights_dir).absolute()
         aside = whole / f".weights.{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -328,7 +328,7 @@ def _index(choice: Mapping[str, Any]) -> int:
 
 
 def _token(settings: ServerSettings) -> str:
-    """Return the token of the server, or nothing where none is asked for.
+    """Return the token of the server; empty if none is configured.
 
     Raises:
         ConfigError: the variable is not set.

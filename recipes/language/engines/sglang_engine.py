@@ -27,7 +27,7 @@ from rlinf_core import ConfigError, RLinfError
 
 
 class SglangEngine(Engine):
-    """Lets SGLang draw the answers: a step hands it all that there is room for, and returns when all of them ended.
+    """Generates with SGLang: a step submits all answers that fit, and returns when all have ended.
 
     So nothing is running between two steps: `freeze` and `abort` find no unfinished answers.
 
@@ -109,22 +109,22 @@ class SglangEngine(Engine):
         if self._paused or not self._queue:
             return []
         if self._asleep:
-            raise ValueError("the engine has given up its memory: wake it first")
+            raise ValueError("the engine has released its memory: wake it first")
         taken = list(self._queue.admit(0))
-        self._reserved = sum(each.most_tokens for each in taken)
-        found: Any = self._engine.generate(
-            input_ids=[list(each.request.prompt) for each in taken],
-            sampling_params=[self._params(each) for each in taken],
+        self._reserved = sum(answer.most_tokens for answer in taken)
+        outputs: Any = self._engine.generate(
+            input_ids=[list(answer.request.prompt) for answer in taken],
+            sampling_params=[self._params(answer) for answer in taken],
             return_logprob=True,
         )
-        answers = [self._sequence(answer, each) for answer, each in zip(taken, found, strict=True)]
-        self._prompted += sum(len(each.prompt) for each in answers)
-        self._generated += sum(len(each.tokens) for each in answers)
+        answers = [self._sequence(answer, output) for answer, output in zip(taken, outputs, strict=True)]
+        self._prompted += sum(len(answer.prompt) for answer in answers)
+        self._generated += sum(len(answer.tokens) for answer in answers)
         return answers
 
     def _params(self, answer: Answer) -> dict[str, Any]:
         params = answer.request.params
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "temperature": params.temperature,
             "top_k": params.top_k,
             "top_p": params.top_p,
@@ -133,11 +133,11 @@ class SglangEngine(Engine):
             "stop_token_ids": [*self._stop_token_ids, *params.stop_token_ids],
         }
         if self._seeded:
-            found["sampling_seed"] = stream_key(prompt_key(params.seed, answer.request.prompt), answer.sample)
-        return found
+            settings["sampling_seed"] = stream_key(prompt_key(params.seed, answer.request.prompt), answer.sample)
+        return settings
 
-    def _sequence(self, answer: Answer, given: Mapping[str, Any]) -> Sequence:
-        info = given["meta_info"]
+    def _sequence(self, answer: Answer, output: Mapping[str, Any]) -> Sequence:
+        info = output["meta_info"]
         drawn = info["output_token_logprobs"]
         reason = info["finish_reason"]
         self._prefilled += len(answer.request.prompt) - int(info.get("cached_tokens", 0))
@@ -166,12 +166,12 @@ class SglangEngine(Engine):
         Raises:
             RLinfError: SGLang did not take them.
         """
-        given = dict(tensors)
-        digest = fingerprint(given.items())
-        named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
+        weights = dict(tensors)
+        digest = fingerprint(weights.items())
+        named = self._folder.merged(weights, self._dtype) if adapter_only else self._folder.checked(weights)
         done, said = self._engine.update_weights_from_tensor(list(named), flush_cache=True)[:2]
         if not done:
-            raise RLinfError(f"SGLang did not take the weights of version {version}", why=str(said))
+            raise RLinfError(f"SGLang did not load the weights of version {version}", why=str(said))
         self._version = version
         return digest
 

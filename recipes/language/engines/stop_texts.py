@@ -20,15 +20,15 @@ class StopTexts:
         self._single: dict[int, str] = {}
 
     def may_end(self, token: int, stop: Sequence[str]) -> bool:
-        """Return whether a token can be the last one of a text; cheap, and sometimes wrongly true."""
+        """Return whether a token may end a text; a cheap check with false positives."""
         text = self._single.get(token)
         if text is None:
             text = self._single[token] = self._decode([token])
         # A tokenizer may leave out a space in front of a token that stands alone.
-        return _INCOMPLETE in text or any(each[-1] in text or each[-1] == " " for each in stop)
+        return _INCOMPLETE in text or any(ending[-1] in text or ending[-1] == " " for ending in stop)
 
     def ended(self, tokens: Sequence[int], stop: Sequence[str]) -> bool:
-        """Return whether the last of an answer's tokens completes one of the texts."""
+        """Return whether the last token of an answer completes a stop text."""
         if not self.may_end(tokens[-1], stop):
             return False
         # The text ends with the newest token: so many of the last tokens hold it, a byte or more each.

@@ -22,7 +22,7 @@ from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.models.fingerprint import fingerprint
 from rlinf_core import ConfigError
 
-# What a CPU gives to keys and values unless somebody says how many tokens there are.
+# Memory of the KV cache on a CPU without a configured token limit.
 _CPU_CACHE_BYTES = 1 << 30
 _MAX_ANSWERS = 256
 
@@ -41,7 +41,7 @@ class _Running:
 
 
 class VllmEngine(Engine):
-    """Lets vLLM draw the answers. Its scheduler runs in this process, so that weights change between two of its steps.
+    """Generates with vLLM. Its scheduler runs in this process, so that weights can change between two steps.
 
     Whoever shares a prompt finds it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
     then computed again, under the new weights, up to where they were.
@@ -162,7 +162,7 @@ class VllmEngine(Engine):
             max_tokens=params.max_new_tokens - begun,
             min_tokens=max(0, params.min_new_tokens - begun),
             stop_token_ids=[*self._stop_token_ids, *params.stop_token_ids],
-            # Of this answer alone, so that its tokens do not depend on its neighbours; and anew after those begun.
+            # Seeded by this answer alone, so that its tokens do not depend on the batch; reseeded after a resume.
             seed=stream_key(prompt_key(params.seed, request.context), sample) >> 1,
             logprobs=0,
             detokenize=False,
@@ -171,7 +171,7 @@ class VllmEngine(Engine):
 
     def unfinished_answers(self) -> list[Sequence]:
         """See `Engine`."""
-        return [each.sequence("aborted") for each in self._running.values()] + self._queue.waiting()
+        return [running.sequence("aborted") for running in self._running.values()] + self._queue.waiting()
 
     # Steps
 
@@ -203,7 +203,7 @@ class VllmEngine(Engine):
         return ended
 
     def _append(self, running: _Running, completion: Any) -> FinishReason | None:
-        """Append drawn tokens, and return `stop` where they complete an ending text; what follows it is left out."""
+        """Append sampled tokens, and return `stop` if they complete a stop text; the rest is cut off."""
         params = running.answer.request.params
         for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
             running.tokens.append(token)
@@ -225,7 +225,7 @@ class VllmEngine(Engine):
                 done += self._go_on()
         elif mode == "abort":
             self._llm.llm_engine.abort_request(list(self._running))
-            done = [each.sequence("aborted") for each in self._running.values()] + self._queue.abort()
+            done = [running.sequence("aborted") for running in self._running.values()] + self._queue.abort()
             self._running.clear()
         self._paused = True
         return done
@@ -237,22 +237,22 @@ class VllmEngine(Engine):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`. An adapter is merged into the weights of the model's folder, which vLLM then gets whole."""
         self._check_awake("weights")
-        given = dict(tensors)
-        found = fingerprint(given.items())
-        named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
+        weights = dict(tensors)
+        digest = fingerprint(weights.items())
+        named = self._folder.merged(weights, self._dtype) if adapter_only else self._folder.checked(weights)
         # Processes that share a model are sent a list; this one alone can take weights one by one.
         iterator = named if self._processes == 1 else list(named)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         # Keys and values of other weights must not be found; answers that run are computed again.
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not empty its prefix cache")
+            raise RuntimeError("vLLM did not clear its prefix cache")
         self._version = version
-        return found
+        return digest
 
     def sleep(self, level: int = 1) -> None:
         """See `Engine`."""
         if self._running:
-            raise ValueError(f"{len(self._running)} answers are running: pause the engine first")
+            raise ValueError(f"{len(self._running)} answers are in progress: pause the engine first")
         if self._llm.llm_engine.model_config.enable_sleep_mode:
             self._llm.sleep(level)
             self._asleep = True
@@ -267,11 +267,11 @@ class VllmEngine(Engine):
 
     def _check_awake(self, what: str = "memory") -> None:
         if self._asleep:
-            raise ValueError(f"the engine has given up its {what}: wake it first")
+            raise ValueError(f"the engine has released its {what}: wake it first")
 
     @property
     def _reserved(self) -> int:
-        return sum(each.answer.most_tokens for each in self._running.values())
+        return sum(running.answer.most_tokens for running in self._running.values())
 
     def stats(self) -> EngineStats:
         """See `Engine`. Prompt tokens count as prefilled when their answer ends."""
@@ -296,14 +296,14 @@ class VllmEngine(Engine):
             llm.llm_engine.engine_core.shutdown()
 
 
-def _reason(given: str) -> FinishReason:
-    if given == "stop":
+def _reason(reason: str) -> FinishReason:
+    if reason == "stop":
         return "stop"
-    return "length" if given == "length" else "aborted"
+    return "length" if reason == "length" else "aborted"
 
 
 def _vllm() -> Any:
-    """Return the package, told to run in this process and to tell nobody about it.
+    """Return the package, configured to run in this process and without usage reports.
 
     Raises:
         ConfigError: it is not installed.

@@ -23,7 +23,7 @@ def token_advantages(
     values: Tensor | None = None,
     kl: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the advantage of each answer token, and what values learn.
+    """Return the advantage of each answer token, and the value targets.
 
     An answer is a trajectory whose steps are its tokens, and the segments of one that branched follow each other. Its
     reward, less what came before, comes with the last token that is learned from; those that are not, which the policy
@@ -59,7 +59,7 @@ def token_advantages(
     laid_values = None
     if values is not None:
         laid_values = torch.cat((by_time(values), torch.zeros(1, len(first))))
-    found = function(
+    estimates = function(
         Trajectories(
             rewards=rewards,
             dones=last | ~inside,
@@ -70,12 +70,12 @@ def token_advantages(
         ),
         settings,
     )
-    returns = None if found.returns is None else found.returns.T[inside.T]
-    return found.advantages.T[inside.T], returns
+    returns = None if estimates.returns is None else estimates.returns.T[inside.T]
+    return estimates.advantages.T[inside.T], returns
 
 
 def _group_sizes(batch: RolloutBatch, whole: int) -> list[int] | None:
-    """Return the trajectories of each group, where some groups have lost members; None where all are whole."""
+    """Return the trajectories of each group, if some groups have lost members; None if all are complete."""
     first, _ = batch.trajectories
     sizes = [len(list(members)) for _, members in groupby(integers(batch.groups[first]))]
     return None if all(size == whole for size in sizes) else sizes

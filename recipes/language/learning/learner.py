@@ -170,19 +170,19 @@ class AnswerLearner(ABC):
         return rows
 
     def _totals(self, batch: RolloutBatch, rows: list[int], moved: list[int]) -> dict[str, Tensor]:
-        """Return the denominators of losses, and of metrics of what is `moved`, over all ranks, by rank on average."""
+        """Return the denominators of losses and of metrics over `moved` tokens, over all ranks, averaged by rank."""
         how = self._loss_settings.loss_agg_func
         mask = padded(batch.trained, batch.answer_lengths)
-        found: list[Tensor] = []
+        totals: list[Tensor] = []
         counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, moved), ("token-mean", moved))
         for kind, counted in counts:
             part = mask[torch.tensor(counted, dtype=torch.int64)]
-            found.append(
+            totals.append(
                 denominator(part, part.shape, kind, least=0, longest=self._settings.longest)
                 if counted
                 else torch.zeros(())
             )
-        summed = self._strategy.reduce_sum(torch.stack(found).to(self._device)).clamp(min=1)
+        summed = self._strategy.reduce_sum(torch.stack(totals).to(self._device)).clamp(min=1)
         names = ("total", "entropy_total", "token_total")
         return dict(zip(names, (summed / self._strategy.world_size).unbind(), strict=True))
 
@@ -246,8 +246,8 @@ class LanguageLearner(AnswerLearner):
         temperature = self._settings.temperature
 
         def logprobs(row: PackedRow) -> Tensor:
-            found: AnswerEval = self._strategy.module(row, temperature)
-            return found.logprobs
+            evaluation: AnswerEval = self._strategy.module(row, temperature)
+            return evaluation.logprobs
 
         return self._micro.evaluate(batch, logprobs)
 
@@ -267,16 +267,16 @@ class LanguageLearner(AnswerLearner):
         if entropy is not None and not self._loss_settings.entropy_bonus:
             entropy = entropy.detach()  # a metric only
         logprobs = padded(evaluated.logprobs, lengths)
-        given = dict(targets)
-        comparable = given.pop("comparable", None)
+        inputs = dict(targets)
+        comparable = inputs.pop("comparable", None)
         if comparable is not None and self._updates == 0:
-            found = (logprobs.detach() - given["old_logprobs"])[comparable].cpu()
-            self.differences = torch.cat((self.differences, found))
+            gap = (logprobs.detach() - inputs["old_logprobs"])[comparable].cpu()
+            self.differences = torch.cat((self.differences, gap))
         return self._loss(
             LossInputs(
                 logprobs=logprobs,
                 entropy=None if entropy is None else padded(entropy, lengths),
-                **given,
+                **inputs,
                 **totals,
             ),
             self._loss_settings,

@@ -51,9 +51,9 @@ class LogprobGap:
         return RLinfError(
             f"log-probabilities of engine and trainer differ by up to {self.largest:.3g}, more than {limit:g}",
             where=f"step {step}, {self.tokens} tokens, {self.mean:.3g} on average",
-            why="they compute with equal weights, so that they are not the same model",
-            help="model, precision, chat template and sampling parameters of actor and rollout must be the same;"
-            " `rollout.check_logprobs: off` trains nevertheless",
+            why="they have equal weights, so their models must differ",
+            help="actor and rollout must have the same model, precision, chat template and sampling parameters;"
+            " `rollout.check_logprobs: off` trains anyway",
         )
 
 
@@ -69,7 +69,7 @@ def logprob_gap(differences: Tensor, strategy: ParallelStrategy) -> LogprobGap |
     differences = differences.double().cpu()
     size, nothing = differences.abs(), torch.zeros(len(differences)).double()
     sums = torch.stack((nothing.new_tensor(len(size)), size.sum(), kl_estimate(nothing, differences, "k3").sum()))
-    # The largest one of each rank in a place of its own.
+    # The maximum of each rank, in its own slot.
     largest = torch.zeros(strategy.world_size, dtype=torch.float64)
     largest[strategy.rank] = size.max() if len(size) else 0.0
     count, total, k3, *maxima = floats(strategy.reduce_sum(torch.cat((sums, largest))))

@@ -50,9 +50,9 @@ class MicroBatches:
         for group in whole_groups(batch):
             mine = [row for row in group if row in chosen]
             for start in range(0, len(mine), most):
-                some = mine[start : start + most]
-                fits = self._share and packed_tokens(batch, some, share_prompts=True) <= limit
-                units += [some] if fits else [[row] for row in some]
+                candidates = mine[start : start + most]
+                fits = self._share and packed_tokens(batch, candidates, share_prompts=True) <= limit
+                units += [candidates] if fits else [[row] for row in candidates]
         costs = [packed_tokens(batch, unit, share_prompts=self._share) for unit in units]
         budgets = token_budget_parts(costs, limit, [len(unit) for unit in units], most)
         parts = [[row for index in part for row in units[index]] for part in budgets]
@@ -60,7 +60,7 @@ class MicroBatches:
         return parts + [[] for _ in range(wanted - len(parts))]
 
     def pack(self, batch: RolloutBatch, rows: list[int]) -> PackedRow:
-        """Return answers in a packed row; a stand-in of one token where there are none, for the other ranks' sake."""
+        """Return answers in a packed row; without answers, a dummy token that keeps ranks in step."""
         if not rows:
             return pack(STAND_IN, share_prompts=False, device=self._device)
         return pack(batch.select(torch.tensor(rows)), share_prompts=self._share, device=self._device)
@@ -74,11 +74,11 @@ class MicroBatches:
             compute: returns the values of a packed row's answer tokens, float [A'].
         """
         parts = self.divide(batch, list(range(len(batch))))
-        found = [compute(self.pack(batch, rows)).float().cpu()[: None if rows else 0] for rows in parts]
+        logprobs = [compute(self.pack(batch, rows)).float().cpu()[: None if rows else 0] for rows in parts]
         order = torch.tensor([row for rows in parts for row in rows], dtype=torch.int64)
         if not len(order):
             return torch.empty(0)
-        split = pieces(torch.cat(found), integers(batch.answer_lengths[order]))
+        split = pieces(torch.cat(logprobs), integers(batch.answer_lengths[order]))
         return torch.cat([split[index] for index in integers(order.argsort())])
 
 

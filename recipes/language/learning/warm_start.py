@@ -1,4 +1,4 @@
-"""Models as training begins with them: loaded or built, with adapters, and shown right answers where built."""
+"""Initial models: loaded, or built with a supervised warm start; with adapters if configured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.training.dtypes import DTYPES, cast_weights
 from recipes.training.huggingface import with_lora
 from recipes.training.optimizer import EagerAdamW
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
 
@@ -41,7 +41,7 @@ def initial_policy(
     trains: bool = True,
     gradient_checkpointing: bool = False,
 ) -> LanguagePolicy:
-    """Return the model that training begins with; every process that builds it gets equal weights.
+    """Return the initial model; all processes that build it get equal weights.
 
     It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
 
@@ -57,7 +57,7 @@ def initial_policy(
     Raises:
         ConfigError: the model cannot be loaded, or does not fit.
     """
-    torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    torch.manual_seed(derive_seed(config.actor.seed, Purpose.WEIGHTS))
     chosen = model or config.actor.model
     actor = config.actor.model_copy(update={"model": chosen})
     lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
@@ -110,12 +110,16 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
 def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: int, lr: float) -> None:
     """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples."""
     optimizer = EagerAdamW(
-        [each for each in policy.parameters() if each.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
+        [parameter for parameter in policy.parameters() if parameter.requires_grad],
+        lr=lr,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
     )
     device = next(policy.parameters()).device
     for start in range(0, len(examples) - batch_size + 1, batch_size):
         pieces = [
-            RolloutBatch.of([each], number, [0.0]) for number, each in enumerate(examples[start : start + batch_size])
+            RolloutBatch.of([one_example], number, [0.0])
+            for number, one_example in enumerate(examples[start : start + batch_size])
         ]
         batch = RolloutBatch.joined(pieces)
         logprobs = policy(pack(batch, device=device)).logprobs
@@ -129,7 +133,7 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: i
 
 
 def example(prompt: tuple[int, ...], tokens: tuple[int, ...], trained: tuple[bool, ...] = ()) -> Answer:
-    """Return what is shown of a prompt: the tokens after it, and which of them are learned from; empty: all."""
+    """Return the training example of a prompt: its target tokens, and which of them are trained on; empty: all."""
     return Answer(
         request_id="",
         sample=0,

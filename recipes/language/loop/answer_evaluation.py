@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from recipes.training.statistics import mean, pass_at_k, wilson_interval
 
-# Data sets with more labels of difficulty than these are not told apart by them: nobody reads so many figures.
+# Data sets with more difficulty labels get no figures per label: they would be too many to read.
 MOST_DIFFICULTIES: Final = 12
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.@+=-]+")
 
@@ -35,7 +35,7 @@ class JudgedProblem(Protocol):
 
 
 def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[str, float]:
-    """Return how often answers were right, with 95 % intervals, and what their rewards were.
+    """Return accuracy with 95 % intervals, and rewards.
 
     Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
     for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `reward` (the mean,
@@ -72,13 +72,13 @@ def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = No
             None: all of them.
     """
     counts = list(zip(right, judged or [samples] * len(right), strict=True))
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     sizes = sorted({1, samples, *(2**power for power in range(1, 31) if 2**power < samples)})
     for size in sizes:
-        found |= _with_interval(f"pass@{size}", [pass_at_k(of, count, size) for count, of in counts if of >= size])
+        metrics |= _with_interval(f"pass@{size}", [pass_at_k(of, count, size) for count, of in counts if of >= size])
     if samples > 1:
-        found |= _with_interval(f"mean@{samples}", [count / of for count, of in counts if of])
-    return found
+        metrics |= _with_interval(f"mean@{samples}", [count / of for count, of in counts if of])
+    return metrics
 
 
 def _with_interval(name: str, estimates: Sequence[float]) -> dict[str, float]:
@@ -88,23 +88,25 @@ def _with_interval(name: str, estimates: Sequence[float]) -> dict[str, float]:
 
 
 def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> dict[str, float]:
-    asked = [each for each in problems if not each.skipped]
-    figures = shares([sum(each.corrects) for each in asked], samples, [len(each.corrects) for each in asked])
-    figures["reward"] = mean([reward for each in asked for reward in each.rewards])
-    figures["length"] = mean([length for each in asked for length in each.lengths])
+    asked = [problem for problem in problems if not problem.skipped]
+    figures = shares(
+        [sum(problem.corrects) for problem in asked], samples, [len(problem.corrects) for problem in asked]
+    )
+    figures["reward"] = mean([reward for problem in asked for reward in problem.rewards])
+    figures["length"] = mean([length for problem in asked for length in problem.lengths])
     if len(asked) < len(problems):
         figures["prompts_skipped"] = float(len(problems) - len(asked))
-    for each in asked:
-        for cause, count in each.failures.items():
+    for problem in asked:
+        for cause, count in problem.failures.items():
             figures[f"failed/{cause}"] = figures.get(f"failed/{cause}", 0.0) + count
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
 def _by(problems: Sequence[JudgedProblem], attribute: str) -> Mapping[str, list[JudgedProblem]]:
-    """Return problems by a label of theirs, as part of a metric's name; those without a label are left out."""
-    found: dict[str, list[JudgedProblem]] = {}
-    for each in problems:
-        label = _NO_NAME.sub("_", getattr(each, attribute)).strip("_")
+    """Return problems by label, as part of a metric's name; unlabelled problems are left out."""
+    by_label: dict[str, list[JudgedProblem]] = {}
+    for problem in problems:
+        label = _NO_NAME.sub("_", getattr(problem, attribute)).strip("_")
         if label:
-            found.setdefault(label, []).append(each)
-    return dict(sorted(found.items()))
+            by_label.setdefault(label, []).append(problem)
+    return dict(sorted(by_label.items()))

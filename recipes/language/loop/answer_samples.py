@@ -1,4 +1,4 @@
-"""Samples of what a language model answers, kept for people to read: `samples/step_N.jsonl` in the run folder."""
+"""Sampled answers for human readers: `samples/step_N.jsonl` in the run folder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
     """
     remember(environment_secrets())
     folder = run_folder / FOLDER
-    lines = [json.dumps(_masked(each), ensure_ascii=False) + "\n" for each in samples]
+    lines = [json.dumps(_masked(sample), ensure_ascii=False) + "\n" for sample in samples]
     try:
         make_folder(folder)
         durable.write_whole(folder / f"step_{step}.jsonl", "".join(lines))
@@ -79,13 +79,13 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
 
 def _masked(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
-    found: dict[str, Any] = {name: hidden(value) if name in _TEXTS else value for name, value in sample.items()}
-    if "turns" in found:
-        found["turns"] = [{**turn, "text": hidden(turn["text"])} for turn in found["turns"]]
-    said = [(each.get("text"), [turn["text"] for turn in each.get("turns", ())]) for each in (found, sample)]
+    masked: dict[str, Any] = {name: hidden(value) if name in _TEXTS else value for name, value in sample.items()}
+    if "turns" in masked:
+        masked["turns"] = [{**turn, "text": hidden(turn["text"])} for turn in masked["turns"]]
+    said = [(record.get("text"), [turn["text"] for turn in record.get("turns", ())]) for record in (masked, sample)]
     if said[0] != said[1]:
-        found |= dict.fromkeys(_TOKENS & found.keys(), ())
-    return found
+        masked |= dict.fromkeys(_TOKENS & masked.keys(), ())
+    return masked
 
 
 def sampled_steps(run_folder: Path) -> list[int]:
@@ -95,7 +95,7 @@ def sampled_steps(run_folder: Path) -> list[int]:
 
 
 def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """Return a step and its samples; of the last step that has some where none is named.
+    """Return a step and its samples; by default the last step with samples.
 
     Raises:
         RunError: there are none, or the file cannot be read.

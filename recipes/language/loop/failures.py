@@ -11,7 +11,7 @@ from rlinf_core import RunError
 
 @dataclass(slots=True)
 class Failures:
-    """Failed answers, of all that were given.
+    """Failed answers out of all answers.
 
     Attributes:
         answers: all of them.
@@ -54,9 +54,9 @@ class Failures:
             raise RunError(
                 f"{self.failed} of {self.answers} answers of {where} failed: {self.causes}",
                 why=f"the first: {self.first}",
-                help="mend what scores or makes them; `runner.max_failed_fraction` of a step may fail",
+                help="fix the scoring or generation; `runner.max_failed_fraction` of a step may fail",
             )
 
     def __str__(self) -> str:
-        counts = f"{self.failed} of {self.answers} answers failed and were left out: {self.causes}"
+        counts = f"{self.failed} of {self.answers} answers failed and were dropped: {self.causes}"
         return f"{counts}; the first: {self.first}"

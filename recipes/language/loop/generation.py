@@ -26,17 +26,17 @@ _CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
 
 
 def orders_key(rank: int) -> str:
-    """Return the key of what the runner tells a rollout worker in a stream."""
+    """Return the channel key of orders to a rollout worker during asynchronous rollouts."""
     return f"orders:{rank}"
 
 
 def unfinished_key(position: int) -> str:
-    """Return the key, of the channel to the actors, of what a checkpoint has of the answers to a training problem."""
+    """Return the key, in the actors' channel, of a checkpoint's unfinished answers to a training problem."""
     return f"unfinished:{position}"
 
 
 class PromptService(ABC):
-    """The rollout and reward workers as one service: prompts go in, scored groups come out."""
+    """The rollout and reward workers as one service from prompts to scored groups."""
 
     @abstractmethod
     def ask(self, prompts: Sequence[Prompt]) -> None:
@@ -48,7 +48,7 @@ class PromptService(ABC):
 
     @abstractmethod
     def wait(self) -> list[ScoredGroup]:
-        """Return the groups that came, at least one of the prompts that were asked."""
+        """Return the groups that have arrived, at least one of the requested prompts."""
 
     @abstractmethod
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
@@ -56,17 +56,17 @@ class PromptService(ABC):
 
     @abstractmethod
     def tokens_per_second(self) -> float:
-        """Return the speed of the engines since it was asked last."""
+        """Return the throughput of the engines since the last call, in tokens per second."""
 
-    def rest(self, *, weights_follow: bool) -> None:  # noqa: B027 - some generate without an end
-        """Let the rollout workers give up memory until they are asked again.
+    def offload(self, *, weights_follow: bool) -> None:  # noqa: B027 - some generate without an end
+        """Let the rollout workers release memory until the next request.
 
         Args:
             weights_follow: whether they get new weights before that.
         """
 
     def keep_unfinished(self, step: int) -> bool:
-        """Have the workers hand the answers that they are drawing over to the actors, and go on with them.
+        """Have the workers hand unfinished answers to the actors, and continue them.
 
         Returns:
             Whether they do.
@@ -74,14 +74,14 @@ class PromptService(ABC):
         return False
 
     def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
-        """Let the workers return, when nothing is under way."""
+        """Let the workers return once nothing is in progress."""
 
     def abandon(self) -> None:  # noqa: B027 - nothing may be on its way
-        """Give up what is on its way here, after a failure that ends the workers."""
+        """Drop pending messages after a failure that ends the workers."""
 
 
-class Turns(PromptService):
-    """All prompts that were asked are answered and scored by one call on each group, together."""
+class SyncRollouts(PromptService):
+    """Synchronous rollouts: all requested prompts are answered and scored by one call on each group."""
 
     def __init__(self, rollout: GenerationGroup, reward: RewardGroup) -> None:
         self._rollout = rollout
@@ -100,15 +100,15 @@ class Turns(PromptService):
     def wait(self) -> list[ScoredGroup]:
         """See `PromptService`: all groups come at once."""
         asked, self._asked = tuple(self._asked), []
-        generated, scored = self._answered(asked, self._reward.score(tuple(each.slot for each in asked)))
-        self._tokens += sum(each.tokens for each in generated)
-        self._seconds += max(each.seconds for each in generated)
-        return sorted((group for report in scored for group in report), key=lambda each: each.report.slot)
+        generated, scored = self._answered(asked, self._reward.score(tuple(prompt.slot for prompt in asked)))
+        self._tokens += sum(report.tokens for report in generated)
+        self._seconds += max(report.seconds for report in generated)
+        return sorted((group for report in scored for group in report), key=lambda group: group.report.slot)
 
     def _answered(
         self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
     ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
-        """Have prompts answered, and return figures of the engines, and what the call that scores returns."""
+        """Have prompts answered, and return the engines' figures and the result of the scoring call."""
         generated, scored = wait_together(self._rollout.generate(asked), scoring)
         return generated, scored
 
@@ -116,9 +116,9 @@ class Turns(PromptService):
         """See `PromptService`."""
         return (self._rollout.sync_model_from_actor(),)
 
-    def rest(self, *, weights_follow: bool) -> None:
+    def offload(self, *, weights_follow: bool) -> None:
         """See `PromptService`."""
-        wait_together(self._rollout.rest(weights_follow))
+        wait_together(self._rollout.offload(weights_follow))
 
     def tokens_per_second(self) -> float:
         """See `PromptService`: of the seconds in which engines worked."""
@@ -128,7 +128,7 @@ class Turns(PromptService):
 
 
 class Stage(NamedTuple):
-    """Workers of a stream that go on until they are told to return.
+    """Workers that generate continuously until told to return.
 
     Attributes:
         running: their call.
@@ -139,8 +139,8 @@ class Stage(NamedTuple):
     keys: Sequence[str]
 
 
-class Stream(PromptService):
-    """The workers go on by themselves until the end: prompts and weights reach them through channels.
+class AsyncRollouts(PromptService):
+    """Asynchronous rollouts: workers run until the end, and receive prompts and weights through channels.
 
     Args:
         stages: workers in the order in which prompts pass through them: those that answer first, those that score last.
@@ -174,7 +174,7 @@ class Stream(PromptService):
         workers: Mapping[str, int],
         orders: Channel,
         reports: Channel,
-    ) -> Stream:
+    ) -> AsyncRollouts:
         """Return the stream of workers that answer by engines of their own, and of those that score.
 
         Args:
@@ -189,7 +189,7 @@ class Stream(PromptService):
     def ask(self, prompts: Sequence[Prompt]) -> None:
         """See `PromptService`."""
         for rank, key in enumerate(self._stages[0].keys):
-            own = tuple(each for each in prompts if each.worker == rank)
+            own = tuple(prompt for prompt in prompts if prompt.worker == rank)
             if own:
                 self._put(own, key)
 
@@ -206,12 +206,12 @@ class Stream(PromptService):
             self._checked = time.monotonic()
             self._check()
         try:
-            found: list[ScoredGroup] = self._inbox.poll()
+            groups: list[ScoredGroup] = self._inbox.poll()
         except RLinfError:
             self._raise_death()
             raise
-        self._tokens += sum(sum(each.report.lengths) for each in found)
-        return found
+        self._tokens += sum(sum(group.report.lengths) for group in groups)
+        return groups
 
     def wait(self) -> list[ScoredGroup]:
         """See `PromptService`.
@@ -221,12 +221,12 @@ class Stream(PromptService):
             CommunicationTimeoutError: no group came within `RLINF_TIMEOUT`.
         """
         deadline, nap = Deadline.after(env_vars.TIMEOUT.get()), _SHORTEST_NAP
-        while not (found := self.poll()):
+        while not (groups := self.poll()):
             if deadline.expired:
                 raise CommunicationTimeoutError("waiting for scored answers", env_vars.TIMEOUT.get())
             time.sleep(nap)
             nap = min(_LONGEST_NAP, 2 * nap)
-        return found
+        return groups
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`: they are loaded when they are there, and generation goes on until then."""
@@ -261,11 +261,11 @@ class Stream(PromptService):
 
     def _check(self) -> None:
         """Raise the failure of a worker, where one has failed."""
-        running = [each.running for each in self._stages]
+        running = [stage.running for stage in self._stages]
         if any(handle.failed for handle in running):
             wait_together(*running)
         if any(handle.done() for handle in running):
-            raise RunError("workers that answer or score have returned before the end of the run")
+            raise RunError("rollout or reward workers returned before the end of the run")
 
     def _raise_death(self) -> None:
         """After a failed operation: raise the death of a worker that explains it, which may be known a moment later."""
@@ -281,7 +281,7 @@ def scoring(reward: RewardGroup, workers: int) -> Stage:
 
 
 class Awaited(Protocol):
-    """Calls that have been made; `WorkerGroupHandle` is one."""
+    """A pending call; `WorkerGroupHandle` is one."""
 
     def done(self) -> bool:
         """Return whether `wait` returns or raises at once."""
@@ -298,13 +298,13 @@ def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> lis
     The first of them that fails ends the wait: another may be waiting for its workers.
     """
     nap = _SHORTEST_NAP
-    found: dict[int, list[Any]] = {}
+    results: dict[int, list[Any]] = {}
     while True:
         for number, handle in enumerate(handles):
-            if number not in found and handle.done():
-                found[number] = handle.wait()
-        if len(found) == len(handles):
-            return [found[number] for number in range(len(handles))]
+            if number not in results and handle.done():
+                results[number] = handle.wait()
+        if len(results) == len(handles):
+            return [results[number] for number in range(len(handles))]
         meanwhile()
         time.sleep(nap)
         nap = min(_LONGEST_NAP, 2 * nap)

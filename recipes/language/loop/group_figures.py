@@ -44,12 +44,12 @@ def why_nothing(groups: Sequence[GroupReport]) -> str:
         return f"all {skipped} prompts are longer than `data.max_prompt_length`"
     if spoiled + skipped == len(groups):
         first = next(group.failure for group in groups if group.spoiled)
-        return f"too few answers to each of {spoiled} prompts could be scored; the first: {first}"
-    return f"the answers to each of {len(groups) - skipped - spoiled} prompts have equal rewards"
+        return f"too few answers to {spoiled} prompts could be scored; the first: {first}"
+    return f"the answers to {len(groups) - skipped - spoiled} prompts have equal rewards within their group"
 
 
 def help_with_nothing(groups: Sequence[GroupReport]) -> str:
-    """Return what to do where none of the groups is learned from."""
+    """Return the remedy when no group can be learned from."""
     if any(group.spoiled for group in groups):
-        return "mend what scores or makes them"
-    return "give other problems, a larger `algorithm.group_size`, or `filter_groups: false`"
+        return "fix the scoring or generation"
+    return "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"

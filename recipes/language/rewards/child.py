@@ -97,7 +97,7 @@ def _score(rule: Rule, item: Item, limit: float | None) -> dict[str, Any]:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Return whether an import is under way in a frame or in one that called it."""
+    """Return whether an import is in progress in a frame or one of its callers."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -105,29 +105,29 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-def _score_lists(function: RewardAdapter, items: Sequence[Item], tell: Tell) -> None:
-    """Score answers by one call; where that fails, one by one, so that an answer costs itself alone."""
+def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Tell) -> None:
+    """Score answers with one call; on failure, one by one, so that a bad answer affects only itself."""
     try:
         for number, verdict in enumerate(function.judged(items)):
-            tell(number, {"verdict": verdict})
+            send(number, {"verdict": verdict})
     except Exception as error:  # noqa: BLE001  see `_score`
         if len(items) == 1:
-            tell(0, _error(error))
+            send(0, _error(error))
             return
         for number, item in enumerate(items):
-            tell(number, _score(function, item, None))
+            send(number, _score(function, item, None))
 
 
-async def _score_together(function: RewardAdapter, items: Sequence[Item], limit: float, tell: Tell) -> None:
+async def _score_together(function: RewardAdapter, items: Sequence[Item], limit: float, send: Tell) -> None:
     """Score answers at the same time: an asynchronous function waits for others, such as a judge behind a network."""
 
     async def one(number: int, item: Item) -> None:
         try:
-            tell(number, {"verdict": await asyncio.wait_for(function.result_of(item), limit)})
+            send(number, {"verdict": await asyncio.wait_for(function.result_of(item), limit)})
         except TimeoutError:
-            tell(number, _timeout(limit))
+            send(number, _timeout(limit))
         except Exception as error:  # noqa: BLE001  see `_score`
-            tell(number, _error(error))
+            send(number, _error(error))
 
     await asyncio.gather(*(one(number, item) for number, item in enumerate(items)))
 

@@ -1,4 +1,4 @@
-r"""One spelling for what answers write in many ways: LaTeX and Unicode marks, without a change of meaning.
+r"""Normalization of LaTeX and Unicode spellings in answers, without a change of meaning.
 
 \dfrac12, \tfrac{1}{2}, ½    \frac{1}{2}
 1{,}000, 1\,000, 1 000       1,000        (blanks of LaTeX and Unicode; a plain blank is left as it is)
@@ -80,7 +80,7 @@ def cleaned(text: str) -> str:
 
 
 def boxed_content(text: str) -> str | None:
-    r"""Return what the last `\boxed{...}` holds, or None; boxes that `and`, `or` or a comma part are one list."""
+    r"""Return the content of the last `\boxed{...}`, or None; boxes joined by `and`, `or` or a comma are one list."""
     boxes = _boxes(text)
     if not boxes:
         return None
@@ -96,7 +96,7 @@ def boxed_content(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Return begin, end and content of each box whose braces match, outermost ones."""
+    """Return start, end and content of each outermost box with matching braces."""
     boxes: list[tuple[int, int, str]] = []
     for match in re.finditer(r"\\f?boxed?(?![A-Za-z])\s*", text):
         if boxes and match.start() < boxes[-1][1]:
@@ -123,9 +123,8 @@ def closing_brace(text: str, at: int) -> int | None:
 
 
 def unwrapped(text: str) -> tuple[str, bool]:
-    r"""Return a cleaned text without what encloses it whole (`$ $`, `\( \)`, `\text{ }`, `**`, `\boxed{ }`), and
-    whether it was written as words, by `\text`.
-    """
+    r"""Return a cleaned text without its outer markup (`$ $`, `\( \)`, `\text{ }`, `**`, `\boxed{ }`), and whether it
+    was written as words, by `\text`."""
     words = False
     # `$5$ miles`
     text = re.sub(r"^\$([^$]+)(?<!\\)\$(?=\s*[A-Za-z°%][A-Za-z .°%]*$)", r"\1", text)
@@ -148,12 +147,12 @@ def unwrapped(text: str) -> tuple[str, bool]:
 
 
 def without_blanks(text: str) -> str:
-    """Return a text without blanks that mean nothing; `2 1/2` is not `21/2`, so that those between digits stay."""
+    """Return a text without insignificant blanks; those between digits stay, since `2 1/2` is not `21/2`."""
     return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
 
 
 def _vulgar_fraction(character: str) -> str:
-    """Return `\\frac{1}{2}` for ½; any other character as it is."""
+    """Return `\frac{1}{2}` for ½; any other character unchanged."""
     if character < "\u00bc" or unicodedata.category(character) != "No":
         return character
     above, slash, below = unicodedata.normalize("NFKC", character).partition("\u2044")

@@ -1,4 +1,4 @@
-"""The answer that a text gives: what is boxed, or said to be the answer, before what comes last."""
+"""Extraction of final answers: what is boxed, or stated as the answer, or comes last."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ _LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
 
 
 def said_answer(text: str) -> str | None:
-    r"""Return what a text says its answer is: after the last `####`, else the last `answer is`; None where it says
-    nothing.
-    """
+    r"""Return the stated answer of a text: after the last `####`, else the last `answer is`; None if there is none."""
     for pattern in (_MARKED, _SAID):
         matches = list(pattern.finditer(text))
         if matches:
@@ -50,7 +48,7 @@ def said_answer(text: str) -> str | None:
 
 
 def candidates(text: str) -> Iterator[str]:
-    """Yield what may be the answer of a text that boxes nothing, first what says most clearly that it is."""
+    """Yield candidate answers of a text without boxes, the clearest first."""
     said = said_answer(text)
     if said is None:
         yield text
@@ -101,7 +99,7 @@ def _right_side(run: str) -> Number | None:
 
 
 def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
-    """Yield the expressions of a text that have digits, cleaned, each of them whole: no part of one is yielded.
+    """Yield the expressions of a text that have digits, cleaned and complete: no part of one is yielded.
 
     Words, and names with digits in them such as `H2O` or `2nd`, are no expressions.
 
@@ -125,7 +123,7 @@ def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
 
 
 def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
-    """Return the number of the chunk behind the expression that begins with a chunk."""
+    """Return the number of the chunk after the expression that starts with a chunk."""
     end = at + 1
     while end < len(chunks):
         before, after = chunks[end - 1], chunks[end]

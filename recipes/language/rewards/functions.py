@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from recipes.language.rewards.rules import Verdict
 from recipes.language.rewards.scoring import Item
-from recipes.language.rewards.signatures import Signature, convention_of, numbers_of
+from recipes.language.rewards.signatures import Signature, detect_convention, to_numbers
 from rlinf_core import ConfigError
 
 # The names under which functions say whether an answer is right, apart from its reward.
@@ -40,7 +40,7 @@ class RewardAdapter:
             getattr(function, "__call__", None)  # noqa: B004  the method of an object that is called like a function
         )
         self._signature = Signature.of(function)
-        self._convention = convention_of(self._signature, name or getattr(function, "__name__", "function"))
+        self._convention = detect_convention(self._signature, name or getattr(function, "__name__", "function"))
         self.takes_lists = self._convention in ("trl", "openrlhf", "verl batch")
 
     def __call__(self, item: Item) -> Verdict:
@@ -53,19 +53,19 @@ class RewardAdapter:
         if self.takes_lists:
             return self.judged([item])[0]
         result = self._called(item)
-        return verdict_of(asyncio.run(result) if inspect.iscoroutine(result) else result)
+        return to_verdict(asyncio.run(result) if inspect.iscoroutine(result) else result)
 
     async def result_of(self, item: Item) -> Verdict:
-        """Return the verdict of an asynchronous function. Raises what a call does."""
-        return verdict_of(await self._called(item))
+        """Return the verdict of an asynchronous function; its exceptions propagate."""
+        return to_verdict(await self._called(item))
 
     def judged(self, items: Sequence[Item]) -> list[Verdict]:
-        """Return the verdicts of a function that takes lists. Raises what a call does."""
+        """Return the verdicts of a function that takes lists; its exceptions propagate."""
         arguments = {name: values for name, values in self._lists(items).items() if self._wants(name)}
         result = self._function(**arguments)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-        return [verdict_of(entry) for entry in numbers_of(result, len(items))]
+        return [to_verdict(entry) for entry in to_numbers(result, len(items))]
 
     def _wants(self, name: str) -> bool:
         return self._signature.takes_all or name in self._signature.names
@@ -92,7 +92,7 @@ class RewardAdapter:
 
     @property
     def _keeps_ours(self) -> bool:
-        # A function of verl's with `**kwargs` is given its own arguments alone.
+        # A verl function with `**kwargs` gets only verl's arguments.
         return self._convention == "ours"
 
     def _lists(self, items: Sequence[Item]) -> dict[str, list[Any]]:
@@ -128,8 +128,8 @@ def _extra_info(row: Mapping[str, Any]) -> Any:
     return row.get("extra_info", row)
 
 
-def verdict_of(result: Any) -> Verdict:
-    """Return what a reward function returned as a verdict.
+def to_verdict(result: Any) -> Verdict:
+    """Convert the result of a reward function to a verdict.
 
     A mapping has `reward` (or `score`); `correct` (or `acc`) says whether the answer is right, whatever its reward;
     texts in it are for people, and other entries are figures.
@@ -181,5 +181,5 @@ def load_function(name: str) -> Callable[..., Any]:
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"the reward function `{name}` cannot be imported", why=why) from None
     if not callable(function):
-        raise ConfigError(f"`{name}` is no function", help="give `package.module:function`")
+        raise ConfigError(f"`{name}` is not a function", help="give `package.module:function`")
     return cast("Callable[..., Any]", function)

@@ -1,4 +1,4 @@
-"""Right answers held against themselves: one that its own rule does not call right can never be given."""
+"""Checks of reference answers against their own rule: one that does not pass can never be matched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core import ConfigError
 
 # The kind of a scorer that judges right answers by themselves.
 GOLDS: Final = "right answers"
-# The rules of whose right answers something is known without asking anybody.
+# The rules whose reference answers can be checked without a user's function.
 CHECKED: Final = ("exact", "boxed", "number", "math")
 # The share of right answers above which a file and its rule do not belong together.
 MOST_FAILING: Final = 0.5
@@ -34,7 +34,7 @@ class GoldFault(NamedTuple):
 
 
 def gold_verdict(rule: str, answer: str) -> Verdict:
-    """Return what a rule says of a right answer that is given as an answer.
+    """Return the rule's verdict on a reference answer given as an answer.
 
     That its text is the same is not enough: what is no number, or no expression, is right by no other spelling.
     """
@@ -42,34 +42,34 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
     if fault:
         return Verdict(0.0, fault)
     if rule == "math" and isinstance(read(_shown(answer)), Other) and not is_expression(_shown(answer)):
-        return Verdict(0.0, "it is no expression that math-verify reads")
+        return Verdict(0.0, "math-verify cannot parse it")
     text = answer if rule in ("exact", "number") else rf"\boxed{{{_shown(answer)}}}"
     return RULES[rule](text, answer)
 
 
 def quick_fault(rule: str, answer: str) -> str:
-    """Return what is wrong with a right answer as far as it can be told without math-verify; "" for nothing."""
+    """Return the fault of a reference answer, as far as it can be told without math-verify; "" for none."""
     if not text_of(read(_shown(answer))).strip():
         return "it is empty"
     if rule == "number" and answer_number(answer) is None:
-        return "it is no number"
+        return "it is not a number"
     return ""
 
 
 def complaint(rule: str, faults: list[GoldFault], checked: int) -> str:
-    """Return the sentence that tells of right answers that fail: how many, and the first of them."""
+    """Return a sentence about failing reference answers: how many, and the first of them."""
     listed = "; ".join(f"{fault.place}: `{_short(fault.answer)}`: {fault.reason}" for fault in faults[:_SHOWN])
     rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return f"{len(faults)} of {checked} right answers are not right by `reward_type: {rule}` ({listed}{rest})"
+    return f"{len(faults)} of {checked} reference answers do not pass `reward_type: {rule}` ({listed}{rest})"
 
 
 def gold_error(rule: str, faults: list[GoldFault], checked: int) -> ConfigError | None:
-    """Return the error of data whose right answers mostly fail; None where at most half of them do."""
+    """Return the error about data whose reference answers mostly fail; None if at most half do."""
     if len(faults) <= MOST_FAILING * checked:
         return None
     return ConfigError(
         complaint(rule, faults, checked),
-        why="no answer to such a problem can be right",
+        why="no answer to such a problem can be correct",
         help="set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the answer",
     )
 

@@ -19,9 +19,9 @@ from fractions import Fraction
 from typing import Final, NamedTuple
 
 from recipes.language.rewards.cleaning import cleaned, closing_brace, unwrapped
-from recipes.language.rewards.units import unit_of
+from recipes.language.rewards.units import parse_unit
 
-# Digits of a number, and its largest power of ten: what is longer is no answer, and would take time.
+# Digits of a number, and its largest power of ten: longer ones are not answers, and would take time.
 _LONGEST: Final = 200
 
 _DIGITS: Final = "[0-9]+"
@@ -58,14 +58,14 @@ class Number(NamedTuple):
     unit: str = ""
 
 
-def number_of(text: str) -> Number | None:
+def parse_number(text: str) -> Number | None:
     """Return the number that a text is, all of it; None where it is anything else, or is too long."""
     text, _ = unwrapped(cleaned(text))
     return number_in_clean(text)
 
 
 def number_in_clean(text: str) -> Number | None:
-    """Return the number that a cleaned text is; see `number_of`."""
+    """Return the number that a cleaned text is; see `parse_number`."""
     if len(text) > _LONGEST:
         return None
     text = _without_parentheses(text)
@@ -78,7 +78,7 @@ def number_in_clean(text: str) -> Number | None:
         match = pattern.match(rest)
         if match is None:
             continue
-        unit = unit_of(rest[match.end() :])
+        unit = parse_unit(rest[match.end() :])
         value = _value(kind, match.groups())
         if unit is None or value is None:
             continue
@@ -128,7 +128,7 @@ def _repeating(before: str, period: str) -> Fraction | None:
 
 
 def _without_parentheses(text: str) -> str:
-    """Return `-5` for `(-5)`; a list in parentheses stays as it is, for no number has a comma and a blank."""
+    """Return `-5` for `(-5)`; a list in parentheses is unchanged."""
     while text.startswith("(") and text.endswith(")") and "(" not in text[1:] and ")" not in text[:-1]:
         text = text[1:-1].strip()
     if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:

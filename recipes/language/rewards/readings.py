@@ -58,7 +58,7 @@ Compare: TypeAlias = Callable[[str, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The letter of one of several given answers, and what is written behind it."""
+    """The letter of a multiple-choice answer, and the text after it."""
 
     letter: str
     rest: str = ""
@@ -145,7 +145,7 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
 
 
 def as_choice(gold: str) -> Choice | None:
-    """Return the choice that a right answer is, a letter from A to J and nothing else; None where it is none."""
+    """Return the choice that a reference answer is, a single letter from A to J; None if it is none."""
     match = _CHOICE.fullmatch(unwrapped(cleaned(gold))[0])
     if match is None or match.group(4).strip(" .)"):
         return None
@@ -153,9 +153,9 @@ def as_choice(gold: str) -> Choice | None:
 
 
 def chosen(guess: str) -> Choice | None:
-    """Return the choice that an answer makes, with or without the text of what is chosen; None where it makes none."""
+    """Return the choice of an answer, with or without the choice's text; None if it makes none."""
     plain, _ = unwrapped(cleaned(guess))
-    # A letter may stand in `\\text{}` or `\\textbf{}` with what is chosen behind it.
+    # A letter may stand in `\\text{}` or `\\textbf{}` followed by the choice's text.
     if command := TEXT_COMMAND.match(plain):
         end = closing_brace(plain, command.end() - 1)
         if end is not None:
@@ -167,7 +167,7 @@ def chosen(guess: str) -> Choice | None:
 
 
 def chosen_in_prose(text: str) -> Choice | None:
-    """Return the choice that a text names last, as in `I choose (A)` or `**B**`; None where it names none."""
+    """Return the last choice named in a text, as in `I choose (A)` or `**B**`; None if there is none."""
     matches = list(_CHOSEN.finditer(text))
     return Choice(next(letter for letter in matches[-1].groups() if letter)) if matches else None
 
@@ -236,7 +236,7 @@ def _listing(plain: str) -> Listing | None:
 
 
 def _closes_at_end(plain: str, start: int) -> bool:
-    """Return whether the bracket that a text begins with is closed by its last one, as in `(1,(2,3))`."""
+    """Return whether a text is enclosed by its first and last bracket, as in `(1,(2,3))`."""
     depth = 1
     for position in range(start, len(plain)):
         character = plain[position]
@@ -290,7 +290,7 @@ def _words(plain: str, in_words: bool) -> PlainWords | None:
 
 
 def _same_words(gold: Reading, guess: Reading) -> bool | None:
-    """Return whether words are equal; None where one side is none, and an expression may decide."""
+    """Return whether words are equal; None if a side has none, and the expressions decide."""
     if isinstance(guess, Listing) and isinstance(gold, PlainWords) and gold.text in _TRUTHS:
         # "Yes, it is" says yes.
         rest = guess.items[1:]
@@ -357,7 +357,7 @@ def _same_members(gold: Sequence[Reading], guess: Sequence[Reading], compare: Co
 
 
 def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
-    """Compare expressions; where one side alone says `x =`, what stands behind it."""
+    """Compare expressions; if only one side has `x =`, its right-hand side is compared."""
     texts = [text_of(gold), text_of(guess)]
     variables = [_VARIABLE.match(text) for text in texts]
     if variables[0] and variables[1]:

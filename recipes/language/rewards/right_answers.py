@@ -1,4 +1,4 @@
-"""The right answers of a data set, held against the configured rule before a run begins."""
+"""A check of a data set's reference answers against the configured rule, before a run starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipes.language.data.problem_sources import read_file
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
 from recipes.language.rewards.scoring import Item, Scorer
 
-# Seconds that a worker looks at right answers; what is left then is warnings.
+# Time limit for checking reference answers, in seconds; the remainder becomes a warning.
 _SECONDS: Final = 120.0
 _AT_ONCE: Final = 64
 
@@ -58,5 +58,5 @@ def check_right_answers(data: LanguageDataConfig, rule: str, *, share: tuple[int
         raise error
     warnings = [complaint(rule, faults, checked)] if faults else []
     if late:
-        warnings.append(f"{late} right answers were not looked at within {_SECONDS:g} s")
+        warnings.append(f"{late} reference answers were not checked within {_SECONDS:g} s")
     return "; ".join(warnings)

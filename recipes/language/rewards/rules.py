@@ -51,7 +51,7 @@ def exact(text: str, answer: str) -> Verdict:
 
 
 def boxed(text: str, answer: str) -> Verdict:
-    """Compare the content of the last `\\boxed{}` with the answer, or with what is boxed in it."""
+    """Compare the content of the last `\boxed{}` with the reference answer, or with its boxed content."""
     content, wanted = boxed_content(text), boxed_content(answer)
     if not (answer if wanted is None else wanted).strip():
         return _EMPTY
@@ -65,7 +65,7 @@ def number(text: str, answer: str) -> Verdict:
     """Compare the numbers that both texts give as their answers, exactly."""
     wanted = answer_number(answer)
     if wanted is None:
-        return Verdict(0.0, f"the right answer `{_short(answer)}` is no number")
+        return Verdict(0.0, f"the correct answer `{_short(answer)}` is not a number")
     guess = answer_number(text)
     if guess is None:
         return Verdict(0.0, "no number")
@@ -73,7 +73,7 @@ def number(text: str, answer: str) -> Verdict:
 
 
 def math(text: str, answer: str) -> Verdict:
-    """Compare what both texts give as their answers: by structure (`readings`), and expressions by math-verify.
+    """Compare the answers of both texts: by structure (`readings`), and expressions by math-verify.
 
     May take very long: `rewards.scoring.Scorer` bounds it.
     """
@@ -114,7 +114,7 @@ def math(text: str, answer: str) -> Verdict:
 # Characters of an answer without a box up to which it may be an expression as a whole.
 _LONGEST: Final = 300
 _PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
-_EMPTY: Final = Verdict(0.0, "the right answer is empty")
+_EMPTY: Final = Verdict(0.0, "the correct answer is empty")
 
 
 def _says_nothing_more(text: str, shown: str) -> bool:
@@ -143,7 +143,7 @@ def _in_prose(text: str, gold: str) -> Verdict:
     wanted = _parsed(library, _formula(gold))
     parsed = ([] if said is None else _parsed(library, said)) or _parsed(library, text)
     if not wanted:
-        return Verdict(0.0, f"the right answer `{_short(gold)}` is no expression")
+        return Verdict(0.0, f"the correct answer `{_short(gold)}` is not an expression")
     if not parsed:
         return Verdict(0.0, "no expression")
     same = bool(library.verify(wanted, parsed, timeout_seconds=None))
@@ -153,7 +153,7 @@ def _in_prose(text: str, gold: str) -> Verdict:
 
 
 def _formula(text: str) -> str:
-    """Return a cleaned text as a formula: a bare `%` would end it, and a bare `$` begin another."""
+    """Return a cleaned text as a formula: a bare `%` would end it, and a bare `$` start another."""
     return "$" + re.sub(r"(?<!\\)([%$])", r"\\\1", text).replace("°", r"^{\circ}") + "$"
 
 

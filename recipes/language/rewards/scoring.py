@@ -136,7 +136,7 @@ class Scorer:
         return self.score_all([item])[0]
 
     def score_all(self, items: Sequence[Item]) -> list[Score]:
-        """Return the rewards of answers; whatever goes wrong is told in them and raises nothing.
+        """Return the rewards of answers; failures are reported in them, and nothing is raised.
 
         Raises:
             ConfigError: the rule itself cannot be loaded.
@@ -150,7 +150,7 @@ class Scorer:
         while len(scores) < len(items):
             left = [number for number in range(len(items)) if number not in scores]
             self._started()
-            # Where an earlier round lost its process, one at a time tells which answer it is that ends it.
+            # If an earlier round lost its process, scoring one at a time identifies the fatal answer.
             sent = left if self._together and whole else left[:1]
             judged, loss = self._ask([items[number] for number in sent])
             whole = len(judged) == len(sent)
@@ -194,7 +194,7 @@ class Scorer:
 
     @property
     def _interrupts(self) -> bool:
-        """Whether the child itself gives an answer up at its limit."""
+        """Whether the child process itself enforces the time limit of an answer."""
         return self._is_async or not self._is_function
 
     def _limit(self, count: int) -> float:
@@ -225,7 +225,7 @@ class Scorer:
         return Score(verdict.right, verdict.reason, verdict.parts, correct=is_right)
 
     def start(self) -> subprocess.Popen[bytes] | None:
-        """Return the child, started where there is none; None where rules run in this process.
+        """Return the child process, started if needed; None if rules run in this process.
 
         Raises:
             ConfigError: the rule or the function cannot be loaded, or called.
@@ -297,7 +297,7 @@ class Scorer:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal, where the system tells."""
+    """Return whether a process is stopped by a signal, if the system reports that."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")

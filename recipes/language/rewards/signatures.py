@@ -1,4 +1,4 @@
-"""The signatures of reward functions: ours, and those of verl, TRL and OpenRLHF, told by the names of their arguments.
+"""Calling conventions of reward functions: rlinf's, and those of verl, TRL and OpenRLHF, detected by argument names.
 
 A function can be read from its source as well as from the object, so that a file is checked without importing it.
 """
@@ -67,8 +67,8 @@ class Signature(NamedTuple):
         )
 
 
-def convention_of(signature: Signature, name: str) -> Convention:
-    """Return whose convention a reward function follows.
+def detect_convention(signature: Signature, name: str) -> Convention:
+    """Return the calling convention of a reward function.
 
     Args:
         signature: its arguments.
@@ -78,7 +78,7 @@ def convention_of(signature: Signature, name: str) -> Convention:
         ConfigError: it follows none, or wants an argument that it would not be given.
     """
     if signature.positional:
-        raise _refused(name, f"`{signature.positional[0]}` can only be given by position, and arguments go by name")
+        raise _refused(name, f"`{signature.positional[0]}` is positional-only, but arguments are passed by name")
     names, required = frozenset(signature.names), signature.required
     if "completions" in names:
         # What else it wants are columns, which each row has or lacks.
@@ -94,12 +94,12 @@ def convention_of(signature: Signature, name: str) -> Convention:
         if names & telling:
             strange = sorted(required - offered)
             if strange:
-                raise _refused(name, f"it wants `{strange[0]}` besides `{sorted(names & telling)[0]}`")
+                raise _refused(name, f"it requires `{strange[0]}` besides `{sorted(names & telling)[0]}`")
             return convention
     if required:
-        raise _refused(name, f"`{sorted(required)[0]}` is no argument that a reward function is given")
+        raise _refused(name, f"`{sorted(required)[0]}` is not an argument of reward functions")
     if not signature.takes_all:
-        raise _refused(name, "it takes none of the arguments that a reward function is given")
+        raise _refused(name, "it takes none of the arguments of reward functions")
     return "ours"
 
 
@@ -155,8 +155,8 @@ def _refused(name: str, why: str) -> ConfigError:
     return ConfigError(f"the reward function `{name}` cannot be called", why=why, help=_ACCEPTED)
 
 
-def numbers_of(result: Any, count: int) -> Sequence[Any]:
-    """Return what a function that judges several answers returned, as one result for each of them.
+def to_numbers(result: Any, count: int) -> Sequence[Any]:
+    """Convert the result of a function that scores several answers to one result per answer.
 
     Lists, tensors and arrays have an entry for each answer; a mapping has them under `rewards` or `scores`
     (OpenRLHF), and those of further figures under `extra_logs`.

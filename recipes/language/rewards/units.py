@@ -67,13 +67,13 @@ _BETWEEN: Final = re.compile(r"\s*(?:/|\\cdot|\*|-(?=[A-Za-z])|\bper\b)\s*|\s*")
 
 
 class MeasureUnit(NamedTuple):
-    """The unit behind a number: what the number is multiplied by, and the name of a measure that is known."""
+    """The unit of a number: its factor, and the name of a known quantity."""
 
     factor: int
     name: str
 
 
-def unit_of(text: str) -> MeasureUnit | None:
+def parse_unit(text: str) -> MeasureUnit | None:
     """Return the unit that a text is, all of it; None where it is anything else. An empty text is no unit at all."""
     text = text.rstrip()
     if not text:
@@ -133,7 +133,7 @@ def _name(word: str, kind: str, exponent: str) -> str:
 
 
 def _unwrapped_words(text: str) -> tuple[str, bool]:
-    r"""Return a text with `\text{...}` taken out of its braces, and whether it had any."""
+    r"""Return a text with `\text{...}` unwrapped, and whether it had any."""
     pieces = list(_pieces(text))
     return "".join(pieces), TEXT_COMMAND.search(text) is not None
 

@@ -20,14 +20,14 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "loss_type"),
             "conflicting-settings",
-            "`loss_type: actor_critic` is for policies that estimate values themselves; here the group `critic` does",
-            "write `loss_type: actor`, with `adv_type: gae` and a place for `critic`",
+            "`loss_type: actor_critic` is for policies with a value head; here the group `critic` estimates values",
+            "write `loss_type: actor`, with `adv_type: gae` and a placement for `critic`",
         )
     if algorithm.adv_type in GROUP_ADVANTAGES and algorithm.group_size < 2:
         report(
             blame(config, ("algorithm", "group_size"), ("algorithm", "adv_type")),
             "conflicting-settings",
-            f"`adv_type: {algorithm.adv_type}` compares the members of a group, and each group has one",
+            f"`adv_type: {algorithm.adv_type}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
         )
     eps = algorithm.ratio_clip_eps
@@ -35,9 +35,9 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "ratio_clip_eps"),
             "conflicting-settings",
-            f"`ratio_clip_eps: {eps:g}` sets both bounds of the ratio, and `clip_ratio_low` or `clip_ratio_high` is"
-            " given as well",
-            "remove `ratio_clip_eps`, or the other",
+            f"`ratio_clip_eps: {eps:g}` sets both bounds of the ratio, but `clip_ratio_low` or `clip_ratio_high` is"
+            " set too",
+            "remove `ratio_clip_eps`, or the other keys",
         )
     _check_groups(config, report)
     _check_proximal(config, report)
@@ -52,16 +52,16 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "adv_type"),
             "missing-component",
-            f"`adv_type: {algorithm.adv_type}` needs values, and the group `critic`, which estimates them, has no"
-            " place",
+            f"`adv_type: {algorithm.adv_type}` needs values, but the group `critic`, which estimates them, has no"
+            " placement",
             "add `critic: 0` to `cluster.component_placement`, or write `adv_type: grpo`",
         )
     if "critic" in placed and not algorithm.wants_values:
         report(
             (*places, "critic"),
             "unused-component",
-            f"`adv_type: {algorithm.adv_type}` asks for no values: the group `critic` would have nothing to do",
-            "write `algorithm.adv_type: gae`, or remove its place",
+            f"`adv_type: {algorithm.adv_type}` uses no values: the group `critic` would be idle",
+            "write `algorithm.adv_type: gae`, or remove its placement",
             about=[("algorithm", "adv_type")],
             severity=Severity.WARNING,
         )
@@ -69,16 +69,16 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "kl_beta"),
             "missing-component",
-            "`kl_beta` needs the log-probabilities of a reference model, and the group `reference` has no place",
-            "add `reference: 0` to `cluster.component_placement`; with `actor.model.lora` the actor without its"
+            "`kl_beta` needs the log-probabilities of a reference model, but the group `reference` has no placement",
+            "add `reference: 0` to `cluster.component_placement`; with `actor.model.lora`, the actor without its"
             " adapters is the reference",
         )
     if "reference" in placed and not algorithm.kl_beta:
         report(
             (*places, "reference"),
             "unused-component",
-            "`algorithm.kl_beta` is 0: the group `reference` would have nothing to do",
-            "write `algorithm.kl_beta: 0.001`, or remove its place",
+            "`algorithm.kl_beta` is 0: the group `reference` would be idle",
+            "write `algorithm.kl_beta: 0.001`, or remove its placement",
             about=[("algorithm", "kl_beta")],
             severity=Severity.WARNING,
         )
@@ -96,20 +96,20 @@ def _check_proximal(config: LanguageConfig, report: Report) -> None:
             report(
                 ("algorithm", name),
                 "conflicting-settings",
-                f"{what} compares the policy that drew the tokens with {_PROXIMAL}",
+                f"{what} compares the policy that sampled the tokens with {_PROXIMAL}",
                 "write `algorithm.recompute_logprobs: true`",
                 about=[("algorithm", "recompute_logprobs")],
             )
 
 
 def _check_aggregation(config: LanguageConfig, report: Report) -> None:
-    """Warn of a ratio of sequences whose losses are not a mean over sequences."""
+    """Warn of a sequence-level ratio whose losses are not averaged over sequences."""
     algorithm = config.algorithm
     if algorithm.loss_type == "gspo" and algorithm.loss_agg_func != "seq-mean-token-mean":
         report(
             blame(config, ("algorithm", "loss_agg_func"), ("algorithm", "loss_type")),
             "conflicting-settings",
-            f"`loss_type: gspo` is a mean over sequences, and `loss_agg_func` is `{algorithm.loss_agg_func}`",
-            "write `loss_agg_func: seq-mean-token-mean`; bounds of the ratio are about 3e-4 there",
+            f"`loss_type: gspo` averages over sequences, but `loss_agg_func` is `{algorithm.loss_agg_func}`",
+            "write `loss_agg_func: seq-mean-token-mean`; clip bounds are about 3e-4 there",
             severity=Severity.WARNING,
         )

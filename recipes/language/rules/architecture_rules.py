@@ -70,7 +70,7 @@ REFUSED: Final = frozenset(
     )
 )
 _LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
-_REMEDY: Final = "use a model of the families that docs/engines.md lists"
+_REMEDY: Final = "use a model family listed in docs/engines.md"
 
 
 class ArchitectureFault(NamedTuple):
@@ -95,19 +95,19 @@ def fault_of_architecture(settings: Mapping[str, Any], seq_length: int) -> Archi
     """
     kind = settings.get("model_type")
     if kind in REFUSED:
-        return ArchitectureFault(f"models of type `{kind}` are not computed here", _REMEDY)
+        return ArchitectureFault(f"models of type `{kind}` are not supported", _REMEDY)
     text = settings.get("text_config")
     text = cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
     layers = text.get("layer_types")
     if isinstance(layers, list):
-        unknown = sorted({str(each) for each in cast("list[object]", layers)} - _LAYERS)
+        unknown = sorted({str(layer) for layer in cast("list[object]", layers)} - _LAYERS)
         if unknown:
-            return ArchitectureFault(f"the model has layers that are not computed here: {', '.join(unknown)}", _REMEDY)
+            return ArchitectureFault(f"the model has unsupported layers: {', '.join(unknown)}", _REMEDY)
     longest = _longest_exact(text)
     if longest is not None and seq_length > longest:
         return ArchitectureFault(
-            f"the angles of the model's positions change where a sequence is longer than {longest} tokens, and"
-            f" `runner.seq_length` is {seq_length}",
+            f"the model's rotary angles change for sequences longer than {longest} tokens, and `runner.seq_length` is"
+            f" {seq_length}",
             f"write {longest} or less",
             limits_length=True,
         )
@@ -115,7 +115,7 @@ def fault_of_architecture(settings: Mapping[str, Any], seq_length: int) -> Archi
 
 
 def _longest_exact(text: Mapping[str, Any]) -> int | None:
-    """Return how long a sequence may be, so that angles depend on positions alone; None: as long as it wants."""
+    """Return the maximum sequence length for which rotary angles depend only on positions; None: unlimited."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict):
         return None
@@ -128,5 +128,5 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
         limits.append(whole.get("original_max_position_embeddings") or text.get("original_max_position_embeddings"))
     if "dynamic" in kinds:
         limits.append(text.get("max_position_embeddings"))
-    known = [each for each in limits if isinstance(each, int) and each > 0]
+    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     return min(known, default=None)

@@ -1,4 +1,4 @@
-"""The rules between `rollout` and the rest of a file: what each engine cannot do."""
+"""Rules between `rollout` and other sections: the limits of each engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_core.process.requirements import install_command, missing_modules
 
 
 def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what the engine that `rollout.backend` names cannot do."""
+    """Report settings that the engine in `rollout.backend` does not support."""
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
     lacking = missing_modules(backend.modules) if runs_in_this_interpreter(config, "rollout") else []
@@ -22,7 +22,7 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
         report(
             ("rollout", "backend"),
             "missing-extra",
-            f"`backend: {backend.name}` needs the package `{lacking[0]}`, which this Python does not have",
+            f"`backend: {backend.name}` needs the package `{lacking[0]}`, not installed in this Python",
             f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
             " has it",
         )
@@ -30,14 +30,15 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
         report(
             blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
             "conflicting-settings",
-            f"engine `{backend.name}` cannot go on with unfinished answers under new weights",
-            "write `runner.partial_rollout: false`, which ends them under the old ones first",
+            f"engine `{backend.name}` cannot continue unfinished answers under new weights",
+            "write `runner.partial_rollout: false`, which finishes them under the old weights first",
         )
     if rollout.enable_offload and config.runner.max_staleness:
         report(
             ("rollout", "enable_offload"),
             "conflicting-settings",
-            "with `runner.max_staleness` the engine never stops, and cannot give up its memory while the actor trains",
+            "with `runner.max_staleness` the engine runs all the time, and cannot release its memory while the actor"
+            " trains",
             "write `enable_offload: false`, or `runner.max_staleness: 0`",
             about=[("runner", "max_staleness")],
         )
@@ -46,8 +47,8 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
             report(
                 ("rollout", "engine_options", key),
                 "conflicting-settings",
-                f"`{key}` is given to {backend.name} by the recipe",
-                "remove it; `actor.model.precision` and `rollout.tensor_parallel_size` are keys of their own",
+                f"the recipe sets `{key}` of {backend.name}",
+                "remove it; use `actor.model.precision` and `rollout.tensor_parallel_size`",
             )
     _check_shared_accelerators(config, report)
     _check_logprobs(config, report)
@@ -60,7 +61,7 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
     placed = config.cluster.component_placement
     if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
         return
-    declared = {each.label: each for each in config.cluster.node_groups or () if each.accelerators is not None}
+    declared = {group.label: group for group in config.cluster.node_groups or () if group.accelerators is not None}
     # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
     used: list[list[tuple[str, range | None]]] = []
     for name in ("actor", "rollout"):
@@ -76,16 +77,16 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
         report(
             blame(config, at, ("runner", "max_staleness")),
             "conflicting-settings",
-            "with `runner.max_staleness` actor and rollout work at the same time, and here on the same accelerators,"
-            " which have to hold both and do neither any faster",
-            "give `rollout` accelerators of its own, or write `runner.max_staleness: 0` to take turns",
+            "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators, which"
+            " must hold both and speed up neither",
+            "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
             about=[("runner", "max_staleness")],
             severity=Severity.WARNING,
         )
 
 
 def _check_logprobs(config: LanguageConfig, report: Report) -> None:
-    """Report draws whose log-probabilities, as the engine gives them, are not those that training needs."""
+    """Report sampling settings under which the engine's log-probabilities differ from those that training needs."""
     rollout = config.rollout
     params, backend = rollout.sampling_params, BACKENDS[rollout.backend]
     cut = [
@@ -102,7 +103,7 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
         report(
             blame(config, (*at, cut[0]), (*at, "temperature")),
             "conflicting-settings",
-            f"vLLM gives log-probabilities before or after both `temperature` and `{cut[0]}`, and training needs those"
+            f"vLLM returns log-probabilities before or after both `temperature` and `{cut[0]}`; training needs those"
             " between the two",
             f"write `temperature: 1`, or remove `{cut[0]}`",
         )
@@ -110,15 +111,16 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
         report(
             blame(config, (*at, cut[0]), ("rollout", "server", "logprobs")),
             "conflicting-settings",
-            f"`server.logprobs: processed` are those after `{cut[0]}`, and training needs those before it",
+            f"`server.logprobs: processed` are taken after `{cut[0]}`; training needs those before it",
             f"remove `{cut[0]}`",
         )
     elif backend.name == "server" and rollout.server.logprobs == "raw" and params.temperature not in (0, 1):
         report(
             blame(config, (*at, "temperature"), ("rollout", "server", "logprobs")),
             "conflicting-settings",
-            "`server.logprobs: raw` are those before `temperature`, and training needs those after it",
-            "write `temperature: 1`, or start the server with processed log-probabilities and say so",
+            "`server.logprobs: raw` are taken before `temperature`; training needs those after it",
+            "write `temperature: 1`, or start the server with processed log-probabilities and set `server.logprobs:"
+            " processed`",
         )
 
 
@@ -135,7 +137,7 @@ def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
         report(
             (*at, "url"),
             "conflicting-settings",
-            "a token is not sent over http to another machine, where everybody on the way can read it",
+            "a token is not sent over plain http to another machine, where anyone on the network could read it",
             "write `https://`, or remove `token_env`",
             about=[(*at, "token_env")],
         )
@@ -143,39 +145,39 @@ def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
         report(
             blame(config, (*at, "weight_updates"), ("rollout", "backend")),
             "conflicting-settings",
-            "training gives the engine new weights in every step, and a plain server takes none",
+            "training sends the engine new weights in every step, but a plain server takes none",
             "write `rollout.server.weight_updates: weights_path` for a vLLM server, or `runner.only_eval: true`",
         )
     if server.weight_updates == "weights_path" and server.weights_dir is None:
         report(
             blame(config, (*at, "weights_dir"), (*at, "weight_updates")),
             "conflicting-settings",
-            "`weight_updates: weights_path` needs a folder that the server reads as well",
+            "`weight_updates: weights_path` needs a folder that the server also reads",
             "write `rollout.server.weights_dir: FOLDER`",
         )
     if server.weight_updates != "none" and workers > 1:
         report(
             ("cluster", "component_placement", "rollout"),
             "conflicting-settings",
-            f"{workers} rollout workers would give one server new weights while the others ask it",
-            "place `rollout: 0`; `rollout.server.max_concurrent` is how much one worker asks at once",
+            f"{workers} rollout workers would send one server new weights while the others use it",
+            "place `rollout: 0`; `rollout.server.max_concurrent` sets the concurrency of one worker",
             about=[(*at, "weight_updates")],
         )
     if config.actor.model.model_path is None:
         report(
             blame(config, ("actor", "model", "model_path"), ("rollout", "backend")),
             "conflicting-settings",
-            "a server has its own model, and this one is built on the spot",
-            "write `actor.model.model_path: FOLDER`, that of the model which the server serves",
+            "a server has its own model, but this one is built from scratch",
+            "write `actor.model.model_path: FOLDER`, the model that the server serves",
         )
 
 
 def _is_private(url: str) -> bool:
-    """Return whether nobody but this machine and the server can read what is sent."""
-    found = urlsplit(url)
-    if found.scheme == "https" or found.hostname == "localhost":
+    """Return whether traffic to the server stays on this machine or is encrypted."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" or parts.hostname == "localhost":
         return True
     try:
-        return ipaddress.ip_address(found.hostname or "").is_loopback
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
     except ValueError:
         return False

@@ -53,7 +53,7 @@ def check_job(
 
 
 def facts(config: LanguageConfig) -> dict[str, str | int | float | bool | None]:
-    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    """Return the settings that must match to resume from a checkpoint: all that determine weight shapes."""
     model = config.actor.model
     lora = model.adapter()
     return {

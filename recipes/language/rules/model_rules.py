@@ -1,4 +1,4 @@
-"""Rules about the folders of a language model: what can be told of them without loading it."""
+"""Checks of a language model's folders, without loading the model."""
 
 from __future__ import annotations
 
@@ -69,15 +69,14 @@ def check_model(config: LanguageConfig, report: Report) -> None:
         report(
             _TEMPLATE,
             "conflicting-settings",
-            "the tokenizer of a model that is built on the spot has no chat template",
+            "the tokenizer of a model built from scratch has no chat template",
             "write `apply_chat_template: false`, or give `actor.model.model_path`",
         )
     if folder is None and config.actor.model.adapter() is not None:
         report(
             ("actor", "model", "lora"),
             "conflicting-settings",
-            "there is no `model_path`: adapters of a model that is built on the spot begin with random weights below"
-            " them, which stay as they are",
+            "there is no `model_path`: adapters of a model built from scratch sit on random weights, which are frozen",
             "give `actor.model.model_path`, or remove `lora`",
             severity=Severity.WARNING,
         )
@@ -85,7 +84,7 @@ def check_model(config: LanguageConfig, report: Report) -> None:
         report(
             blame(config, ("data", "train_data_paths"), ("data", "type"), _MODEL),
             "conflicting-settings",
-            "there is no `model_path`, and a model that is built on the spot reads digits and signs only",
+            "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the problems are sums",
             severity=Severity.WARNING,
         )
@@ -111,13 +110,13 @@ def _has_settings(folder: str) -> bool:
 
 def architecture_faults(config: LanguageConfig) -> list[Fault]:
     """Return why the models in the folders of actor, critic and reference cannot be trained or evaluated."""
-    found: list[Fault] = []
+    reported: list[Fault] = []
     length = config.runner.seq_length
     for path, folder in _folders(config).items():
         fault = fault_of_architecture(read_object(FilePath(folder) / SETTINGS), length)
         if fault is not None:
-            found.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
-    return found
+            reported.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
+    return reported
 
 
 def _folders(config: LanguageConfig) -> Mapping[Path, str]:
@@ -131,43 +130,43 @@ def _folders(config: LanguageConfig) -> Mapping[Path, str]:
 
 
 def faults(config: LanguageConfig) -> list[Fault]:
-    """Return what is wrong with the folders of the model and the tokenizer, which are there."""
+    """Return the faults of the existing folders of the model and the tokenizer."""
     model = config.actor.model.model_path
     tokenizer = config.actor.tokenizer.tokenizer_model or model
-    found: list[Fault] = []
+    reported: list[Fault] = []
     settings: Mapping[str, Any] = {}
     if model is not None:
         settings = read_object(FilePath(model) / SETTINGS)
         fault = fault_of_model(FilePath(model))
-        found += [] if fault is None else [Fault(_MODEL, *fault)]
+        reported += [] if fault is None else [Fault(_MODEL, *fault)]
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
         faults = _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
-        found += faults or _faults_of_template(config, tokenizer, at)
-    return found
+        reported += faults or _faults_of_template(config, tokenizer, at)
+    return reported
 
 
 def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    if not any(os.path.isfile(folder / each) for each in files):
+    if not any(os.path.isfile(folder / file) for file in files):
         help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
-        return [Fault(at, f"there is no tokenizer in `{folder}`", help)]
-    found: list[Fault] = []
+        return [Fault(at, f"`{folder}` has no tokenizer", help)]
+    reported: list[Fault] = []
     templates = os.path.isfile(folder / "chat_template.jinja") or any(
-        read_object(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
+        read_object(folder / name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")
     )
     if chat and not templates:
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
-        found.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
+        reported.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
     needed, known = _highest_token(folder) + 1, settings.get("vocab_size")
     if isinstance(known, int) and needed > known:
         help = "use the tokenizer that the model was trained with"
-        found.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, and the model {known}", help))
-    return found
+        reported.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, but the model only {known}", help))
+    return reported
 
 
 def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[Fault]:
-    """Return what the chat template of a tokenizer cannot write of what the job will say."""
+    """Return the messages of the job that a tokenizer's chat template cannot render."""
     if not config.data.apply_chat_template or missing_modules(["transformers", "torch", "jinja2"]):
         return []
     # For files that ask for a template: they import much.
@@ -195,21 +194,21 @@ def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault 
                 problems = check_file(path, data.prompt_key, data.answer_key)
             except ConfigError:
                 continue  # `data_rules` says so
-            for number, problem in enumerate(problems[each] for each in range(len(problems))):
+            for number, problem in enumerate(problems[index] for index in range(len(problems))):
                 why = template.fault(problem.messages) if problem.messages else None
                 if why is not None:
-                    message = f"`{path}`, problem {number}: the chat template does not write its messages: {why}"
+                    message = f"`{path}`, problem {number}: the chat template cannot render its messages: {why}"
                     return ChatFault(("data", key), message, "change their roles, or remove the rows")
     return None
 
 
 def _highest_token(folder: FilePath) -> int:
-    """Return the highest token of tokenizer.json; -1 where there is none that is read here."""
+    """Return the highest token id in tokenizer.json; -1 if it cannot be read."""
     written = read_object(folder / "tokenizer.json")
     vocabulary = written.get("model", {}).get("vocab", {})
-    added: list[Any] = [each.get("id", -1) for each in cast("list[Any]", written.get("added_tokens", []))]
+    added: list[Any] = [token.get("id", -1) for token in cast("list[Any]", written.get("added_tokens", []))]
     tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
-    return max((each for each in (*tokens, *added) if isinstance(each, int)), default=-1)
+    return max((number for number in (*tokens, *added) if isinstance(number, int)), default=-1)
 
 
 def _check_packages(config: LanguageConfig, report: Report) -> None:
@@ -221,6 +220,6 @@ def _check_packages(config: LanguageConfig, report: Report) -> None:
             report(
                 at,
                 "missing-extra",
-                f"{what} the package `{module}`, which this Python does not have",
+                f"{what} the package `{module}`, not installed in this Python",
                 f"run `{install_command(module)}`",
             )

@@ -7,7 +7,7 @@ import os
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
-from recipes.language.rewards.signatures import convention_of, signature_in_source
+from recipes.language.rewards.signatures import detect_convention, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
@@ -50,7 +50,7 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
         report(
             blame(config, ("data", "train_data_paths"), ("data", "val_data_paths")),
             "conflicting-settings",
-            f"`data.type: {data.type}` makes its problems, and files are given too",
+            f"`data.type: {data.type}` generates its problems, but files are set too",
             "remove one of the two",
             about=[("data", "type")],
         )
@@ -58,7 +58,7 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
         report(
             ("data", "val_data_paths"),
             "conflicting-settings",
-            "there are files for evaluation and none for training",
+            "there are evaluation files, but no training files",
             "write `data.train_data_paths: FILE`",
             about=[("data", "train_data_paths")],
         )
@@ -77,7 +77,7 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
         report(
             _REWARD,
             "conflicting-settings",
-            "`reward_type: reasoning_gym` scores problems of that library, and `data.type` is another source",
+            "`reward_type: reasoning_gym` scores problems of that library, but `data.type` is another source",
             "write `reward_type: number`",
         )
     if ":" in kind:
@@ -89,12 +89,12 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_signature(kind: str, report: Report) -> None:
-    """Report a function whose arguments are none that a reward function is given. Its source is read, not imported."""
+    """Report a reward function with unsupported arguments. Its source is parsed, not imported."""
     signature = signature_in_source(kind)
     if signature is None:
         return
     try:
-        convention_of(signature, kind)
+        detect_convention(signature, kind)
     except ConfigError as error:
         report(_REWARD, "conflicting-settings", f"{error.message}: {error.why}", error.help)
 
@@ -104,13 +104,13 @@ def _check_package(at: Path, module: str | None, report: Report) -> None:
         report(
             at,
             "missing-extra",
-            f"this needs the package `{module}`, which this Python does not have",
+            f"this needs the package `{module}`, not installed in this Python",
             f"run `{install_command(module)}`",
         )
 
 
 def _check_files(config: LanguageConfig, report: Report) -> None:
-    """Report files that cannot be read, or whose first rows are no problems.
+    """Report files that cannot be read, or whose first rows are not problems.
 
     One that is missing is a warning: the file may be meant for another machine.
     """
@@ -118,7 +118,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
-                message = f"`{key}` names `{path}`, which is not on this machine"
+                message = f"`{key}` names `{path}`, which does not exist on this machine"
                 report(("data", key), "unusable-path", message, severity=Severity.WARNING)
                 continue
             try:

@@ -25,7 +25,7 @@ _OTHER_HELP: Final = "use a tokenizer with another template, or write `data.appl
 
 
 class ChatFault(NamedTuple):
-    """A conversation that a chat template does not write: the key that asks for it, why, and what to do."""
+    """A conversation that a chat template cannot render: the key that requires it, the reason and the remedy."""
 
     path: Path
     message: str
@@ -35,9 +35,9 @@ class ChatFault(NamedTuple):
 def template_fault(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
     """Return the first conversation of a job that a chat template does not write, if any."""
     for path, roles, tools, help in config.chat_roles(template):
-        why = template.fault([{"role": each, "content": _TEXTS[each]} for each in roles], tools)
+        why = template.fault([{"role": role, "content": _TEXTS[role]} for role in roles], tools)
         if why is not None:
-            message = f"the chat template of the tokenizer does not write a conversation of {', '.join(roles)}: {why}"
+            message = f"the tokenizer's chat template cannot render a conversation of {', '.join(roles)}: {why}"
             known = next((text for role, text in _HELP.items() if role in roles), _OTHER_HELP)
             return ChatFault(path, message, help or known)
     return None

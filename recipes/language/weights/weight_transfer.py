@@ -46,11 +46,11 @@ class WeightHeader(NamedTuple):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors, by name."""
-        return {each.name: each.shape for piece in self.pieces for each in piece}
+        return {place.name: place.shape for piece in self.pieces for place in piece}
 
 
 class _Span(NamedTuple):
-    """A part of a flat buffer, and what lies in it."""
+    """A part of a flat buffer, and the weights in it."""
 
     buffer: Tensor
     places: tuple[Place, ...]
@@ -62,13 +62,13 @@ def messages(
 ) -> Iterator[WeightHeader | Tensor | str]:
     """Yield the messages of an update, which share the memory of `weights`; `prefix` is taken off the names."""
     spans = list(_spans({name.removeprefix(prefix): view for name, view in weights.views.items()}, weights.buffers))
-    yield WeightHeader(version, tuple(each.places for each in spans), adapter_only)
-    found = Fingerprint()
+    yield WeightHeader(version, tuple(span.places for span in spans), adapter_only)
+    digest = Fingerprint()
     for span in spans:
         for place, view in zip(span.places, span.views, strict=True):
-            found.add(place.name, view)
+            digest.add(place.name, view)
         yield span.buffer
-    yield found.text()
+    yield digest.text()
 
 
 def _spans(views: Mapping[str, Tensor], buffers: list[Tensor]) -> Iterator[_Span]:
@@ -79,17 +79,17 @@ def _spans(views: Mapping[str, Tensor], buffers: list[Tensor]) -> Iterator[_Span
         size = 0
         for name in ordered:
             if begun and size + mine[name].nbytes > PIECE_BYTES:
-                yield _span(buffer, {each: mine[each] for each in begun})
+                yield _span(buffer, {name: mine[name] for name in begun})
                 begun, size = [], 0
             begun.append(name)
             size += mine[name].nbytes
         if begun:
-            yield _span(buffer, {each: mine[each] for each in begun})
+            yield _span(buffer, {name: mine[name] for name in begun})
 
 
 def _span(buffer: Tensor, views: Mapping[str, Tensor]) -> _Span:
-    first = min(int(each.storage_offset()) for each in views.values())
-    last = max(int(each.storage_offset()) + each.numel() for each in views.values())
+    first = min(int(view.storage_offset()) for view in views.values())
+    last = max(int(view.storage_offset()) + view.numel() for view in views.values())
     places = tuple(Place(name, int(view.storage_offset()) - first, tuple(view.shape)) for name, view in views.items())
     return _Span(buffer[first:last], places, tuple(views.values()))
 
@@ -116,11 +116,11 @@ class WeightUpdate:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor by name as it arrives, once; they share memory with the pieces."""
         for places, piece in zip(self._header.pieces, self._pieces, strict=True):
-            for each in places:
+            for place in places:
                 count = 1
-                for size in each.shape:
+                for size in place.shape:
                     count *= size
-                yield each.name, piece[each.offset : each.offset + count].view(each.shape)
+                yield place.name, piece[place.offset : place.offset + count].view(place.shape)
 
     def apply(self, engine: Engine) -> None:
         """Load the weights into an engine.
@@ -130,13 +130,13 @@ class WeightUpdate:
         """
         header = self._header
         arriving = ArrivingTensors(header.shapes, self.tensors(), may_keep=self._may_keep)
-        found = engine.load_weights(arriving, self.version, adapter_only=header.adapter_only)
+        loaded = engine.load_weights(arriving, self.version, adapter_only=header.adapter_only)
         sent = self._fingerprint()
-        if found != sent:
+        if loaded != sent:
             raise RLinfError(
-                f"the engine's weights of version {self.version} are not the actor's",
-                why=f"their fingerprint is {found}, that of the actor's {sent}",
-                help="model and precision of actor and rollout must be the same",
+                f"the engine's weights of version {self.version} differ from the actor's",
+                why=f"their fingerprint is {loaded}, the actor's is {sent}",
+                help="actor and rollout must have the same model and precision",
             )
 
 
@@ -145,7 +145,7 @@ class IncomingWeights:
 
     Args:
         receive: begins to receive the next message of the actor.
-        may_keep: whether nobody else receives these messages, so that an engine may go on with their memory. Where
+        may_keep: whether this is the only receiver of the messages, so that an engine may keep their memory. Where
             several do, what one of them keeps stays taken in the sender's shared memory.
     """
 
@@ -157,7 +157,7 @@ class IncomingWeights:
 
     def done(self) -> bool:
         """Return whether all of it has arrived."""
-        return (self._begun is not None or self._first.done()) and all(each.done() for each in self._begin()[1])
+        return (self._begun is not None or self._first.done()) and all(transfer.done() for transfer in self._begin()[1])
 
     def wait(self) -> WeightUpdate:
         """Return the update when it begins to arrive."""
@@ -165,7 +165,7 @@ class IncomingWeights:
         return WeightUpdate(header, _arrived(pieces), lambda: str(last.wait()), may_keep=self._may_keep)
 
     def _begin(self) -> tuple[WeightHeader, list[Work[object]]]:
-        """Return the header, and what follows it; waits for the header."""
+        """Wait for the header, and return it with the stream of pieces."""
         if self._begun is None:
             header = cast("WeightHeader", self._first.wait())
             self._begun = header, [self._receive() for _ in range(len(header.pieces) + 1)]
@@ -173,6 +173,6 @@ class IncomingWeights:
 
 
 def _arrived(pieces: list[Work[object]]) -> Iterator[Tensor]:
-    """Yield pieces in their order, and keep none, so that their memory serves those that follow."""
+    """Yield pieces in order without keeping any, so that their memory is reused."""
     while pieces:
         yield cast("Tensor", pieces.pop(0).wait())

@@ -32,11 +32,11 @@ from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
 from recipes.training.dtypes import compute_dtype
 from recipes.training.huggingface import without_adapters
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import integers
 from recipes.training.updater import SKIPPED
-from recipes.training.weights.weight_sync import WeightSender, receivers_of
+from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
 from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
@@ -52,7 +52,7 @@ class LanguageActor(Worker):
         self._config = config
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Load or build the model, and make the optimizer; every rank begins with the same weights."""
+        """Load or build the model, and create the optimizer; all ranks start with the same weights."""
         config = self._config.actor
         torch.set_num_threads(config.threads)
         self._layout = layout
@@ -79,7 +79,7 @@ class LanguageActor(Worker):
             self,
             (config.group_name, self._rank),
             self._config.rollout.group_name,
-            receivers_of(self._rank, layout.actors, layout.rollouts),
+            receiver_ranks(self._rank, layout.actors, layout.rollouts),
             in_background=False,
         )
         self._learner = self._make_learner(policy)
@@ -95,7 +95,7 @@ class LanguageActor(Worker):
     def _rest(self) -> None:
         """Leave the accelerator to other components, where `actor.enable_offload` says so."""
         if self._config.actor.enable_offload:
-            self._state.rest()
+            self._state.offload()
 
     def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
         config, algorithm = self._config.actor, self._config.algorithm
@@ -148,7 +148,7 @@ class LanguageActor(Worker):
         slots, rewards = sorted(numbers), self._layout.rewards
         if self._config.runner.max_staleness:
             arriving = [self._channel.get(key=str(slot), async_op=True) for slot in slots]
-            pieces: list[RolloutBatch] = [each.wait() for each in arriving]
+            pieces: list[RolloutBatch] = [handle.wait() for handle in arriving]
         else:
             group = self._config.reward.group_name
             pieces = [self.recv(group, rank) for rank in sorted({slot % rewards for slot in slots})]
@@ -159,8 +159,8 @@ class LanguageActor(Worker):
         self._batch = replace(batch, minibatches=minibatches)
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
-        """Compute what the answers are trained towards, and return figures of it."""
-        self._state.wake()
+        """Compute the training targets of the answers, and return metrics."""
+        self._state.onload()
         batch, algorithm = self._batch, self._config.algorithm
         for group in (self._critic, self._reference):
             if group is not None:
@@ -231,9 +231,9 @@ class LanguageActor(Worker):
             last_step: after which the run ends; None: it has no end.
         """
         config = self._config.actor
-        self._state.wake()
+        self._state.onload()
         rate = self._state.apply_settings(step, last_step)
-        seed = seed_of(config.seed, Purpose.BATCHES, step)
+        seed = derive_seed(config.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, self._targets, seed, step)
         tokens = float(self._batch.lengths.sum())
         gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
@@ -257,7 +257,7 @@ class LanguageActor(Worker):
         self._state.save(folder)
 
     def load_checkpoint(self, folder: str) -> int:
-        """Read what `save_checkpoint` wrote, and return the version of the weights."""
+        """Load a checkpoint of `save_checkpoint`, and return the version of the weights."""
         self._state.load(folder)
         return self._state.version
 
@@ -272,7 +272,7 @@ class LanguageActor(Worker):
             load_buffered(self._channel, slots, Path(folder))
 
     def save_unfinished(self, folder: str) -> dict[int, int | None]:
-        """Write what the rollout workers hand over of the answers that they are drawing into a checkpoint.
+        """Write the unfinished answers of the rollout workers into a checkpoint.
 
         Returns:
             The positions of their problems, with the version of the oldest weights that drew a token; None where none
@@ -281,14 +281,14 @@ class LanguageActor(Worker):
         if self._rank:
             return {}
         reports: list[UnfinishedReport] = [self._channel.get(key=UNFINISHED) for _ in range(self._layout.rollouts)]
-        save_unfinished((group for each in reports for group in each.groups), Path(folder))
-        return {position: oldest for each in reports for position, oldest in each.oldest.items()}
+        save_unfinished((group for report in reports for group in report.groups), Path(folder))
+        return {position: oldest for report in reports for position, oldest in report.oldest.items()}
 
     def load_unfinished(self, folder: str, positions: tuple[int, ...]) -> None:
-        """Put what a checkpoint has of the answers to problems, by their positions, where rollout workers take it."""
+        """Make a checkpoint's unfinished answers, by problem position, available to the rollout workers."""
         if self._rank == 0:
-            for each in load_unfinished(positions, Path(folder)):
-                self._channel.put(each, key=unfinished_key(each.position))
+            for group in load_unfinished(positions, Path(folder)):
+                self._channel.put(group, key=unfinished_key(group.position))
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
@@ -305,7 +305,7 @@ def _learned_values(returns: Tensor | None, name: str) -> Tensor:
     """
     if returns is None:
         raise ConfigError(
-            f"`algorithm.adv_type: {name}` gives no returns, and the group `critic` learns those",
-            help="return `Advantages(advantages, returns)`, or take `critic` out of `cluster.component_placement`",
+            f"`algorithm.adv_type: {name}` returns no returns, which the group `critic` learns",
+            help="return `Advantages(advantages, returns)`, or remove `critic` from `cluster.component_placement`",
         )
     return returns

@@ -12,7 +12,7 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import ValueModel
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.dtypes import compute_dtype
-from recipes.training.seeding import Purpose, seed_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import explained_variance
 from recipes.training.updater import SKIPPED
@@ -20,7 +20,7 @@ from rlinf_core import LossSettings, Worker
 
 
 class LanguageCritic(Worker):
-    """Estimates how good the states before answer tokens are, and learns it from the returns that came of them."""
+    """Estimates the values of the states before answer tokens, and learns them from returns."""
 
     config_section = "critic"
 
@@ -29,7 +29,7 @@ class LanguageCritic(Worker):
         self._config = config
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Load or build the model, and make the optimizer; every rank begins with the same weights."""
+        """Load or build the model, and create the optimizer; all ranks start with the same weights."""
         whole, config = self._config, self._config.critic
         torch.set_num_threads(config.threads)
         policy = initial_policy(
@@ -73,12 +73,12 @@ class LanguageCritic(Worker):
     def _rest(self) -> None:
         """Leave the accelerator to other components, where `critic.enable_offload` says so."""
         if self._config.critic.enable_offload:
-            self._state.rest()
+            self._state.offload()
 
     def evaluate(self, step: int) -> None:
-        """Give the actors the values of their batches' answer tokens."""
+        """Send the actors the values of their batches' answer tokens."""
         self._batch = self._exchange.recv()
-        self._state.wake()
+        self._state.onload()
         self._values = self._learner.evaluate(self._batch)
         self._exchange.send_tokens(self._values)
 
@@ -91,9 +91,9 @@ class LanguageCritic(Worker):
         """
         config = self._config
         returns = self._exchange.recv_tokens()
-        self._state.wake()
+        self._state.onload()
         rate = self._state.apply_settings(step, last_step)
-        seed = seed_of(config.actor.seed, Purpose.BATCHES, step)
+        seed = derive_seed(config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, returns, self._values, seed, step)
         variance = explained_variance(self._values, returns, self._batch.trained).item()
         self._state.version += 1
@@ -101,10 +101,10 @@ class LanguageCritic(Worker):
         self._rest()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
-        found = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")
-        found = {name.replace("train/actor/", "train/critic/"): value for name, value in found.items()}
+        metrics = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")
+        metrics = {name.replace("train/actor/", "train/critic/"): value for name, value in metrics.items()}
         return {
-            **found,
+            **metrics,
             "train/critic/explained_variance": variance,
             "train/critic/lr": rate,
         }

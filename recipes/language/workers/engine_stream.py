@@ -21,7 +21,7 @@ class Arriving(Protocol[T]):
 
 
 class Orders(Protocol):
-    """Messages to the engine: `NewWeights`, None at the end, and whatever requests come in."""
+    """Messages to the engine: requests, `NewWeights`, and None at the end."""
 
     def poll(self) -> list[Any]: ...
     def wait(self) -> Any: ...
@@ -38,7 +38,7 @@ RequestT = TypeVar("RequestT", bound=Versioned)
 
 
 class EngineStream(Generic[RequestT]):
-    """Draws as requests come, and loads new weights between two tokens, until the end.
+    """Serves requests continuously, and loads new weights between two tokens, until the end.
 
     Weights travel while tokens are drawn. A request waits for the weights that it needs.
 
@@ -76,7 +76,7 @@ class EngineStream(Generic[RequestT]):
         take: Callable[[Any, list[RequestT]], Iterable[RequestT]],
         begin: Callable[[list[RequestT]], None],
     ) -> None:
-        """Draw until None has come, and all that was asked before is done.
+        """Generate until None has arrived and all earlier requests are done.
 
         Args:
             orders: what is to be done.
@@ -94,8 +94,8 @@ class EngineStream(Generic[RequestT]):
                 else:
                     waiting += take(order, waiting)
             self._advance_weights()
-            begin([each for each in waiting if each.version <= self._version])
-            waiting = [each for each in waiting if each.version > self._version]
+            begin([order for order in waiting if order.version <= self._version])
+            waiting = [order for order in waiting if order.version > self._version]
             self._collect(engine.step())
 
     @property

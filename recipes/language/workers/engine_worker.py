@@ -10,22 +10,22 @@ from recipes.language.engines.engine import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
-from recipes.training.weights.weight_sync import receivers_of
+from recipes.training.weights.weight_sync import receiver_ranks
 from rlinf_core import Worker
 
 
 class EngineWorker(Worker):
-    """Generates by an engine, whose weights the actors send."""
+    """Generates with an engine whose weights come from the actors."""
 
     config_section = "rollout"
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self._config = config
-        self._rests = False
+        self._sleeps = False
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Start the engine; its weights come with the first `sync_model_from_actor`."""
+        """Start the engine; its weights arrive with the first `sync_model_from_actor`."""
         config = self._config
         torch.set_num_threads(config.rollout.threads)
         self._layout = layout
@@ -56,26 +56,26 @@ class EngineWorker(Worker):
         update.apply(self._engine)
 
     def _receive(self) -> IncomingWeights:
-        """Begin to receive the weights that the actor sends."""
+        """Start receiving weights from the actor."""
         layout, source = self._layout, self._rank % self._layout.actors
-        ranks = receivers_of(source, layout.actors, layout.rollouts)
+        ranks = receiver_ranks(source, layout.actors, layout.rollouts)
         groups = [(self._config.rollout.group_name, ranks)]
         actor = (self._config.actor.group_name, source)
         return IncomingWeights(lambda: self.broadcast(None, groups, actor, async_op=True), may_keep=len(ranks) == 1)
 
-    def rest(self, weights_follow: bool) -> None:
-        """Give up memory of the accelerator until the next call: all, where new weights come before the next answers.
+    def offload(self, weights_follow: bool) -> None:
+        """Release accelerator memory until the next call: all of it if new weights arrive before the next answers.
 
         With a LoRA adapter nothing but the adapter comes, and the weights stay.
         """
         whole = weights_follow and self._config.actor.model.adapter() is None
         self._engine.sleep(2 if whole else 1)
-        self._rests = True
+        self._sleeps = True
 
     def _wake(self) -> None:
-        if self._rests:
+        if self._sleeps:
             self._engine.wake()
-            self._rests = False
+            self._sleeps = False
 
     def _close(self) -> None:
         engine = getattr(self, "_engine", None)

@@ -19,7 +19,7 @@ from rlinf_core import Worker
 
 
 class LanguageReference(Worker):
-    """Tells the actors the log-probabilities of the model that training began with, or of `reference.model_path`."""
+    """Sends the actors the log-probabilities of the initial model, or of `reference.model_path`."""
 
     config_section = "reference"
 
@@ -56,12 +56,12 @@ class LanguageReference(Worker):
             release_memory(self.torch_device)
 
     def evaluate(self, step: int) -> None:
-        """Give the actors the log-probabilities of their batches' answer tokens."""
+        """Send the actors the log-probabilities of their batches' answer tokens."""
         temperature = self._config.rollout.sampling_params.temperature
 
         def logprobs(row: PackedRow) -> Tensor:
-            found: AnswerEval = self._strategy.module(row, temperature)
-            return found.logprobs
+            evaluation: AnswerEval = self._strategy.module(row, temperature)
+            return evaluation.logprobs
 
         batch = self._exchange.recv()
         self._policy.to(self.torch_device)

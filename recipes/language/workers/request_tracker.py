@@ -1,4 +1,4 @@
-"""Prompts on their way through an engine: which of its answers belong together, and when it gets new weights."""
+"""Tracking of prompts in an engine: which answers belong together, and when weights are updated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 class _Open(NamedTuple):
-    """A prompt whose answers are not all there: its problem, with its number, and the answers that are."""
+    """A prompt with answers still missing: its problem, the problem's number, and the answers so far."""
 
     prompt: Prompt
     number: int
@@ -33,7 +33,7 @@ class _Open(NamedTuple):
 
 
 class Answering:
-    """Answers prompts by an engine, and puts each group out when it is whole.
+    """Answers prompts with an engine, and emits each group when it is complete.
 
     Args:
         config: of the job.
@@ -67,10 +67,10 @@ class Answering:
         self._stops = frozenset(stops)
         self._problems: Mapping[bool, ProblemSet] = {True: training, False: evaluation}
         self._put = put
-        # Prompts whose answers are not all there, by the names of their requests.
+        # Incomplete prompts, by request name.
         self._open: dict[str, _Open] = {}
         self._take_up = take_up
-        # What a checkpoint has of answers that wait to go on, by the positions of their problems.
+        # Unfinished answers from a checkpoint, by problem position.
         self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
         self.drawn = self._refused = 0
@@ -96,8 +96,8 @@ class Answering:
             self._collect(self._engine.step())
         for group in self._open.values():
             raise EngineAnswerError(
-                f"the engine gave {len(group.answers)} of {group.prompt.answers} answers to a prompt",
-                why=f"`{group.problem.prompt[:80]}` was asked, and the engine has nothing left to do",
+                f"the engine returned {len(group.answers)} of {group.prompt.answers} answers to a prompt",
+                why=f"the engine is idle, but did not finish `{group.problem.prompt[:80]}`",
             )
 
     def answer_forever(
@@ -106,7 +106,8 @@ class Answering:
         receive: Callable[[], Arriving[WeightUpdate]],
         keep: Callable[[UnfinishedReport], None] | None = None,
     ) -> None:
-        """Answer prompts as they are ordered until the end, and load new weights without ending what is under way.
+        """Answer prompts as they are ordered until the end, and load new weights without interrupting unfinished
+        answers.
 
         Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way go on under the
         new weights; without it they are ended under the old ones first. A prompt waits for the weights that it needs.
@@ -139,20 +140,23 @@ class Answering:
         stream.run(orders, take, begin)
 
     def _accepted(self, prompt: Prompt) -> Prompt:
-        """Return a prompt; what a checkpoint has of its answers is taken up now, so that a next one has it, too."""
+        """Return a prompt, and take over its unfinished answers from a checkpoint, so that the next checkpoint has them
+        too."""
         if prompt.begun and self._take_up is not None:
             self._begun[prompt.position] = self._take_up(prompt.position)
         return prompt
 
     def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
-        """Return what there is of the answers to training problems; `waiting` are prompts that are not begun."""
+        """Return the unfinished answers to training problems; `waiting` are prompts not yet started."""
         drawn = {name: list(group.answers) for name, group in self._open.items()}
         for answer in self._engine.unfinished_answers():
             if answer.tokens:
                 drawn[answer.request_id].append(answer)
         here = [(group.prompt, drawn[name]) for name, group in self._open.items() if group.prompt.trains]
         groups = [UnfinishedGroup(prompt.position, tuple(answers)) for prompt, answers in here if answers]
-        positions = [prompt.position for prompt, _ in here] + [each.position for each in waiting if each.trains]
+        positions = [prompt.position for prompt, _ in here] + [
+            unfinished.position for unfinished in waiting if unfinished.trains
+        ]
         return UnfinishedReport(tuple(positions), (*groups, *self._begun.values()))
 
     def _submit(self, prompt: Prompt) -> None:
@@ -166,7 +170,7 @@ class Answering:
             # Of this prompt alone: it is skipped as one that is too long.
             tokens = None
             if not self._refused:
-                LOGGER.warning("prompt %d is skipped: %s; further ones are counted only", index, refusal.reason)
+                LOGGER.warning("skipped prompt %d: %s; further ones are only counted", index, refusal.reason)
             self._refused += 1
         if not tokens:
             self._put([AnswerGroup(prompt, index, problem, (), ())])
@@ -183,27 +187,27 @@ class Answering:
             self._go_on(request, begun)
 
     def _go_on(self, request: Request, begun: UnfinishedGroup) -> None:
-        """Submit a request of whose answers there is something: the ended ones are done, the others go on."""
-        there = {each.sample: each for each in begun.answers if each.sample < request.group_size}
-        ended = [each for each in there.values() if each.finish_reason != "aborted"]
-        for sample in sorted(set(range(request.group_size)) - {each.sample for each in ended}):
+        """Submit a partially answered request: finished answers are done, the others continue."""
+        there = {answer.sample: answer for answer in begun.answers if answer.sample < request.group_size}
+        ended = [answer for answer in there.values() if answer.finish_reason != "aborted"]
+        for sample in sorted(set(range(request.group_size)) - {answer.sample for answer in ended}):
             answer = there.get(sample)
             drawn = Begun()
             if answer and self._engine.continues and len(answer.tokens) < request.params.max_new_tokens:
                 drawn = Begun(tokens=answer.tokens, logprobs=answer.logprobs, versions=answer.versions)
             self._engine.submit(replace(request, group_size=1, sample_offset=sample, begun=drawn))
-        self._collect(replace(each, request_id=request.request_id) for each in ended)
+        self._collect(replace(answer, request_id=request.request_id) for answer in ended)
 
     def _params(self, temperature: float, step: int) -> SamplingParams:
-        given = self._config.rollout.sampling_params
+        sampling = self._config.rollout.sampling_params
         return SamplingParams(
             temperature=temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            max_new_tokens=given.max_new_tokens,
-            min_new_tokens=given.min_new_tokens,
-            stop_token_ids=tuple(given.stop_token_ids),
-            stop=tuple(given.stop),
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            max_new_tokens=sampling.max_new_tokens,
+            min_new_tokens=sampling.min_new_tokens,
+            stop_token_ids=tuple(sampling.stop_token_ids),
+            stop=tuple(sampling.stop),
             seed=(self._config.actor.seed << 32) + step,
         )
 
@@ -221,14 +225,14 @@ class Answering:
             self._put(whole)
 
     def _whole(self, group: _Open) -> AnswerGroup:
-        answers = tuple(sorted(group.answers, key=lambda each: each.sample))
+        answers = tuple(sorted(group.answers, key=lambda answer: answer.sample))
         # Answers to one prompt are often alike.
-        texts = {each.tokens: "" for each in answers}
+        texts = {answer.tokens: "" for answer in answers}
         for tokens in texts:
             texts[tokens] = self._encoder.text(self._without_stop(tokens))
-        written = tuple(texts[each.tokens] for each in answers)
+        written = tuple(texts[answer.tokens] for answer in answers)
         shown = group.prompt.shown
-        pieces = tuple(self._encoder.pieces(each.tokens) for each in answers) if shown else ()
+        pieces = tuple(self._encoder.pieces(answer.tokens) for answer in answers) if shown else ()
         return AnswerGroup(group.prompt, group.number, group.problem, written, answers, pieces)
 
     def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

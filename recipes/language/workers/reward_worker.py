@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.answers.answer_group import AnswerGroup, Course
+from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
@@ -56,8 +56,8 @@ class RewardWorker(Worker):
         self._check_right_answers()
         # Answers that actors are to learn from, by slot, until it is known which of them learns.
         self._kept: dict[int, RolloutBatch] = {}
-        # Kinds of failures that were told in the log; the metrics count them all.
-        self._told: set[str] = set()
+        # Kinds of failures already logged; the metrics count all failures.
+        self._warned: set[str] = set()
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
 
@@ -84,19 +84,19 @@ class RewardWorker(Worker):
             slots: of the groups of all workers.
         """
         missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
-        found: list[ScoredGroup] = []
+        scored_groups: list[ScoredGroup] = []
         while missing:
             groups: list[AnswerGroup] = self._answers.get(key=str(self._rank))
             for group in groups:
-                # A second time where whoever answered died just after that, and another one was asked.
+                # A duplicate, if an agent process died after sending it and its task was reassigned.
                 if group.prompt.slot not in missing:
                     continue
                 missing.remove(group.prompt.slot)
                 scored, batch = self._score_group(group)
                 if batch is not None:
                     self._kept[scored.report.slot] = batch
-                found.append(scored)
-        return found
+                scored_groups.append(scored)
+        return scored_groups
 
     def send_rollout_batch(self, step: int, assignment: Assignment) -> None:
         """Send the answers that this worker has scored to the actors that learn from them.
@@ -112,9 +112,8 @@ class RewardWorker(Worker):
                 self.send(RolloutBatch.joined(pieces), self._config.actor.group_name, rank)
 
     def score_forever(self) -> None:
-        """Score whatever groups are there until None comes in their place: answers go to the actors, through a channel,
-        where they wait for their step, and reports to the runner.
-        """
+        """Score arriving groups until None: answers go to the actors through a channel, where they wait for their step,
+        and reports to the runner."""
         inbox = Inbox(self._answers, ANSWERS)
         while (groups := inbox.wait()) is not None:
             for group in groups:
@@ -149,9 +148,9 @@ class RewardWorker(Worker):
         for score, _ in scored:
             parts.update(score.parts)
         figures: Counter[str] = Counter()
-        for course, score in zip(group.courses, scores, strict=False):
+        for stats, score in zip(group.episode_stats, scores, strict=False):
             if not score.failed:
-                figures.update(course.figures)
+                figures.update(stats.figures)
         answers = [answer for _, segments in scored for answer in segments]
         versions = [version for answer in answers for version in answer.drawn_versions]
         rewards = tuple(score.reward for score, _ in scored)
@@ -184,9 +183,9 @@ class RewardWorker(Worker):
         )
 
     def _scores(self, group: AnswerGroup) -> list[Score]:
-        """Return a score of each trajectory: what whoever answered gives it, or what its text is worth."""
+        """Return a score per trajectory: the one set by the agent, or that of its text."""
         problem, trajectories = group.question, group.trajectories
-        courses = group.courses or (Course(),) * len(trajectories)
+        episode_stats = group.episode_stats or (EpisodeStats(),) * len(trajectories)
         items = [
             Item(
                 prompt=problem.prompt,
@@ -196,20 +195,20 @@ class RewardWorker(Worker):
                 row=problem.row,
                 messages=problem.messages,
             )
-            for text, answers, course in zip(group.texts, trajectories, courses, strict=True)
-            if course.reward is None
+            for text, answers, stats in zip(group.texts, trajectories, episode_stats, strict=True)
+            if stats.reward is None
         ]
         scores = self._scorer.score_all(items) if items else []
         self._warn(scores)
         judged = iter(scores)
-        found: list[Score] = []
-        for answers, course in zip(trajectories, courses, strict=True):
-            if course.reward is None:
+        results: list[Score] = []
+        for answers, stats in zip(trajectories, episode_stats, strict=True):
+            if stats.reward is None:
                 score = next(judged)
             else:
                 right = self._config.reward.correct_reward
-                correct = course.reward >= right if course.correct is None else course.correct
-                score = Score(course.reward, course.reason, course.parts, course.failure, correct)
+                correct = stats.reward >= right if stats.correct is None else stats.correct
+                score = Score(stats.reward, stats.reason, stats.parts, stats.failure, correct)
             credit = sum(sum(answer.rewards) for answer in answers)
             if credit:
                 parts = {**score.parts, "turns": credit}
@@ -217,16 +216,16 @@ class RewardWorker(Worker):
             # What training takes off says nothing of how good an answer is: evaluation does without.
             if group.prompt.trains:
                 score = self._without_overlong(score, sum(answer.drawn for answer in answers))
-            found.append(score)
-        return found
+            results.append(score)
+        return results
 
     def _warn(self, scores: Sequence[Score]) -> None:
         """Log the first failure of each cause."""
         for score in scores:
-            if score.failure and score.failure not in self._told:
-                self._told.add(score.failure)
+            if score.failure and score.failure not in self._warned:
+                self._warned.add(score.failure)
                 self.log_warning(
-                    "an answer could not be scored and is left out: %s; further ones are counted as failed/%s",
+                    "an answer could not be scored and was dropped: %s; further ones are counted as failed/%s",
                     score.reason,
                     score.failure,
                 )
@@ -249,12 +248,12 @@ class RewardWorker(Worker):
 
 
 def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
-    courses = group.courses or (Course(),) * len(scores)
-    found: list[SampleRecord] = []
+    episode_stats = group.episode_stats or (EpisodeStats(),) * len(scores)
+    records: list[SampleRecord] = []
     for number, (text, answers, score) in enumerate(zip(group.texts, group.trajectories, scores, strict=True)):
         # A conversation is read turn by turn; its longest segment stands for its tokens.
-        answer = max(answers, key=lambda each: len(each.prompt) + len(each.tokens))
-        found.append(
+        answer = max(answers, key=lambda answer: len(answer.prompt) + len(answer.tokens))
+        records.append(
             SampleRecord(
                 slot=group.prompt.slot,
                 sample=answer.sample,
@@ -269,7 +268,7 @@ def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
                 logprobs=answer.logprobs,
                 versions=answer.versions,
                 pieces=group.pieces[number] if group.pieces else (),
-                turns=tuple(turn._asdict() for turn in courses[number].turns),
+                turns=tuple(turn._asdict() for turn in episode_stats[number].turns),
             )
         )
-    return found
+    return records

@@ -28,7 +28,7 @@ class LanguageRolloutWorker(EngineWorker):
         self._streams = False
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Start the engine, whose weights come with the first `sync_model_from_actor`, and load the problems."""
+        """Start the engine, whose weights arrive with the first `sync_model_from_actor`, and load the problems."""
         super().init_worker(layout)
         config = self._config
         data = config.data
@@ -57,7 +57,7 @@ class LanguageRolloutWorker(EngineWorker):
         self._scored = self.connect_channel(layout.scored)
 
     def problem_counts(self) -> tuple[int, int]:
-        """Return how many problems there are for training and for evaluation."""
+        """Return the number of problems for training and for evaluation."""
         return self._counts
 
     def _load(self, update: WeightUpdate) -> None:
@@ -69,7 +69,7 @@ class LanguageRolloutWorker(EngineWorker):
         self._wake()
         answering = self._answering
         began, before = time.perf_counter(), answering.drawn
-        answering.answer(each for each in prompts if each.worker == self._rank)
+        answering.answer(prompt for prompt in prompts if prompt.worker == self._rank)
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
 
     def generate_forever(self) -> None:
@@ -79,11 +79,11 @@ class LanguageRolloutWorker(EngineWorker):
         self._streams = False
 
     def _keep(self, report: UnfinishedReport) -> None:
-        """Hand the answers that are under way over to the actors, for a checkpoint."""
+        """Hand the unfinished answers to the actors, for a checkpoint."""
         self._scored.put(report, key=UNFINISHED)
 
     def _take_up(self, position: int) -> UnfinishedGroup:
-        """Return what a checkpoint has of the answers to a training problem."""
+        """Return a checkpoint's unfinished answers to a training problem."""
         return self._scored.get(key=unfinished_key(position))
 
     def _put(self, groups: list[AnswerGroup]) -> None:

@@ -39,20 +39,20 @@ class EvaluationClient:
             self._worker.send(batch.select(rows), group, rank)
 
     def send_tokens(self, values: Tensor) -> None:
-        """Deal a value of each answer token of the last batch, float [A], like that batch."""
+        """Send values of the last batch's answer tokens, float [A], distributed like that batch."""
         split = pieces(values, integers(self._lengths))
         for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
             mine = [split[row] for row in integers(rows)]
             self._worker.send(torch.cat(mine) if mine else values[:0], group, rank)
 
     def recv_tokens(self) -> Tensor:
-        """Return what the workers say of each answer token of the last batch, float [A]."""
-        found: list[Tensor] = [torch.empty(0)] * len(self._lengths)
+        """Receive the workers' values of the last batch's answer tokens, float [A]."""
+        tokens: list[Tensor] = [torch.empty(0)] * len(self._lengths)
         for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
             values: Tensor = self._worker.recv(group, rank)
-            for row, each in zip(integers(rows), pieces(values, integers(self._lengths[rows])), strict=True):
-                found[row] = each
-        return torch.cat(found) if found else torch.empty(0)
+            for row, piece in zip(integers(rows), pieces(values, integers(self._lengths[rows])), strict=True):
+                tokens[row] = piece
+        return torch.cat(tokens) if tokens else torch.empty(0)
 
 
 class EvaluationServer:
@@ -72,21 +72,21 @@ class EvaluationServer:
     def recv(self) -> RolloutBatch:
         """Return this worker's share of the batches of all actors."""
         batches: list[RolloutBatch] = [self._worker.recv(group, rank) for group, rank in self._peers]
-        self._counts = [len(each.trained) for each in batches]
+        self._counts = [len(batch.trained) for batch in batches]
         return RolloutBatch.joined(batches)
 
     def recv_tokens(self) -> Tensor:
-        """Return the values that the actors send of each answer token of the last batch, float [A]."""
+        """Receive the actors' values of the last batch's answer tokens, float [A]."""
         return torch.cat([self._worker.recv(group, rank) for group, rank in self._peers])
 
     def send_tokens(self, values: Tensor) -> None:
-        """Give each actor the values of its answer tokens of the last batch, float [A] in all."""
+        """Send every actor the values of its answer tokens of the last batch, float [A] in total."""
         for piece, (group, rank) in zip(pieces(values, self._counts), self._peers, strict=True):
             self._worker.send(piece.contiguous(), group, rank)
 
 
 def shares(batch: RolloutBatch, parts: int) -> Sequence[list[int]]:
-    """Return the answers of each of several workers: whole groups, alike in tokens."""
+    """Return the answers of each of several workers: whole groups, with similar token counts."""
     groups, lengths = whole_groups(batch), integers(batch.lengths)
     dealt = balanced([sum(lengths[row] for row in group) for group in groups], parts)
     return [[row for index in part for row in groups[index]] for part in dealt]

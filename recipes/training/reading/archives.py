@@ -22,7 +22,7 @@ from rlinf_core.foreign.files import open_regular
 
 # Of a part in a zip: a mark, and at its end the lengths of name and extra field.
 _HEADER: Final = struct.Struct("<4s22xHH")
-_DTYPES: Final = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+_DTYPES: Final = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _STORAGES: Final = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -99,7 +99,7 @@ def read_archive(file: IO[bytes]) -> Any:
         with zipfile.ZipFile(file) as archive:
             value = _ArchiveReader(archive, file).whole()
     except (zipfile.BadZipFile, struct.error, NotImplementedError) as error:
-        raise ValueError(f"it is no file of `torch.save`, or a damaged one: {error}") from error
+        raise ValueError(f"it is not a `torch.save` file, or is damaged: {error}") from error
     check_plain(value, (Tensor,))
     return value
 
@@ -115,27 +115,27 @@ class _ArchiveReader(PickleReader):
     def __init__(self, archive: zipfile.ZipFile, file: IO[bytes]) -> None:
         self._file = file
         entries = archive.infolist()
-        self._entries = {each.filename.partition("/")[2]: each for each in entries}
+        self._entries = {entry.filename.partition("/")[2]: entry for entry in entries}
         self._storages: dict[str, Tensor] = {}
         # Nothing is compressed, so that no file becomes larger than it is.
         if len(self._entries) != len(entries) or any(
-            each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in entries
+            entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries
         ):
-            raise ValueError("its parts are compressed, or of one name")
+            raise ValueError("its records are compressed or have duplicate names")
         # Nor by parts that overlap.
         self._left = archive.start_dir
 
     def whole(self) -> object:
         """Return what the archive holds."""
         if "byteorder" in self._entries and bytes(self._bytes("byteorder").numpy()) != sys.byteorder.encode():
-            raise ValueError("it is of a machine with the other order of bytes")
+            raise ValueError("it was written on a machine with the opposite byte order")
         return self.read(bytes(self._bytes("data.pkl").numpy()))
 
     def stored(self, reference: object) -> object:
         """Return the bytes and the type of a storage."""
         kind, storage, key, _, _ = cast("tuple[Any, ...]", reference)
         if kind != "storage" or type(storage) is not Name or storage not in _STORAGES or type(key) is not str:
-            raise ValueError("it refers to something that is no storage of numbers")
+            raise ValueError("it refers to an object that is not a tensor storage")
         if key not in self._storages:
             self._storages[key] = self._bytes(f"data/{key}")
         return _Storage(self._storages[key], _STORAGES[storage])
@@ -152,27 +152,27 @@ class _ArchiveReader(PickleReader):
             return _view(storage, None, offset, size, stride)
         if name == "torch._utils._rebuild_tensor_v3":
             storage, offset, size, stride, _, _, kind = arguments
-            return _view(storage, dtype_of(kind), offset, size, stride)
+            return _view(storage, parse_dtype(kind), offset, size, stride)
         return super().make(name, arguments)
 
     def build(self, value: object, state: Any) -> None:
-        """Ignore what modules keep beside their weights: the version of their format."""
+        """Ignore module metadata: the version of the format."""
         if type(value) is not dict:
             super().build(value, state)
 
     def _bytes(self, name: str) -> Tensor:
-        """Return the bytes of a part, [n] of uint8, checked by the sum that torch has written beside them."""
+        """Return the bytes of a record, uint8 [n], after checking its CRC."""
         entry = self._entries.get(name)
         if entry is None:
-            raise ValueError(f"it has no part `{name}`")
+            raise ValueError(f"it has no record `{name}`")
         self._left -= entry.file_size
         if self._left < 0:
-            raise ValueError("its parts are longer than the file")
+            raise ValueError("its records are longer than the file")
         self._file.seek(entry.header_offset)
         header = self._file.read(_HEADER.size)
         mark, name_length, extra_length = _HEADER.unpack(header)
         if mark != b"PK\3\4":
-            raise ValueError(f"its part `{name}` is missing")
+            raise ValueError(f"its record `{name}` is missing")
         self._file.seek(name_length + extra_length, io.SEEK_CUR)
         content = torch.empty(entry.file_size, dtype=torch.uint8)
         view = memoryview(cast("Any", content.numpy()))
@@ -180,7 +180,7 @@ class _ArchiveReader(PickleReader):
         while place < len(view) and (count := cast("Any", self._file).readinto(view[place:])):
             place += count
         if place < len(view) or zlib.crc32(view) != entry.CRC:
-            raise ValueError(f"its part `{name}` is damaged")
+            raise ValueError(f"its record `{name}` is damaged")
         return content
 
 
@@ -193,19 +193,19 @@ class _Storage:
         self.content, self.dtype = content, dtype
 
 
-def dtype_of(name: object) -> torch.dtype:
+def parse_dtype(name: object) -> torch.dtype:
     """Return the type of numbers that a name as `torch.float32` stands for.
 
     Raises:
         ValueError: it stands for none.
     """
     if type(name) is not Name or name not in _DTYPES:
-        raise ValueError(f"`{name}` is no type of numbers")
+        raise ValueError(f"`{name}` is not a numeric type")
     return _DTYPES[name]
 
 
 def _view(storage: object, dtype: torch.dtype | None, offset: Any, size: Any, stride: Any) -> Tensor:
-    """Return a tensor in a storage; every element of it is one of its own."""
+    """Return a tensor view of a storage; its elements must not overlap."""
     if type(storage) is not _Storage:
         raise ValueError("a tensor has no storage")
     dtype = dtype or storage.dtype
@@ -213,12 +213,12 @@ def _view(storage: object, dtype: torch.dtype | None, offset: Any, size: Any, st
     (first,) = natural_numbers((offset,))
     room, count = len(storage.content) // dtype.itemsize, math.prod(sizes)
     if len(sizes) != len(strides):
-        raise ValueError("a tensor has other dimensions than strides")
+        raise ValueError("a tensor's shape and strides differ in length")
     if not count:
         return torch.empty_strided(sizes, strides, dtype=dtype)
     last = first + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if last >= room or count > room:
-        raise ValueError("a tensor is larger than its storage")
+        raise ValueError("a tensor exceeds its storage")
     return storage.content[: room * dtype.itemsize].view(dtype).as_strided(sizes, strides, first)
 
 
@@ -229,14 +229,14 @@ def natural_numbers(values: object) -> tuple[int, ...]:
         ValueError: it is something else.
     """
     if not isinstance(values, (tuple, list)):
-        raise ValueError("sizes are no list of numbers")
+        raise ValueError("a shape is not a list of integers")
     numbers = cast("tuple[Any, ...] | list[Any]", values)
-    if any(type(each) is not int or not 0 <= each < 1 << 62 for each in numbers) or len(numbers) > 64:
-        raise ValueError("sizes are no natural numbers")
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or len(numbers) > 64:
+        raise ValueError("a shape has negative or non-integer entries")
     return tuple(numbers)
 
 
 def _tensor_only(value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError("a weight is no tensor")
+        raise ValueError("a weight is not a tensor")
     return value

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from recipes.training.reading.archives import FileSlice, dtype_of, natural_numbers, read_archive
+from recipes.training.reading.archives import FileSlice, natural_numbers, parse_dtype, read_archive
 from recipes.training.reading.pickles import LIMIT, Name, PickleReader, check_plain
 from rlinf_core.foreign.files import open_regular
 
@@ -74,7 +74,7 @@ class _Record:
 
 
 class _IndexReader(PickleReader):
-    """A reader of an index; `Metadata` and what is in it become records."""
+    """A reader of a checkpoint index; `Metadata` and its parts become records."""
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
         """Return a record, of the kinds of which an index consists."""
@@ -107,13 +107,13 @@ def read_index(folder: Path) -> Metadata:
         return _metadata(_IndexReader().read(stream))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = str(error) if type(error) is ValueError else f"it is damaged: {type(error).__name__}"
-        raise ValueError(f"`{INDEX}` is no index of tensors: {why}") from error
+        raise ValueError(f"`{INDEX}` is not a tensor index: {why}") from error
 
 
 def _metadata(value: object) -> Metadata:
     state = _state(value, "Metadata")
-    entries = {_text(name): _entry(each) for name, each in _mapping(state["state_dict_metadata"]).items()}
-    stored = {_place(key): _storage(each) for key, each in _mapping(state["storage_data"]).items()}
+    entries = {_text(name): _entry(described) for name, described in _mapping(state["state_dict_metadata"]).items()}
+    stored = {_place(key): _storage(storage) for key, storage in _mapping(state["storage_data"]).items()}
     return Metadata(state_dict_metadata=entries, storage_data=stored, storage_meta=StorageMeta())
 
 
@@ -125,15 +125,15 @@ def _entry(value: object) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(layout) is not _Record or layout.kind != "layout" or layout.arguments != ("torch.strided",):
         raise ValueError("a tensor is not dense")
     size = _size(state["size"])
-    chunks = [_chunk(each) for each in cast("list[object]", state["chunks"])]
+    chunks = [_chunk(part) for part in cast("list[object]", state["chunks"])]
     for chunk in chunks:
         if len(chunk.offsets) != len(size) or len(chunk.sizes) != len(size):
-            raise ValueError("a part of a tensor has other dimensions than the tensor")
+            raise ValueError("a chunk of a tensor has a different number of dimensions")
         if any(at + length > whole for at, length, whole in zip(chunk.offsets, chunk.sizes, size, strict=True)):
-            raise ValueError("a part of a tensor lies outside of it")
+            raise ValueError("a chunk lies outside its tensor")
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
-        raise ValueError("the parts of a tensor are not all of it")
-    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(dtype)), size, chunks)
+        raise ValueError("the chunks of a tensor do not cover it")
+    return TensorStorageMetadata(TensorProperties(dtype=parse_dtype(dtype)), size, chunks)
 
 
 def _chunk(value: object) -> ChunkStorageMetadata:
@@ -152,7 +152,7 @@ def _storage(value: object) -> _StorageInfo:
     offset, length = natural_numbers((state["offset"], state["length"]))
     name = _text(state["relative_path"])
     if not _SHARD.fullmatch(name):
-        raise ValueError("a tensor is in a file that is no shard beside the index")
+        raise ValueError("a tensor is in a file that is not a shard beside the index")
     if state.get("transform_descriptors"):
         raise ValueError("its shards are compressed or encrypted")
     return _StorageInfo(name, offset, length)
@@ -185,7 +185,7 @@ def _mapping(value: object) -> dict[Any, Any]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not text")
     return value
 
 
@@ -230,7 +230,7 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan needs from the shards into the planner's tensors and values.
+        """Read the items of a plan from the shards into the planner's tensors and values.
 
         Raises:
             OSError: a shard cannot be read.
@@ -242,13 +242,13 @@ class CheckpointReader(StorageReader):
             items.setdefault(stored[item.storage_index].relative_path, []).append(item)
         for name, wanted in items.items():
             with open_regular(self.folder / name) as file:
-                for item in sorted(wanted, key=lambda each: stored[each.storage_index].offset):
+                for item in sorted(wanted, key=lambda item: stored[item.storage_index].offset):
                     info = stored[item.storage_index]
                     try:
                         value = read_archive(cast("Any", FileSlice(file, info.offset, info.length)))
                         _deliver(value, item, planner)
                     except ValueError as error:
-                        raise ValueError(f"`{name}` has no good `{item.storage_index.fqn}`: {error}") from error
+                        raise ValueError(f"`{name}` has no valid `{item.storage_index.fqn}`: {error}") from error
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -264,21 +264,21 @@ def _deliver(value: object, item: ReadItem, planner: LoadPlanner) -> None:
         planner.load_bytes(item, cast("Any", value))
         return
     if not isinstance(value, Tensor):
-        raise ValueError("it is no tensor")
+        raise ValueError("it is not a tensor")
     if any(
         at + length > size for at, length, size in zip(item.storage_offsets, item.lengths, value.size(), strict=True)
     ):
-        raise ValueError("it has other sizes than the index says")
+        raise ValueError("its shape differs from the index")
     part = narrow_tensor_by_index(value, item.storage_offsets, item.lengths)
     target = planner.resolve_tensor(item).detach()
     if target.size() != part.size():
-        raise ValueError("it has other sizes than the index says")
+        raise ValueError("its shape differs from the index")
     target.copy_(part)
     planner.commit_tensor(item, target)
 
 
 class CheckpointPlanner(DefaultLoadPlanner):
-    """torch's plan of what is read, but values that are no tensors come as they are, and not as a pickle."""
+    """torch's load plan, with non-tensor values passed as they are instead of pickled."""
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         """Put a value into its place.
@@ -292,5 +292,5 @@ class CheckpointPlanner(DefaultLoadPlanner):
         for step in path:
             place = place[step]
         if isinstance(place[last], Tensor):
-            raise ValueError("it is no tensor")
+            raise ValueError("it is not a tensor")
         place[last] = value

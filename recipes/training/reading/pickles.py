@@ -35,21 +35,21 @@ class Name(str):
 
 
 class PickleReader:
-    """A reader of one pickle stream; subclasses say what a name stands for.
+    """A reader of one pickle stream; subclasses define the meaning of names.
 
     Memory and time are in proportion to the length of the stream.
     """
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
-        """Return the value of a call that the stream asks for.
+        """Return the result of a call in the stream.
 
         Raises:
             ValueError: `name` is none that is known here, or the arguments are not those of it.
         """
-        raise ValueError(f"it asks for a call of `{name}`, which is never made")
+        raise ValueError(f"it calls `{name}`, which is never executed")
 
     def stored(self, reference: object) -> object:
-        """Return what the stream refers to outside of itself.
+        """Return the object that a persistent id of the stream refers to.
 
         Raises:
             ValueError: there is no such thing.
@@ -62,7 +62,7 @@ class PickleReader:
         Raises:
             ValueError: it takes none.
         """
-        raise ValueError("it changes a value that is whole")
+        raise ValueError("it modifies an immutable value")
 
     def key(self, key: object) -> Any:
         """Return the key of a mapping.
@@ -70,7 +70,7 @@ class PickleReader:
         Raises:
             ValueError: it is of a type whose hash may take long.
         """
-        return key if type(key) in _KEYS else _refuse("a key of a mapping is neither text nor a number")
+        return key if type(key) in _KEYS else _refuse("a mapping key is neither text nor a number")
 
     def read(self, stream: bytes) -> object:
         """Return the value that a stream describes.
@@ -79,7 +79,7 @@ class PickleReader:
             ValueError: it is damaged, larger than `LIMIT`, or asks for something that is unknown here.
         """
         if len(stream) > LIMIT:
-            raise ValueError(f"its description has {len(stream)} bytes, and {LIMIT} are read at most")
+            raise ValueError(f"its pickle is {len(stream)} bytes long; the limit is {LIMIT}")
         try:
             return self._run(stream)
         except (IndexError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError) as error:
@@ -124,7 +124,7 @@ class PickleReader:
             elif name in ("REDUCE", "NEWOBJ"):
                 arguments, called = stack.pop(), stack.pop()
                 if type(called) is not Name or type(arguments) is not tuple:
-                    raise ValueError("it calls something that is no name")
+                    raise ValueError("it calls an object that is not a name")
                 stack.append(self.make(called, cast("tuple[Any, ...]", arguments)))
             elif name == "BUILD":
                 state = stack.pop()
@@ -135,11 +135,11 @@ class PickleReader:
                 (value,) = stack
                 return value
             elif name not in _SKIPPED:
-                raise ValueError(f"it has an instruction `{name}`, which no checkpoint needs")
-        raise ValueError("it has no end")
+                raise ValueError(f"it contains the opcode `{name}`, which no checkpoint needs")
+        raise ValueError("it is truncated")
 
     def _take(self, name: str, stack: list[Any], items: list[Any]) -> None:
-        """Put items into a container: the last one of the stack, or a new tuple."""
+        """Add items to a container: the top of the stack, or a new tuple."""
         if name == "TUPLE":
             stack.append(tuple(items))
         elif name == "APPENDS" and type(stack[-1]) is list:
@@ -147,7 +147,7 @@ class PickleReader:
         elif name == "SETITEMS" and type(stack[-1]) is dict:
             stack[-1].update(zip(map(self.key, items[::2]), items[1::2], strict=True))
         else:
-            raise ValueError("it fills something that is no container")
+            raise ValueError("it adds items to an object that is not a container")
 
 
 def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_000) -> None:
@@ -171,15 +171,15 @@ def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_00
         elif isinstance(part, dict):
             parts = list(cast("dict[Any, Any]", part).values())
         elif type(part) is Name or not isinstance(part, plain):
-            raise ValueError(f"it holds a `{type(part).__name__}`")
+            raise ValueError(f"it contains a `{type(part).__name__}`")
         limit -= len(parts)
         if limit < 0:
-            raise ValueError("it has more parts than a checkpoint has")
+            raise ValueError("it has more objects than a checkpoint can have")
         pending += parts
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _refuse("a name is no text")
+    return value if isinstance(value, str) else _refuse("a name is not text")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -22,17 +22,17 @@ def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, s
             model's adapters.
     """
     plain = not any(_ADAPTER.search(name) for name in theirs)
-    found: dict[str, str] = {}
+    matches: dict[str, str] = {}
     for name in own:
         candidates = (name, _ADDED.sub("", name), _ADDED_TO_LIST.sub("", name)) if plain else (name,)
-        there = next((each for each in candidates if each in theirs), None)
+        there = next((candidate for candidate in candidates if candidate in theirs), None)
         if there is not None:
-            found[name] = there
-    return found
+            matches[name] = there
+    return matches
 
 
 def new_adapters(own: Iterable[str], theirs: Iterable[str]) -> set[str]:
-    """Return the weights of a model's adapters that begin as they were made, because those given to it have none."""
+    """Return the adapter weights of a model that keep their initial values, because the loaded weights have none."""
     if any(_ADAPTER.search(name) for name in theirs):
         return set()
     return {name for name in own if _ADAPTER.search(name)}

@@ -56,9 +56,7 @@ def save(
 
     _complete(optimizer)
     model, state = get_state_dict(policy, optimizer, options=_options(frozen=frozen))
-    with _explained(
-        "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
-    ):
+    with _explained("the checkpoint's weights cannot be written", folder, "free disk space, or name another folder"):
         state_dict_saver.save(
             {"model": model, "optimizer": state, "version": version},
             checkpoint_id=folder / component,
@@ -79,8 +77,8 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
 
     options = _options(frozen=True)
     model, state = get_state_dict(policy, optimizer, options=options)
-    sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
-    with _explained("the weights of the checkpoint cannot be read", folder, sizes):
+    sizes = "the model must have the same sizes as when saved; `config.yaml` beside the checkpoints records them"
+    with _explained("the checkpoint's weights cannot be read", folder, sizes):
         reader = _reader(folder / component)
         kept = {mine: model[mine] for mine in _stored_names(reader, policy, model)}
         stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
@@ -100,8 +98,8 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
-    fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
-    with _explained("the weights of the checkpoint cannot be read", folder, fits):
+    fits = "both `actor.model` sections must agree; `config.yaml` beside the checkpoints records the checkpoint's"
+    with _explained("the checkpoint's weights cannot be read", folder, fits):
         state: dict[str, Any] = policy.state_dict()
         reader = _reader(folder / component)
         names = _stored_names(reader, policy, state)
@@ -139,17 +137,17 @@ def _stored_names(reader: CheckpointReader, policy: nn.Module, state: Mapping[st
     trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     missing = sorted(name for name in trained - set(names) if name not in new_adapters(state, names.values()))
     if missing:
-        raise ValueError(f"it has no weight `{missing[0]}`")
+        raise ValueError(f"the checkpoint has no weight `{missing[0]}`")
     return names
 
 
 def _complete(optimizer: torch.optim.Optimizer) -> None:
-    """Give weights that no loss has reached yet, as values in imitation, the state that their first step begins with.
+    """Initialize the optimizer state of weights that no loss has reached yet, such as values in imitation.
 
     Who reads the checkpoint has a state of every weight, and looks for each.
     """
     known: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
-    for weight in [each for group in optimizer.param_groups for each in group["params"]] if known else ():
+    for weight in [parameter for group in optimizer.param_groups for parameter in group["params"]] if known else ():
         if not optimizer.state[weight]:
             # Steps are counted by a number, the rest is of the weight's shape.
             optimizer.state[weight] = {
@@ -158,7 +156,7 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _options(*, frozen: bool) -> StateDictOptions:
-    """Return which weights are kept: those that are trained, and the others where that is asked for."""
+    """Return which weights are saved: the trained ones, and optionally the others."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     return StateDictOptions(ignore_frozen_params=not frozen, strict=False)
@@ -166,7 +164,7 @@ def _options(*, frozen: bool) -> StateDictOptions:
 
 @contextmanager
 def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, None]:
-    """Turn what torch raises in here into a CheckpointError, and keep it from warning of what is meant."""
+    """Convert torch's exceptions to CheckpointError, and silence its expected warnings."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -179,9 +177,7 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what failed on the first rank on which something did: torch's own exception is the text of all
-    tracebacks.
-    """
+    """Return the error of the first rank that failed: torch's own exception joins all tracebacks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     if isinstance(error, CheckpointException) and error.failures:

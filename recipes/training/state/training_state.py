@@ -20,7 +20,7 @@ _HOST: Final = torch.device("cpu")
 
 
 class TrainingState:
-    """A policy, as it is spread over the ranks that train it, with its optimizer.
+    """A sharded policy with its optimizer.
 
     Args:
         policy: with equal weights on every rank, on the device that it is trained on. Without shards it computes with
@@ -84,34 +84,34 @@ class TrainingState:
         self.optimizer = make_optimizer(policy, optim)
 
     def whole_weights(self) -> FlatWeights:
-        """Return the current weights, whole. All ranks call it together.
+        """Return the current full weights. Collective over all ranks.
 
         Without shards, and where they are sent in their own types, it is the memory that the policy computes with.
         """
         if self._copies:
-            with self.awake():
+            with self.onloaded():
                 state: dict[str, Tensor] = self.policy.state_dict()
                 for name, view in self._weights.views.items():
                     view.copy_(self.strategy.full_tensor(state[name]))
         return self._weights
 
     def whole_state(self) -> dict[str, Tensor]:
-        """Return copies of all weights by name, whole, in their own types. All ranks call it together."""
-        with self.awake():
+        """Return copies of all full weights by name, in their own types. Collective over all ranks."""
+        with self.onloaded():
             state: dict[str, Tensor] = self.policy.state_dict()
             return {name: self.strategy.full_tensor(value) for name, value in state.items()}
 
     def apply_settings(self, step: int, last_step: int | None) -> float:
-        """Give the optimizer the settings of the file for a training step, and return the learning rate."""
+        """Apply the configured optimizer settings of a training step, and return the learning rate."""
         apply_settings(self.optimizer, self._optim, learning_rate_factor(self._optim, step, last_step))
         return self.optimizer.param_groups[0]["lr"]
 
-    def wake(self) -> None:
-        """Bring weights and optimizer back to the device that they are trained on."""
+    def onload(self) -> None:
+        """Move weights and optimizer back to their training device."""
         self._move(self._device)
 
-    def rest(self, place: torch.device = _HOST) -> None:
-        """Give the memory of the device up until `wake`: weights and optimizer move to the host, gradients are dropped.
+    def offload(self, place: torch.device = _HOST) -> None:
+        """Free device memory until `onload`: weights and optimizer move to the host, gradients are dropped.
 
         Every optimizer step begins without gradients, so that nothing is lost. What is still asked of the state
         meanwhile, such as a checkpoint or whole weights, is answered.
@@ -124,7 +124,7 @@ class TrainingState:
         release_memory(self._device)
 
     @contextmanager
-    def awake(self) -> Generator[None, None, None]:
+    def onloaded(self) -> Generator[None, None, None]:
         """Have weights and optimizer on their device in here; they go back to where they were."""
         place = self._place
         self._move(self._device)
@@ -147,7 +147,7 @@ class TrainingState:
 
         Random numbers are a function of the step: there is no more to write.
         """
-        with self.awake():
+        with self.onloaded():
             save(
                 Path(folder),
                 self.policy,
@@ -163,11 +163,11 @@ class TrainingState:
         Raises:
             CheckpointError: it cannot be read, or is of another model.
         """
-        with self.awake():
+        with self.onloaded():
             self.version = load(Path(folder), self.policy, self.optimizer, self._component)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give memory of a device that no tensor uses back to it, so that other processes can have it."""
+    """Return unused cached memory of a device, so that other processes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

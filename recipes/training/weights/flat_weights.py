@@ -68,7 +68,7 @@ class FlatWeights:
         chosen: Callable[[str], bool] | None = None,
         dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     ) -> FlatWeights:
-        """Return a copy of the weights of a module, which goes on to compute with its own memory.
+        """Return a copy of a module's weights; the module keeps its own memory.
 
         Args:
             module: see `adopt`.
@@ -77,7 +77,9 @@ class FlatWeights:
         """
         own = _own(module, chosen)
         types = dtype if isinstance(dtype, Mapping) else dict.fromkeys(own, dtype)
-        return cls({name: each.to(types[name]) if each.is_floating_point() else each for name, each in own.items()})
+        return cls(
+            {name: weight.to(types[name]) if weight.is_floating_point() else weight for name, weight in own.items()}
+        )
 
     def _give(self) -> None:
         """Let the owners compute with the views."""

@@ -8,7 +8,7 @@ from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core import Work, Worker
 
 
-def receivers_of(sender: int, senders: int, receivers: int) -> range:
+def receiver_ranks(sender: int, senders: int, receivers: int) -> range:
     """Return the ranks of the rollout workers that get their weights from an actor."""
     return range(sender, receivers, senders)
 
@@ -56,7 +56,7 @@ class WeightSender:
             self._wait()
 
     def send_each(self, messages: Iterable[object]) -> None:
-        """Send messages one after the other, and return when their memory may change; none where nobody gets them."""
+        """Send messages in order, and return when their memory may be changed; no-op without receivers."""
         (_, ranks) = self._groups[0]
         if ranks:
             for message in messages:

@@ -1,1 +1,1 @@
-"""The checks of `rlinf doctor`: functions from the answers of nodes to findings, one file for each subject."""
+"""The checks of `rlinf doctor`: functions from node facts to findings, one file per subject."""

@@ -1,4 +1,4 @@
-"""Checks of the nodes' hardware: accelerators, robots and cameras, declared against found."""
+"""Checks of the nodes' hardware: accelerators, robots and cameras, found against declared."""
 
 from __future__ import annotations
 
@@ -6,136 +6,144 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.topology import NodeInfo
 
 _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
 
-def accelerators(seen: Sequence[Seen]) -> list[Finding]:
-    """As many as declared, and of the declared model where the system tells one."""
-    return [_accelerators(each) for each in seen]
+def accelerators(probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check the number of accelerators, and their model if the system reports one."""
+    return [_accelerators(machine) for machine in probed]
 
 
-def _accelerators(each: Seen) -> Finding:
-    declared, said = each.node.accelerators, each.facts["accelerators"]
-    if "found" not in said:
-        verdict = CheckVerdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else CheckVerdict.FAULT
-        what = "nobody looked, because rlinf is not there" if each.facts["fingerprint"] is None else said["fault"]
-        return each.finding("accelerators", verdict, what)
-    models: list[str | None] = said["found"]["models"]
-    what, data = found_text(said), {"found": len(models), "models": models}
+def _accelerators(machine: ProbedNode) -> Finding:
+    declared, reply = machine.node.accelerators, machine.facts["accelerators"]
+    if "found" not in reply:
+        verdict = (
+            CheckVerdict.SKIPPED if declared is None or machine.facts["fingerprint"] is None else CheckVerdict.FAULT
+        )
+        what = (
+            "not checked, because rlinf is not installed there"
+            if machine.facts["fingerprint"] is None
+            else reply["fault"]
+        )
+        return machine.finding("accelerators", verdict, what)
+    models: list[str | None] = reply["found"]["models"]
+    what, data = found_text(reply), {"found": len(models), "models": models}
     if declared is None:
-        return each.ok("accelerators", what, data)
+        return machine.ok("accelerators", what, data)
     data["declared"] = declared.per_node
     if len(models) != declared.per_node:
         named = f" {declared.model}" if declared.model else ""
-        found = f"{len(models)} of" if models else "no accelerator found,"
-        message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
-        help = "repair the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
-        return each.finding("accelerators", CheckVerdict.FAULT, message, help, data)
+        count_text = f"{len(models)} of" if models else "no accelerator found,"
+        message = f"{count_text} {declared.per_node} declared{named}" + (" were found" if models else "")
+        help = "fix the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
+        return machine.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
     other = sorted({model for model in models if model and wanted not in _folded(model)})
     if wanted and other:
         message = f"{declared.model} is declared, {', '.join(other)} was found"
-        return each.finding(
+        return machine.finding(
             "accelerators", CheckVerdict.FAULT, message, "correct `accelerators.model` of its group", data
         )
-    return each.ok("accelerators", f"{what}, as declared", data)
+    return machine.ok("accelerators", f"{what}, as declared", data)
 
 
 def _folded(model: str) -> str:
-    """Return `RTX 4090` is what `NVIDIA GeForce RTX-4090` holds."""
+    """Fold case and separators, so that `RTX 4090` matches `NVIDIA GeForce RTX-4090`."""
     return "".join(filter(str.isalnum, model.casefold()))
 
 
-def found_text(said: Any) -> str:
-    """Return `8 NVIDIA (A800)`, `none`, or why nobody knows."""
-    if "found" not in said:
-        return f"unknown: {said['fault']}"
-    models = said["found"]["models"]
+def found_text(reply: Any) -> str:
+    """Return `8 NVIDIA (A800)`, `none`, or why it is unknown."""
+    if "found" not in reply:
+        return f"unknown: {reply['fault']}"
+    models = reply["found"]["models"]
     if not models:
         return "no accelerator found"
     names = ", ".join(sorted({model for model in models if model}))
-    return f"{len(models)} {said['found']['type']}" + (f" ({names})" if names else "")
+    return f"{len(models)} {reply['found']['type']}" + (f" ({names})" if names else "")
 
 
-def node_info(seen: Seen) -> NodeInfo:
-    """Return a node that answered, with the accelerators that it has; they are unknown where it could not tell."""
-    node = NodeInfo(seen.node.rank)
-    said = seen.facts["accelerators"].get("found")
-    if said is None:
+def node_info(probed: ProbedNode) -> NodeInfo:
+    """Return the `NodeInfo` of a node that answered, with its accelerators if known."""
+    node = NodeInfo(probed.node.rank)
+    reply = probed.facts["accelerators"].get("found")
+    if reply is None:
         return node
-    models: list[str | None] = said["models"]
+    models: list[str | None] = reply["models"]
     if not models:
         return node._replace(num_accelerators=0)
-    return node._replace(num_accelerators=len(models), accelerator_type=said["type"], accelerator_model=models[0])
+    return node._replace(num_accelerators=len(models), accelerator_type=reply["type"], accelerator_model=models[0])
 
 
-def robots(seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether each declared robot answers on the node that it is attached to."""
-    found: list[Finding] = []
-    for each in seen:
-        answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
-        for kind, unit in each.node.robots:
+def robots(probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check that each declared robot answers on its node."""
+    findings: list[Finding] = []
+    for machine in probed:
+        answers = {(host, port): fault for host, port, fault in machine.facts["robots"]}
+        for kind, unit in machine.node.robots:
             if getattr(unit, "disable_validate", False):
-                found.append(each.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
+                findings.append(machine.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
             for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
-                fault = answers.get((host, port), "it was not asked")
-                found.append(_robot(each, kind, f"{host}:{port}", fault, node))
-    return found
+                fault = answers.get((host, port), "not checked")
+                findings.append(_robot(machine, kind, f"{host}:{port}", fault, node))
+    return findings
 
 
-def _robot(each: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
-    """Return the finding about one controller; `controller_node` is the node that runs it, where the file says so."""
+def _robot(machine: ProbedNode, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
+    """Return the finding about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     there = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
     if fault is None:
-        return each.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
-    help = f"switch the robot and its controller{there} on, and check the cable, `robot_ip` and the node's route to it"
-    return each.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
+        return machine.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
+    help = f"switch on the robot and its controller{there}, and check the cable, `robot_ip` and the node's route to it"
+    return machine.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
-def cameras(seen: Sequence[Seen]) -> list[Finding]:
-    """Return whether each declared camera is plugged in, where the maker's package can tell."""
+def cameras(probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check that each declared camera is plugged in, if the vendor's package is installed."""
     return [
         finding
-        for each in seen
-        for make, serials in cameras_of(unit for _, unit in each.node.robots).items()
-        for finding in _cameras(each, make, serials)
+        for machine in probed
+        for make, serials in cameras_of(unit for _, unit in machine.node.robots).items()
+        for finding in _cameras(machine, make, serials)
     ]
 
 
-def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
-    said = each.facts["cameras"].get(make) or {"fault": "it was not asked"}
+def _cameras(machine: ProbedNode, make: str, serials: Sequence[str]) -> list[Finding]:
+    reply = machine.facts["cameras"].get(make) or {"fault": "not checked"}
     listed = ", ".join(serials)
-    if "found" not in said:
+    if "found" not in reply:
         package = _PACKAGE.get(make, make)
-        if "ModuleNotFoundError" in said["fault"]:
-            what = f"{make} {listed}: `{package}` is not installed there, so nobody looked"
-            return [each.finding("camera", CheckVerdict.SKIPPED, what)]
-        return [each.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
-    present = {str(serial) for serial in said["found"]}
+        if "ModuleNotFoundError" in reply["fault"]:
+            what = f"{make} {listed}: `{package}` is not installed there, so it was not checked"
+            return [machine.finding("camera", CheckVerdict.SKIPPED, what)]
+        return [
+            machine.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {reply['fault']}", f"repair `{package}`")
+        ]
+    present = {str(serial) for serial in reply["found"]}
     missing = [serial for serial in serials if serial not in present]
     if not missing:
-        return [each.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
+        return [machine.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
     others = ", ".join(sorted(present - set(serials))) or "none"
     what = f"{make} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not plugged in; others there: {others}"
-    return [each.finding("camera", CheckVerdict.FAULT, what, "plug it in, or correct `camera_serials`")]
+    return [machine.finding("camera", CheckVerdict.FAULT, what, "plug it in, or correct `camera_serials`")]
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
     """Return the declared serials of a node's cameras by make."""
-    found: dict[str, tuple[str, ...]] = {}
+    serials_by_make: dict[str, tuple[str, ...]] = {}
     for unit in units:
         for make, serial in unit.cameras():
-            found[make] = (*found.get(make, ()), serial)
-    return found
+            serials_by_make[make] = (*serials_by_make.get(make, ()), serial)
+    return serials_by_make
 
 
-def judged(seen: Sequence[Seen]) -> list[Finding]:
+def judged(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Return all checks of devices."""
-    return [*accelerators(seen), *robots(seen), *cameras(seen)]
+    return [*accelerators(probed), *robots(probed), *cameras(probed)]

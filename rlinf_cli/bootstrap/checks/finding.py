@@ -1,4 +1,4 @@
-"""The input of a check, and its findings."""
+"""Input and output types of the checks."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class CheckVerdict(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and will cost time or surprise somebody."""
+    """It works, but is slow or surprising."""
     FAULT = "fault"
-    """A job would not start, or not run as the file says."""
+    """A job would not start, or would not run as configured."""
     UNREACHABLE = "unreachable"
-    """The node could not be asked."""
+    """The node could not be probed."""
     SKIPPED = "not checked"
 
 
 class Finding(NamedTuple):
-    """One line of the report.
+    """A finding, one line of the report.
 
     Attributes:
-        check: what was looked at, as in `clock`.
-        verdict: how it ended.
-        what: what was seen.
-        rank: the node, or None for what concerns the whole cluster or two nodes.
-        where: the place in words.
-        help: what to do; empty where there is nothing to do.
+        check: the check, as in `clock`.
+        verdict: its result.
+        what: the observation.
+        rank: the node, or None for the whole cluster or a pair of nodes.
+        where: the location, in words.
+        help: the remedy; may be empty.
         data: figures, for programs.
     """
 
@@ -48,13 +48,13 @@ class Finding(NamedTuple):
     data: Mapping[str, Any] = {}
 
 
-class Seen(NamedTuple):
+class ProbedNode(NamedTuple):
     """A node that answered.
 
     Attributes:
-        node: which.
-        facts: what it says; see `node_inspect`.
-        asked, heard: when it was asked and its answer had come, by this machine's clock.
+        node: the node.
+        facts: its facts; see `node_inspect`.
+        asked, heard: times of the request and the reply, by this machine's clock.
     """
 
     node: NodeTarget
@@ -87,18 +87,18 @@ class Merged(NamedTuple):
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """Return each finding once: several interpreters of a node may say the same."""
-    return list({each[:6]: each for each in findings}.values())
+    """Return the findings without duplicates: several interpreters of a node may have the same."""
+    return list({finding[:6]: finding for finding in findings}.values())
 
 
 def merged(findings: Sequence[Finding]) -> list[Merged]:
-    """Return the findings, those that several nodes share as one; the order of the checks stays."""
+    """Merge findings shared by several nodes; the order of the checks is kept."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for each in findings:
-        place = "" if each.rank is not None else each.where
-        groups.setdefault((each.check, each.verdict, each.what, each.help, place), []).append(each)
+    for item in findings:
+        place = "" if item.rank is not None else item.where
+        groups.setdefault((item.check, item.verdict, item.what, item.help, place), []).append(item)
     return [
-        Merged(group[0], tuple(sorted(each.rank for each in group if each.rank is not None)))
+        Merged(group[0], tuple(sorted(item.rank for item in group if item.rank is not None)))
         for group in groups.values()
     ]
 

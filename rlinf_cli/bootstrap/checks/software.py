@@ -1,4 +1,4 @@
-"""Interpreters, Ray, and rlinf itself: there, and the same everywhere."""
+"""Checks of interpreters, Ray, and rlinf itself: installed, and equal everywhere."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.environment import forwarded_values
 
 _OLDEST: Final = (3, 11)
 
 
-def interpreters(seen: Sequence[Seen]) -> list[Finding]:
-    """Return each node's Python: new enough, and of the head's minor version."""
-    head = _head(seen)
-    return [_interpreter(each, head) for each in seen]
+def interpreters(probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check that each node's Python is new enough, and of the head's minor version."""
+    head = _head(probed)
+    return [_interpreter(machine, head) for machine in probed]
 
 
-def of_groups(seen: Sequence[Seen]) -> list[Seen]:
-    """Return the nodes once more for each interpreter of a node group, with what that one says in its environment."""
+def of_groups(probed: Sequence[ProbedNode]) -> list[ProbedNode]:
+    """Return the nodes again for each interpreter of a node group, with that interpreter's facts."""
     return [
-        each._replace(node=replace(each.node, interpreter=environment.interpreter), facts={**each.facts, **said})
-        for each in seen
-        for environment, said in zip(each.node.environments, each.facts.get("environments", ()), strict=False)
+        machine._replace(
+            node=replace(machine.node, interpreter=environment.interpreter), facts={**machine.facts, **reply}
+        )
+        for machine in probed
+        for environment, reply in zip(machine.node.environments, machine.facts.get("environments", ()), strict=False)
     ]
 
 
 def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Finding]:
-    """Return whether the variables that travel from the driver are set on this machine."""
+    """Check that the variables of `cluster.forward_env` are set on this machine."""
     if not names:
         return []
     try:
@@ -42,112 +44,119 @@ def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Findin
     ]
 
 
-def _interpreter(each: Seen, head: Seen) -> Finding:
-    path, python = each.node.interpreter, each.facts["python"]
+def _interpreter(machine: ProbedNode, head: ProbedNode) -> Finding:
+    path, python = machine.node.interpreter, machine.facts["python"]
     version = ".".join(map(str, python))
     what = f"`{path}` is Python {version}"
-    help = "give its group another `python_interpreter_path`"
-    fault = each.facts.get("fault")
+    help = "set another `python_interpreter_path` for its group"
+    fault = machine.facts.get("fault")
     if fault:
-        return each.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot tell its versions: {fault}", help)
+        return machine.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot report its versions: {fault}", help)
     if tuple(python[:2]) < _OLDEST:
-        return each.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
+        return machine.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
     if python[:2] != head.facts["python"][:2]:
         of_head = ".".join(map(str, head.facts["python"]))
-        return each.finding(
+        return machine.finding(
             "interpreter",
             CheckVerdict.FAULT,
             f"{what}, {head.node.name} runs {of_head}",
-            "give its group an interpreter of the same minor version",
+            "set an interpreter of the same minor version for its group",
         )
-    return each.ok("interpreter", what)
+    return machine.ok("interpreter", what)
 
 
-def rays(seen: Sequence[Seen]) -> list[Finding]:
-    """Return each node's Ray: there, and of the head's version."""
-    head = _head(seen)
-    return [_ray(each, head) for each in seen]
+def rays(probed: Sequence[ProbedNode]) -> list[Finding]:
+    """Check that each node has Ray, in the head's version."""
+    head = _head(probed)
+    return [_ray(machine, head) for machine in probed]
 
 
-def _ray(each: Seen, head: Seen) -> Finding:
-    path, version, wanted = each.node.interpreter, each.facts["ray"], head.facts["ray"]
+def _ray(machine: ProbedNode, head: ProbedNode) -> Finding:
+    path, version, wanted = machine.node.interpreter, machine.facts["ray"], head.facts["ray"]
     if version is None:
         package = f"ray=={wanted}" if wanted else "ray"
-        return each.finding("ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"`{path} -m pip install {package}`")
+        return machine.finding(
+            "ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"run `{path} -m pip install {package}`"
+        )
     if wanted is not None and version != wanted:
-        return each.finding(
+        return machine.finding(
             "ray",
             CheckVerdict.FAULT,
             f"`{path}` has ray {version}, {head.node.name} has {wanted}",
-            f"`{path} -m pip install ray=={wanted}`",
+            f"run `{path} -m pip install ray=={wanted}`",
         )
-    return each.ok("ray", f"ray {version}")
+    return machine.ok("ray", f"ray {version}")
 
 
-def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
-    """Return whether the rlinf and the recipes that each node would import are the ones here.
+def codes(probed: Sequence[ProbedNode], own: str | None) -> list[Finding]:
+    """Check that the rlinf and the recipes that each node would import equal those on this machine.
 
     Args:
-        seen: the nodes.
-        own: the fingerprint of the code here.
+        probed: the nodes.
+        own: the fingerprint of the code on this machine.
     """
-    return [_code(each, own) for each in seen]
+    return [_code(machine, own) for machine in probed]
 
 
-def _code(each: Seen, own: str | None) -> Finding:
-    path, found = each.node.interpreter, each.facts["fingerprint"]
-    places: dict[str, Any] = dict(each.facts.get("places") or {})
-    if found is None:
-        return each.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
+def _code(machine: ProbedNode, own: str | None) -> Finding:
+    path, fingerprint = machine.node.interpreter, machine.facts["fingerprint"]
+    places: dict[str, Any] = dict(machine.facts.get("places") or {})
+    if fingerprint is None:
+        return machine.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
     if "recipes" not in places:
-        return each.finding(
+        return machine.finding(
             "code", CheckVerdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
         )
-    if found != own:
+    if fingerprint != own:
         where = ", ".join(f"`{place}`" for place in places.values())
-        return each.finding(
+        return machine.finding(
             "code",
             CheckVerdict.FAULT,
-            f"the code in {where} has fingerprint {found}, here it is {own}",
-            "install the same rlinf there; a package of another's named `recipes` may stand before it",
+            f"the code in {where} has fingerprint {fingerprint}, on this machine {own}",
+            "install the same rlinf there; another package named `recipes` may shadow it",
         )
-    return each.ok("code", f"rlinf {each.facts['rlinf']}, fingerprint {found}")
+    return machine.ok("code", f"rlinf {machine.facts['rlinf']}, fingerprint {fingerprint}")
 
 
-def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
-    """Return whether each node has the recipe of the file as it is here, where it is none of rlinf's own.
+def recipes(probed: Sequence[ProbedNode], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
+    """Check that each node has the same recipe as this machine, if it is not one of rlinf's.
 
     Args:
-        seen: the nodes.
+        probed: the nodes.
         name: of the recipe; None without one.
-        own: what `node_inspect.recipe_of` says here.
+        own: the result of `node_inspect.recipe_of` on this machine.
     """
     here = (own or {}).get("found")
     if name is None or here is None or str(here["value"]).startswith("recipes."):
-        return []  # rlinf's own are part of its code
-    return [_recipe(each, name, here) for each in seen]
+        return []  # rlinf's own recipes are part of its code
+    return [_recipe(machine, name, here) for machine in probed]
 
 
-def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
-    said: Mapping[str, Any] = each.facts.get("recipe") or {"fault": "it was not asked"}
-    path, help = each.node.interpreter, "install the same package there"
-    if "found" not in said:
-        return each.finding(
-            "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help
+def _recipe(machine: ProbedNode, name: str, own: Mapping[str, Any]) -> Finding:
+    reply: Mapping[str, Any] = machine.facts.get("recipe") or {"fault": "it was not asked"}
+    path, help = machine.node.interpreter, "install the same package there"
+    if "found" not in reply:
+        return machine.finding(
+            "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {reply['fault']}", help
         )
-    found = said["found"]
-    if found["value"] is None:
-        return each.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
-    if found != own:
-        what = f"recipe `{name}` is `{found['value']}` {found['digest']}, here `{own['value']}` {own['digest']}"
-        return each.finding("recipe", CheckVerdict.FAULT, what, help)
-    return each.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
+    entry_point = reply["found"]
+    if entry_point["value"] is None:
+        return machine.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
+    if entry_point != own:
+        what = (
+            f"recipe `{name}` is `{entry_point['value']}` {entry_point['digest']}, here `{own['value']}`"
+            f" {own['digest']}"
+        )
+        return machine.finding("recipe", CheckVerdict.FAULT, what, help)
+    return machine.ok("recipe", f"`{name}` is `{entry_point['value']}`, fingerprint {entry_point['digest']}")
 
 
-def _head(seen: Sequence[Seen]) -> Seen:
-    """Return what the others are compared with: node 0, or where it did not answer what most of the others have."""
-    for each in seen:
-        if each.node.is_head:
-            return each
-    usual, _ = Counter((tuple(each.facts["python"][:2]), each.facts["ray"]) for each in seen).most_common(1)[0]
-    return next(each for each in seen if (tuple(each.facts["python"][:2]), each.facts["ray"]) == usual)
+def _head(probed: Sequence[ProbedNode]) -> ProbedNode:
+    """Return the reference for comparisons: node 0, or if it did not answer, the majority of the others."""
+    for machine in probed:
+        if machine.node.is_head:
+            return machine
+    usual, _ = Counter((tuple(machine.facts["python"][:2]), machine.facts["ray"]) for machine in probed).most_common(1)[
+        0
+    ]
+    return next(machine for machine in probed if (tuple(machine.facts["python"][:2]), machine.facts["ray"]) == usual)

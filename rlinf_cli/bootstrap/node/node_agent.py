@@ -1,8 +1,8 @@
-"""The program that `rlinf` runs on a node: reads one request from standard input, does it, answers in lines of JSON.
+"""The agent that `rlinf` runs on a node: it reads a request from standard input, and replies in lines of JSON.
 
-It travels over ssh to whatever interpreter the node has, so this file and those in `PARTS` of `agent.py` use the
-standard library only, and no syntax or function later than Python 3.8. The request may hold the cluster's token:
-nothing here prints a request.
+It is sent over ssh to the node's interpreter, so this file and those in `PARTS` of `agent.py` use the standard library
+only, and no syntax or function later than Python 3.8. The request may hold the cluster's token, so no request is ever
+printed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlinf_cli.bootstrap.node import node_inspect, node_links, node_members, nod
 
 
 def sync(request: dict[str, Any]) -> dict[str, Any]:
-    """Put the archive into the cluster's code folder, in the place of what was there.
+    """Unpack the archive into the cluster's code folder, replacing its content.
 
-    Processes that run keep what they have imported; those that start find the new code.
+    Running processes keep their imported modules; new ones import the new code.
 
     Raises:
         NodeError: it cannot be written.
@@ -45,14 +45,14 @@ def sync(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpack(data: io.BytesIO, folder: str) -> int:
-    """Write plain files below `folder`, and nothing else, whatever the archive holds."""
+    """Extract plain files below `folder`, and nothing else."""
     count = 0
     with tarfile.open(fileobj=data, mode="r:gz") as packed:
         for entry in packed:
             path = os.path.normpath(os.path.join(folder, entry.name))
             source = packed.extractfile(entry) if entry.isfile() else None
             if source is None or not path.startswith(folder + os.sep):
-                raise OSError(22, f"`{entry.name}` is no file below the folder")
+                raise OSError(22, f"`{entry.name}` is not a file below the folder")
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o700)
             with os.fdopen(descriptor, "wb") as file:
@@ -76,22 +76,22 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def say(line: dict[str, Any]) -> None:
-    """One line of the answer."""
+    """Print one line of the reply."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Do the request on standard input: 0 when it is done, 1 when the answer says what is in the way."""
+    """Execute the request on standard input; return 0 if it succeeded, 1 if the reply holds an error."""
     request = json.loads(sys.stdin.buffer.readline())
-    # The first sign of life: from here on a connection that ends was dropped.
+    # A sign of life: a connection that ends from here on was dropped.
     say({"event": "hello"})
     try:
         answer = VERBS[request["verb"]](request)
     except node_ray.NodeError as error:
         say({"event": "error", **error.answer})
         return 1
-    except Exception as error:  # noqa: BLE001 - told to whoever asked, as a traceback here would tell nobody
+    except Exception as error:  # noqa: BLE001 - reported to the caller, as a traceback here would be lost
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]

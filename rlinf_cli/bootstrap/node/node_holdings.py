@@ -1,6 +1,6 @@
-"""The holdings of processes on a node: TCP ports, shared memory, folders; and removing what is left of them.
+"""Resources of processes on a node: TCP ports, shared memory, folders; and removal of leftovers.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LISTEN = "0A"
 
 
 def command_of(pid: int) -> str | None:
-    """Return the command of a process as Ray writes that of a driver, or None when there is no such process."""
+    """Return the command of a process in the form in which Ray records a driver's, or None if there is no such
+    process."""
     try:
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
             return subprocess.list2cmdline(file.read().split("\0")[:-1])
@@ -31,19 +32,19 @@ def command_of(pid: int) -> str | None:
 
 
 def wait_gone(owner: str, folder: str, seconds: float) -> None:
-    """Wait until none of a Ray's processes is there, or the time is over."""
+    """Wait until no process of a Ray is left, or the time is over."""
     end = time.monotonic() + seconds
     while processes_of(owner, folder) and time.monotonic() < end:
         time.sleep(_PAUSE)
 
 
 class Holdings(NamedTuple):
-    """The resources that a cluster's processes hold besides memory of their own.
+    """The resources of a cluster's processes besides private memory.
 
     Attributes:
         ports: TCP ports that they listen on.
         shared: files of theirs in /dev/shm.
-        folders: folders of theirs beside the cluster's own, such as those of sockets.
+        folders: their folders besides the cluster's own, such as socket folders.
     """
 
     ports: list[int]
@@ -52,9 +53,9 @@ class Holdings(NamedTuple):
 
 
 def holdings(pids: list[int], since: float) -> Holdings:
-    """Return what processes hold now; asked before they are ended, to see afterwards that it is gone.
+    """Return the current resources of processes; taken before they are ended, to verify afterwards that they are gone.
 
-    A file of shared memory that was there before `since`, or is another user's, is not theirs, though they use it.
+    A shared-memory file older than `since`, or of another user, is not theirs even if they use it.
     """
     prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
     owners = listeners()
@@ -92,7 +93,7 @@ def _mapped(pid: int) -> list[str]:
 
 
 def listeners() -> dict[int, int]:
-    """Return every TCP port that somebody listens on in this network, with the pid, or 0 where that cannot be seen."""
+    """Return every listening TCP port of this network namespace, with its pid, or 0 if that is not visible."""
     port_of: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -114,7 +115,7 @@ def listeners() -> dict[int, int]:
 
 
 def described(pid: int) -> str:
-    """Return a process as a message names it: `pid 123, sshd`."""
+    """Return a process for messages: `pid 123, sshd`."""
     if not pid:
         return "a process of another user"
     try:
@@ -125,7 +126,7 @@ def described(pid: int) -> str:
 
 
 def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
-    """None when something accepts connections there, else what came instead."""
+    """Return None if something accepts connections there, else the error."""
     try:
         with socket.create_connection((address, port), timeout=seconds):
             return None
@@ -134,7 +135,7 @@ def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
 
 
 def remove(path: str) -> str | None:
-    """Remove a file or a folder with all in it; what is left of it, or None."""
+    """Remove a file or a folder with its contents; return what is left of it, or None."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -146,7 +147,7 @@ def remove(path: str) -> str | None:
 
 
 def reap_sockets() -> None:
-    """Remove the folders of sockets whose processes are gone: each is locked for as long as its process lives."""
+    """Remove socket folders of dead processes: a living process holds a lock on its folder."""
     prefix = f"rlinf-{os.getuid()}-"
     for base in {tempfile.gettempdir(), "/tmp"}:
         for name in os.listdir(base):
@@ -163,7 +164,7 @@ def reap_sockets() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             except OSError:
-                pass  # its process lives
+                pass  # its process is alive
             finally:
                 os.close(lock)
 

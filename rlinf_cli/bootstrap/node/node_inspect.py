@@ -1,6 +1,6 @@
-"""Facts about a node beyond those that `up` needs: accelerators, robots, cameras, limits.
+"""Facts about a node that only `doctor` needs: accelerators, robots, cameras, limits.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlinf_core.node.node_env import merged
 
 _TOOL_SECONDS = 20.0
 _ROBOT_SECONDS = 3.0
-# The very code by which a running job counts them, in the environment that Ray would have.
+# The same code as in a running job, in Ray's environment.
 _ACCELERATORS = r"""
 import json
 from rlinf_core.hardware.accelerators.registry import find_accelerators
 found = find_accelerators()
 print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
 """
-# Whose `recipe: NAME` it is, and what its code is: all of the package that it is in.
+# The entry point of `recipe: NAME`, and a digest of its package.
 _RECIPE = r"""
 import hashlib, importlib.metadata as metadata, importlib.util as util, json, os
 points = [p for p in metadata.entry_points(group="rlinf.recipes") if p.name == sys.argv[1]]
@@ -67,7 +67,7 @@ print(json.dumps([str(device.serial_number) for device in sl.Camera.get_device_l
 
 
 def inspect(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of this node, and what it holds.
+    """Return the facts of this node.
 
     Args:
         request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
@@ -88,21 +88,21 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
             for make in request.get("cameras", ())
         }
         recipe = pool.submit(recipe_of, name, env) if name else None
-        others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
-        addresses = [tuple(each) for each in request.get("addresses", ())]
+        others = [pool.submit(_software, other, env, name) for other in request.get("environments", ())]
+        addresses = [tuple(address) for address in request.get("addresses", ())]
         robots = list(pool.map(_reach, addresses, [cameras_env] * len(addresses)))
         common = node_probe.probe(request)
     now = time.time()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         **common,
-        # Of this moment: whoever asked knows when it sent and when it heard.
+        # Taken now: the caller knows when it sent the request and received the reply.
         "time": now,
         "accelerators": accelerators.result(),
-        "cameras": {make: each.result() for make, each in cameras.items()},
+        "cameras": {make: future.result() for make, future in cameras.items()},
         "robots": robots,
         "recipe": recipe.result() if recipe is not None else None,
-        "environments": [each.result() for each in others],
+        "environments": [future.result() for future in others],
         "files_soft": soft,
         "files_hard": hard,
         "memory": _memory(),
@@ -112,7 +112,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def try_out(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the program of a trial in the environment of a group's processes.
+    """Run a trial program in the environment of a group's processes.
 
     Args:
         request: as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and `environment`,
@@ -121,23 +121,23 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
     """
-    env, given = node_probe.environment(request), request.get("environment")
+    env, declared = node_probe.environment(request), request.get("environment")
     interpreter = sys.executable
-    if given is not None:
-        env, interpreter = merged(env, given["env"], given["prepended"]), given["interpreter"]
+    if declared is not None:
+        env, interpreter = merged(env, declared["env"], declared["prepended"]), declared["interpreter"]
     code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
     return _json_of(code, env, *request["arguments"], interpreter=interpreter, seconds=float(request["seconds"]))
 
 
-def _software(given: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
-    """Return what another interpreter of the node says of itself, in the environment that it is given."""
-    env, interpreter = merged(own, given["env"], given["prepended"]), given["interpreter"]
-    said = node_probe.software(env, interpreter)
-    return {**said, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in said else None}
+def _software(declared: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
+    """Return the versions of another interpreter of the node, in its given environment."""
+    env, interpreter = merged(own, declared["env"], declared["prepended"]), declared["interpreter"]
+    facts = node_probe.software(env, interpreter)
+    return {**facts, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in facts else None}
 
 
 def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
-    """Return where an interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault":
+    """Return the entry point of a recipe in an interpreter, and a digest of its package: `{"found": ...}` or `{"fault":
     "..."}`.
     """
     return _json_of(_RECIPE, env, name, interpreter=interpreter)
@@ -150,7 +150,7 @@ def _json_of(
     interpreter: str = sys.executable,
     seconds: float = _TOOL_SECONDS,
 ) -> dict[str, Any]:
-    """Return what a piece of Python prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
+    """Return the JSON that a script prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
             [interpreter, "-c", facts.WITHOUT_WORKING_FOLDER + code, *arguments],
@@ -171,7 +171,7 @@ def _json_of(
 
 
 def _reach(address: tuple[str, int], env: Mapping[str, str]) -> list[Any]:
-    """Return [host, port, None or why nothing answers there]; a host `$NAME` is the value of a variable of `env`."""
+    """Return [host, port, None or the connection error]; a host `$NAME` is a variable of `env`."""
     host, port = address
     meant = env.get(host[1:]) if host.startswith("$") else host
     if not meant:
@@ -193,7 +193,7 @@ def _memory() -> int:
 
 
 def _ephemeral() -> list[int]:
-    """First and last of the ports that the system gives to connections by itself."""
+    """Return the first and last ephemeral port of the system."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first, last = file.read().split()

@@ -1,9 +1,9 @@
-"""Measuring the way between two nodes: one serves, the other connects, asks to and fro, and sends what a moment allows.
+"""Measurement of the link between two nodes: one serves; the other connects, pings, and sends for a moment.
 
-Both prove that they know the secret of this one measurement before anything else is said; the port is open to nobody
-else, and only for its time.
+Both sides prove that they know the secret of this measurement before anything else; the port is open only for its
+duration.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NONCE_BYTES = 32
 _STEP_SECONDS = 5.0
 _CONNECT_SECONDS = 3.0
 _HEARTBEAT_SECONDS = 1.0
-# Connections that have not proved that they know the secret.
+# The maximum number of unauthenticated connections.
 _MOST_UNPROVEN = 16
 _PAUSE = 0.05
 _CHUNK = bytes(1 << 20)
-# From what a slow radio link carries within a step to what takes a fast card long enough.
+# From what slow Wi-Fi carries in one round to what keeps a fast card busy.
 _LEAST_BYTES = 64 << 10
 _MOST_BYTES = 256 << 20
 _PING, _STREAM, _ACK = b"p", b"s", b"a"
@@ -37,10 +37,10 @@ _LENGTH = struct.Struct("!Q")
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer measurements until `deadline` seconds are over, or nobody reads what this prints any more.
+    """Serve measurements for `deadline` seconds, or until the reader of the output is gone.
 
     Args:
-        request: `secret` in hex, `address` to listen at, `ports` as first and last of the range to choose from.
+        request: `secret` in hex, `address` to listen on, `ports` as first and last of the range to choose from.
     """
     secret = bytes.fromhex(request["secret"])
     end = time.monotonic() + float(request["deadline"])
@@ -55,11 +55,11 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
             try:
                 line, peer = listener.accept()
             except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
-                # A reader that is gone is noticed by writing to it; then nothing of this may stay.
+                # A lost reader is noticed by writing to it; then this process must end.
                 _say({"event": "alive"})
                 continue
             except OSError:
-                # No descriptor is left, or whoever came has left again.
+                # No descriptor is left, or the peer has disconnected.
                 _hang_up(unproven.remove_all())
                 time.sleep(_PAUSE)
                 continue
@@ -69,14 +69,14 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the way to a peer that serves.
+    """Measure the link to a serving peer.
 
     Args:
-        request: `secret` in hex, `peer` as host and port, `seconds` that each part may take.
+        request: `secret` in hex, `peer` as host and port, `seconds` as the limit of each part.
 
     Returns:
-        `fault` that says why there is none; else None with `latency`, the median time of a question and its answer in
-        seconds, and `bandwidth` from here to the peer in bytes per second.
+        `fault`, the error or None; `latency`, the median round trip in seconds; and `bandwidth` to the peer in bytes
+        per second.
     """
     host, port = request["peer"]
     seconds = float(request["seconds"])
@@ -98,7 +98,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
                 "bandwidth": _bandwidth(line, seconds),
             }
         except OSError as error:
-            return {"fault": "it broke off: " + _cause(error)}
+            return {"fault": "the connection broke: " + _cause(error)}
 
 
 def _listen(address: str, ports: range) -> socket.socket | None:
@@ -106,7 +106,7 @@ def _listen(address: str, ports: range) -> socket.socket | None:
     for port in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # At all of its addresses: the one by which others reach it need not be one of them.
+            # On all of its addresses: the one by which others reach it need not be local (NAT).
             listener.bind(("", port))
             listener.listen(128)
         except OSError:
@@ -154,12 +154,12 @@ def _hang_up(lines: list[socket.socket]) -> None:
 
 
 def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
-    """Return whether the other side knows the secret, too. Neither tells it. All of it has one deadline."""
+    """Return whether the other side knows the secret; neither side reveals it. One deadline covers all reads."""
     own = os.urandom(_NONCE_BYTES)
     end = time.monotonic() + _STEP_SECONDS
     line.sendall(own)
     other = _read(line, _NONCE_BYTES, end)
-    # Each side proves over both nonces and its own part, so that nothing can be thrown back.
+    # Each proof covers both nonces and the side's role, so it cannot be reflected.
     client, server = (own, other) if first else (other, own)
 
     def proof(part: bytes) -> bytes:
@@ -183,7 +183,7 @@ def _latency(line: socket.socket, seconds: float) -> float:
 
 
 def _bandwidth(line: socket.socket, seconds: float) -> float:
-    """More and more is sent until one go takes long enough to be told from noise."""
+    """Return the bandwidth, sending more and more until one round takes long enough to be measured."""
     size = _LEAST_BYTES
     while True:
         begun = time.perf_counter()

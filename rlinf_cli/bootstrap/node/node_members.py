@@ -1,6 +1,6 @@
-"""Asking the head which nodes and jobs it knows, and ending jobs.
+"""Queries of the head for its nodes and jobs, and ending jobs.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_core.node import node_facts as facts
 from rlinf_core.node import node_processes as processes
 
 _PAUSE = 0.1
-# Run on the head: asks its GCS until as many nodes live as are expected, or the time is over.
+# Run on the head: polls its GCS until the expected nodes are alive, or the time is over.
 _MEMBERS = r"""
 import json, sys, time
 address, wanted, seconds = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
@@ -52,17 +52,15 @@ print(json.dumps({"nodes": nodes, "jobs": jobs, "fault": fault}))
 
 
 def members(request: dict[str, Any]) -> dict[str, Any]:
-    """Return which nodes and jobs the head knows; waits for the nodes `wanted` as long as `deadline` lasts.
+    """Return the nodes and jobs that the head lists, after waiting for the nodes `wanted` until `deadline`.
 
     Raises:
-        NodeError: the head cannot be asked.
+        NodeError: the head cannot be queried.
     """
     folder = facts.folder_of(request["cluster"])
     record = facts.read_record(folder)
     if record is None or not processes.alive(record.get("process")):
-        raise NodeError(
-            "the head is not up", why="its Ray has ended" if record else "nothing of this cluster runs there"
-        )
+        raise NodeError("the head is not up", why="its Ray has ended" if record else "this cluster does not run there")
     env = node_probe.environment(record)
     token = os.path.join(folder, "token")
     env["RAY_AUTH_MODE"] = "token" if os.path.exists(token) else "disabled"
@@ -84,13 +82,13 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise NodeError("the head does not answer", why=f"no answer within {seconds + 20:.0f} s") from None
     except (OSError, ValueError, IndexError) as error:
-        raise NodeError("the head cannot be asked", why=str(error)) from None
+        raise NodeError("the head cannot be queried", why=str(error)) from None
 
 
 def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
-    """Tell the drivers on this node to end, and wait for them until the deadline; return how many are left.
+    """Ask the drivers on this node to end, and wait for them until the deadline; return the number left.
 
-    A number alone may mean another process here, as in a container: the command has to be that of the driver, too.
+    A pid alone may be another process, as in a container, so the command must match the driver's, too.
     """
     end = time.monotonic() + float(request["deadline"])
     record = facts.read_record(facts.folder_of(request["cluster"])) or {}
@@ -100,8 +98,8 @@ def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
         if job["address"] == record.get("address") and node_holdings.command_of(job["pid"]) == job["command"]
     }
     processes.send(list(drivers), signal.SIGTERM)
-    left = [each for each in drivers.values() if processes.alive(each)]
-    while left and time.monotonic() < end:
+    remaining = [driver for driver in drivers.values() if processes.alive(driver)]
+    while remaining and time.monotonic() < end:
         time.sleep(_PAUSE)
-        left = [each for each in left if processes.alive(each)]
-    return {"told": len(drivers), "left": len(left)}
+        remaining = [driver for driver in remaining if processes.alive(driver)]
+    return {"told": len(drivers), "left": len(remaining)}

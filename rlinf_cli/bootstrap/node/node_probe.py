@@ -1,6 +1,6 @@
-"""The facts of a node before anything is started there: versions, addresses, room, what runs.
+"""Facts about a node before anything is started there: versions, addresses, free space, running processes.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_core.node.node_env import merged
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
 from rlinf_core.node.node_processes import processes_of
 
-# Run by the node's interpreter in the node's environment, so that PYTHONPATH and the like count; imports nothing heavy.
+# Run by the node's interpreter in the node's environment, so that PYTHONPATH applies; imports nothing heavy.
 _SOFTWARE = r"""
 import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy
 def version(name):
@@ -65,23 +65,23 @@ _SOFTWARE_SECONDS = 30.0
 
 
 def code_folder(cluster: str) -> str:
-    """Return where code is that `--sync` ships: beside the cluster's folder, because it comes before Ray is started."""
+    """Return the folder for code from `--sync`: beside the cluster's folder, as it is copied before Ray starts."""
     return f"{folder_of(cluster)}.code"
 
 
 def environment(request: dict[str, Any]) -> dict[str, str]:
-    """Return the environment of what runs on this node: its own, with `env` and the code that was shipped."""
+    """Return the environment for processes on this node: its own, with `env` and the synced code."""
     env = merged(os.environ, request.get("env", {}), ())
     if request.get("code"):
         env = merged(env, {"PYTHONPATH": code_folder(request["cluster"])}, ["PYTHONPATH"])
-    # A Ray of ours authenticates as it is told here, whatever this user's login sets.
+    # Our Ray authenticates as set here, whatever this user's login sets.
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
         env.pop(name, None)
     return env
 
 
 def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
-    """Return the versions that an interpreter has, and what stands in for those when it cannot tell."""
+    """Return the versions that an interpreter reports, or its error."""
     try:
         done = subprocess.run(
             [interpreter, "-c", WITHOUT_WORKING_FOLDER + _SOFTWARE],
@@ -100,13 +100,13 @@ def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str
 
 
 def address_of_login() -> str | None:
-    """Return the address at which ssh reached this machine, or None when it did not."""
+    """Return the address at which ssh reached this machine, or None without ssh."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else None
 
 
 def primary_address() -> str:
-    """Return the address that this machine would be left by; loopback when it has no network."""
+    """Return the address of the default route; loopback without a network."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("8.8.8.8", 80))  # a datagram socket: nothing is sent
@@ -116,7 +116,7 @@ def primary_address() -> str:
 
 
 def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
-    """Return those of `ports` that a process other than `own` listens on: [what for, port, who]."""
+    """Return those of `ports` that a process other than `own` listens on: [use, port, process]."""
     owners = listeners()
     return [
         [name, port, described(owners[port])]

@@ -1,6 +1,6 @@
-"""Starting Ray on a node, watching it come up, and ending it with everything that belongs to it.
+"""Starting Ray on a node, waiting until it is up, and ending it with all its resources.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlinf_core.node import node_processes as processes
 _PAUSE = 0.1
 _GRACE_SECONDS = 8.0
 _LOG = "up.log"
-# What `ray start` says when its raylet has not registered after 30 s, which no option of Ray's changes.
+# The message of `ray start` when its raylet has not registered after 30 s, a fixed limit of Ray.
 _OWN_LIMIT = "The current node timed out during startup"
 
 
 class NodeError(Exception):
-    """The reason why a node cannot be started: what, why, what to do, and the end of its log."""
+    """A node cannot be started: message, cause, remedy, and the end of its log."""
 
     def __init__(self, message: str, *, why: str = "", help: str = "", rc: int | None = None, lines: str = "") -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class NodeError(Exception):
 
 
 class SlowError(NodeError):
-    """Ray ended because it was not up within a time of its own."""
+    """Ray ended because it exceeded its own startup limit."""
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Start Ray on this node, or finds that it runs; return its record.
+    """Start Ray on this node unless it runs; return its record.
 
     Raises:
         NodeError: it does not start.
@@ -56,7 +56,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         record = facts.read_record(folder)
         if record is not None and processes.alive(record.get("process")) and not request.get("restart"):
             return {**facts.without_env(record), "started": False}
-        # What a Ray that died, or one that belongs to a head that is gone, has left.
+        # Leftovers of a Ray that died or whose head is gone.
         _end_all(cluster, folder)
         _check_ports(request)
         address = _own_address(request, end)
@@ -72,7 +72,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end: float) -> None:
-    """Start Ray, and again as long as there is time where it gave up on itself for being slow."""
+    """Start Ray; retry while there is time, if it hit its own startup limit."""
     while True:
         try:
             _make_private(folder)
@@ -92,7 +92,7 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
     env = node_probe.environment(request)
     env.update(facts.ray_environment(request["cluster"], folder, request.get("token")), RAY_USAGE_STATS_ENABLED="0")
     if address.startswith("127."):
-        # Else Ray takes a loopback address for a mistake, puts the machine's own in its place, and listens everywhere.
+        # Otherwise Ray replaces a loopback address by the machine's own, and listens on every interface.
         env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     command = _command(request, folder, address)
     log = os.open(os.path.join(folder, _LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -127,7 +127,7 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
     if request["head"]:
         command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
         command.append(f"--dashboard-port={ports['dashboard']}")
-        # Ray refuses the port where it has no client server, and would choose one outside of the range where it has.
+        # Without a client server Ray rejects the port; with one it would choose a port outside of the range.
         if find_spec("grpc") is not None:
             command.append(f"--ray-client-server-port={ports['client_server']}")
     else:
@@ -154,7 +154,7 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
 def _wait_ready(
     request: dict[str, Any], process: subprocess.Popen[bytes], folder: str, address: str, end: float
 ) -> None:
-    """Until Ray's own ports answer. Whether the head knows the node is asked there."""
+    """Wait until Ray's own ports answer. Whether the head lists the node is checked on the head."""
     ports = request["ports"]
     wanted = [ports["gcs"], ports["node_manager"]] if request["head"] else [ports["node_manager"]]
     while True:
@@ -168,7 +168,7 @@ def _wait_ready(
             raise NodeError(
                 f"Ray did not come up within {request['deadline']:.0f} s",
                 why=f"nothing answers on port {wanted[0]} yet",
-                help="allow more by `--timeout`, or see what keeps the machine busy",
+                help="allow more with `--timeout`, or check what keeps the machine busy",
                 lines=holdings.tail(os.path.join(folder, _LOG)),
             )
         time.sleep(_PAUSE)
@@ -179,26 +179,26 @@ def _ended(rc: int, lines: str) -> NodeError:
     ending = f"exit code {rc}" if rc >= 0 else f"signal {-rc}"
     why = f"`ray start` ended with {ending}" + (f": {last}" if last else "")
     if _OWN_LIMIT in lines:
-        help = "see what keeps the machine busy, or allow more tries by `--timeout`: Ray gives each 30 s"
-        return SlowError("Ray gave up while it started", why=why, help=help, rc=rc, lines=lines)
-    help = "repair what its last lines name, and run the command again"
-    return NodeError("Ray ended while it started", why=why, help=help, rc=rc, lines=lines)
+        help = "check what keeps the machine busy, or allow more attempts with `--timeout`: each takes up to 30 s"
+        return SlowError("Ray timed out during startup", why=why, help=help, rc=rc, lines=lines)
+    help = "fix the problem in its last lines, and run the command again"
+    return NodeError("Ray ended during startup", why=why, help=help, rc=rc, lines=lines)
 
 
 def _check_ports(request: dict[str, Any]) -> None:
     names = request["fixed"]
-    taken = node_probe.taken_ports({name: request["ports"][name] for name in names}, set())
-    if taken:
-        name, port, who = taken[0]
+    conflicts = node_probe.taken_ports({name: request["ports"][name] for name in names}, set())
+    if conflicts:
+        name, port, process = conflicts[0]
         raise NodeError(
             f"port {port} is taken",
-            why=f"{who} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
-            help="give other ports by `cluster.ports` in the file, or end that process",
+            why=f"{process} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
+            help="set other ports in `cluster.ports` of the file, or end that process",
         )
 
 
 def _own_address(request: dict[str, Any], end: float) -> str:
-    """Return the address by which the other nodes reach this one: the one that its way to the head leaves by."""
+    """Return the address at which the other nodes reach this one: that of the route to the head."""
     if request["head"]:
         address = request["address"]
         try:
@@ -207,19 +207,19 @@ def _own_address(request: dict[str, Any], end: float) -> str:
                 probe.bind((address, 0))
         except OSError as error:
             raise NodeError(
-                f"`{request['address']}` is no address of this machine",
+                f"`{request['address']}` is not an address of this machine",
                 why=str(error),
-                help="give one of its own as `cluster.head_address`",
+                help="set `cluster.head_address` to one of its addresses",
             ) from None
         return address
     return _reach(request["head_address"], request["ports"]["gcs"], end, wait=bool(request.get("wait")))
 
 
 def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
-    """Connect to the head, and return this machine's own address on that way.
+    """Connect to the head, and return this machine's own address on that route.
 
     Args:
-        wait: whether the head may still be starting; else a refusal is final, as the head was seen to listen.
+        wait: whether the head may still be starting; else a refused connection is final.
     """
     while True:
         try:
@@ -230,21 +230,21 @@ def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
         refused = isinstance(fault, ConnectionRefusedError)
         if time.monotonic() > end or (refused and not wait):
             raise NodeError(
-                f"this machine does not reach the head at {head}:{port}",
+                f"this machine cannot reach the head at {head}:{port}",
                 why=str(fault),
-                help="open the ports of `cluster.ports` between the machines, or give an address of the head that they"
-                " reach as `cluster.head_address`",
+                help="open the ports of `cluster.ports` between the machines, or set `cluster.head_address` to an"
+                " address they can reach",
             )
         time.sleep(_PAUSE)
 
 
 def no_room(folder: str, error: OSError) -> NodeError:
-    """Return what is told of a file that cannot be written."""
+    """Return the error for a file that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return NodeError(
         "the disk is full" if full else "the node's folder cannot be written",
         why=f"{folder}: {error.strerror}",
-        help="make room on it" if full else "see to its owner and permissions",
+        help="free some space on it" if full else "check its owner and permissions",
     )
 
 
@@ -263,12 +263,12 @@ def _only_one(path: str) -> Generator[None, None, None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it a moment ago has removed it, and another may hold the next one.
+            # The previous holder has removed it, and another process may hold the next one.
             os.stat(path)
         except OSError:
             raise NodeError(
-                "another `rlinf up` or `down` is at work on this node",
-                why="it may run on another machine, or its connection broke a moment ago",
+                "another `rlinf up` or `down` is running on this node",
+                why="it may run on another machine, or have lost its connection a moment ago",
                 help="wait for it, and run the command again",
             ) from None
         yield
@@ -277,27 +277,27 @@ def _only_one(path: str) -> Generator[None, None, None]:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """End what `start` started and everything that this started; return what is left, which should be nothing.
+    """End what `start` started, with all descendants; return what is left, normally nothing.
 
     Raises:
-        NodeError: another command is at work on this node.
+        NodeError: another command is running on this node.
     """
     cluster, folder = request["cluster"], facts.folder_of(request["cluster"])
     lock = f"{folder}.lock"
     if not os.path.isdir(os.path.dirname(folder)):
         return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
-        found = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
-        left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
-        if not left["processes"]:
-            left["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
+        existed = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
+        remaining = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
+        if not remaining["processes"]:
+            remaining["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
         holdings.remove(lock)
         _leave_no_base(folder)
-    return {"found": found or bool(left["ended"]), **left}
+    return {"found": existed or bool(remaining["ended"]), **remaining}
 
 
 def _leave_no_base(folder: str) -> None:
-    """Remove the folder of all clusters of this user, where the last one has gone."""
+    """Remove the folder of this user's clusters, if the last one is gone."""
     with suppress(OSError):
         os.rmdir(os.path.dirname(folder))
 
@@ -309,18 +309,18 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
     held = holdings.holdings(pids, float(record.get("since") or time.time()) if record else time.time())
     first = [pid for pid in pids if processes.identity(pid) == process]
     if first:
-        # Ray's own way: it tells its head and its workers, and takes seconds.
+        # Ray's own shutdown: it notifies its head and workers, and takes seconds.
         processes.send(first, signal.SIGTERM)
         holdings.wait_gone(cluster, folder, grace)
-    left = processes.kill_all(cluster, folder)
+    remaining = processes.kill_all(cluster, folder)
     others = holdings.listeners() if held.ports else {}
-    shared = [path for path in held.shared if holdings.remove(path)] if not left else list(held.shared)
+    shared = [path for path in held.shared if holdings.remove(path)] if not remaining else list(held.shared)
     holdings.reap_sockets()
-    files = [path for path in (folder, *held.folders) if not left and holdings.remove(path)]
+    files = [path for path in (folder, *held.folders) if not remaining and holdings.remove(path)]
     return {
         "ended": len(pids),
-        "processes": [holdings.described(pid) for pid in left],
-        "ports": [port for port in held.ports if others.get(port) in left and port in others],
+        "processes": [holdings.described(pid) for pid in remaining],
+        "ports": [port for port in held.ports if others.get(port) in remaining and port in others],
         "files": files,
         "shared": shared,
     }

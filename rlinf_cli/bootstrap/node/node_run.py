@@ -1,6 +1,6 @@
-"""Running a driver on a node for somebody who is on another machine, and ending it when they are gone.
+"""Running a driver on a node for a user on another machine, and ending it if the connection ends.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from rlinf_cli.bootstrap.node import node_probe
 
-# Lines that come after the request, each one thing to do.
+# Commands in the lines after the request.
 INTERRUPT = b"INT"
 TERMINATE = b"TERM"
-# Seconds between asking a driver to end, telling it to, and ending it.
+# Seconds between SIGINT, SIGTERM and SIGKILL to a driver.
 _GRACE = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
 
 
 def main() -> int:
-    """Run the command of the request; its exit code, or 128 and the number of the signal that ended it."""
+    """Run the command of the request; return its exit code, or 128 plus the number of the signal that ended it."""
     request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     data = base64.b64decode(request.get("stdin", ""))
     env = node_probe.environment(request)
@@ -43,16 +43,16 @@ def main() -> int:
         return 127
     threading.Thread(target=_obey, args=(process,), daemon=True).start()
     if process.stdin is not None:
-        with suppress(OSError):  # it ended before it had read all
+        with suppress(OSError):  # it ended before reading all input
             process.stdin.write(data)
             process.stdin.close()
     rc = process.wait()
-    # Not by way of the interpreter's end, which would wait for the thread that reads standard input.
+    # A normal exit would wait for the thread that reads standard input.
     os._exit(rc if rc >= 0 else 128 - rc)
 
 
 def _obey(process: subprocess.Popen[bytes]) -> None:
-    """Do what the lines say; their end means that nobody is there any more, and so must the driver."""
+    """Execute the commands; the end of input means that the user is gone, which ends the driver."""
     for line in sys.stdin.buffer:
         number = {INTERRUPT: signal.SIGINT, TERMINATE: signal.SIGTERM}.get(line.strip())
         if number is not None:
@@ -67,5 +67,5 @@ def _obey(process: subprocess.Popen[bytes]) -> None:
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(OSError):  # it ended by itself
+    with suppress(OSError):  # it has ended
         os.killpg(process.pid, number)

@@ -1,1 +1,1 @@
-"""The ways to a node: ssh or a child process, and asking the agent there."""
+"""Transports to nodes: ssh or a child process; and requests to the agent there."""

@@ -1,4 +1,4 @@
-"""Asking a node: the agent's source and the request go over standard input, and its lines of JSON come back."""
+"""Requests to a node: the agent's source and the request go over standard input; lines of JSON come back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result, Transport
 from rlinf_core.foreign.strict_json import load_json
 
-# In the order in which they import each other. All of them travel.
+# The modules of the agent, in import order.
 PARTS: Final = (
     "rlinf_core.foreign.strangers",
     "rlinf_core.node.node_env",
@@ -37,7 +37,7 @@ _PACKAGES: Final = (
     "rlinf_cli.bootstrap",
     "rlinf_cli.bootstrap.node",
 )
-# The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
+# All that a process list shows: one line that any login shell can quote.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
 _CARRIER: Final = """\
 sys.path[:] = [p for p in sys.path if p]
@@ -60,15 +60,15 @@ _MISSING: Final = frozenset((126, 127))
 
 
 class AgentReply(NamedTuple):
-    """A node's answer to a request.
+    """A node's reply to a request.
 
     Attributes:
-        data: what was asked for, or None.
-        message: what is in the way, empty when nothing is.
-        why, help: about it.
-        rc: the exit code that goes with it, where there is one.
-        lines: the last lines of what failed.
-        result: how the run went.
+        data: the requested data, or None.
+        message: the error, empty on success.
+        why, help: its cause and remedy.
+        rc: the exit code of the failed command, if any.
+        lines: the last lines of the failed command.
+        result: the result of the run.
     """
 
     data: dict[str, Any] | None
@@ -94,21 +94,19 @@ def path_of(part: str) -> Path:
 
 @cache
 def source(main: str = "node_agent") -> bytes:
-    """Return what the loader executes: the parts as modules of the names that they have here, and `main()` of one
-    of them.
-    """
+    """Return the loader's program: the parts as modules under their names here, and a call of one's `main()`."""
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
     text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{_PACKAGES[-1]}.{main}").encode()
     return b"%d\n%s" % (len(text), text)
 
 
 def command(interpreter: str) -> list[str]:
-    """Return what is run on a node to have the agent read its standard input."""
+    """Return the command that runs the agent from standard input on a node."""
     return [interpreter, "-c", _LOADER]
 
 
 def script(request: dict[str, Any]) -> bytes:
-    """Return what the agent reads: itself, and the request."""
+    """Return the agent's input: its source, and the request."""
     return source() + json.dumps(request).encode() + b"\n"
 
 
@@ -121,14 +119,14 @@ async def ask(
     interpreter: str | None = None,
     on_hello: Callable[[], None] | None = None,
 ) -> AgentReply:
-    """Return what `node` answers to `request`; never raises for what a node can do.
+    """Send `request` to `node` and return the reply; no failure of a node raises.
 
     Args:
-        transport: the way to it.
-        node: who is asked.
-        request: a verb of the agent's and what it needs, as data of JSON.
-        deadline: seconds after which the node counts as silent, from when it is its turn.
-        interpreter: another one than the node's own.
+        transport: the transport to it.
+        node: the node.
+        request: a verb of the agent and its arguments, as JSON data.
+        deadline: seconds after which the node counts as silent, from the start of its turn.
+        interpreter: an interpreter other than the node's own.
         on_hello: called once the agent runs.
     """
 
@@ -137,7 +135,7 @@ async def ask(
             on_hello()
 
     path = interpreter or node.interpreter
-    # The script is made when it is this node's turn: a thousand of them at once would fill the memory.
+    # The script is built at this node's turn: a thousand of them at once would fill the memory.
     async with transport.turns or nullcontext():
         result = await transport.run(node, command(path), script(request), deadline=deadline, on_line=line)
     return _understood(node, path, result, deadline)
@@ -156,40 +154,40 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
     spoken = result.last_lines()
     if result.kind is CommandOutcome.TIMEOUT:
         message = f"no answer within {deadline:g} s"
-        why = "the connection was made, and nothing came any more" if events else "nothing was heard from it"
+        why = "it connected, but then sent nothing" if events else "there was no output"
         return AgentReply(None, message, why, result.help or "", None, spoken, result)
     if result.kind is not CommandOutcome.DONE:
         return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
     if result.rc in _MISSING:
-        said = "may not be executed" if result.rc == 126 else "does not exist"
+        problem = "is not executable" if result.rc == 126 else "does not exist"
         hint = (
             "correct `python_interpreter_path`"
             if node.declared_interpreter
             else (
-                "install Python there, or give the node's group a `python_interpreter_path`;"
-                " without one a node runs the same path as `rlinf` here"
+                "install Python there, or set `python_interpreter_path` for the node's group; by default it is the"
+                " path of the interpreter that runs `rlinf` here"
             )
         )
-        return AgentReply(None, f"the interpreter `{interpreter}` {said}", spoken, hint, result.rc, spoken, result)
+        return AgentReply(None, f"the interpreter `{interpreter}` {problem}", spoken, hint, result.rc, spoken, result)
     message = f"`{interpreter}` cannot run the agent" if not events else "the agent ended without an answer"
     hint = "`python_interpreter_path` must be a Python 3.11 or newer"
     return AgentReply(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)
 
 
 def _first_cause(spoken: str) -> str:
-    """Return the last line that ssh said: the lines before it are banners and warnings."""
+    """Return the last line of ssh's output: the lines before it are banners and warnings."""
     lines = [line.strip() for line in spoken.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def _events(output: bytes) -> list[dict[str, Any]]:
-    """Return the lines that are the agent's; a login script may print others before."""
-    found: list[dict[str, Any]] = []
+    """Return the agent's lines; a login script may print others before."""
+    events: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:
             data = load_json(line)
         except ValueError:
             continue
         if isinstance(data, dict) and "event" in data:
-            found.append(cast("dict[str, Any]", data))
-    return found
+            events.append(cast("dict[str, Any]", data))
+    return events

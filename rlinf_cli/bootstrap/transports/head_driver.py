@@ -1,4 +1,4 @@
-"""A driver on the head of a cluster, for a machine that is no node of it."""
+"""Running a driver on the head of a cluster, from a machine that is not one of its nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.node.cluster_records import ClusterRecord
 
 _SSH_FAILED: Final = 255
-# What a driver that was asked to end may take, as `node_run` does, and the way there.
+# Seconds for a driver to end when asked (see `node_run`), plus latency.
 _END_SECONDS: Final = 45.0
 
 
@@ -34,15 +34,15 @@ def run_on_head(
 ) -> int:
     """Run `python ARGUMENTS` on the head with the head's own interpreter, and return its exit code.
 
-    What it prints is printed here. Ctrl-C interrupts it there, twice terminates it; when this process or the
-    connection ends, so does the driver. Its Ray is the cluster's: it finds the address and the token on the head.
+    Its output is printed here. Ctrl-C interrupts it, a second one terminates it; when this process or the connection
+    ends, so does the driver. It joins the cluster's Ray with the address and the token from the head.
 
     Args:
         record: the cluster.
         arguments: as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
-        stdin: what it reads.
-        env: variables of its own.
-        cwd: the folder that it starts in; by default the login's home.
+        stdin: its standard input.
+        env: additional environment variables.
+        cwd: its working folder; by default the login's home.
 
     Raises:
         ClusterError: the head cannot be reached, or the connection was lost.
@@ -50,7 +50,7 @@ def run_on_head(
     head = recorded_targets(record)[0]
     variables = {env_vars.CLUSTER.name: record.name, "PYTHONUNBUFFERED": "1", **(env or {})}
     request = {
-        # The agent puts the interpreter that runs it in the place of None.
+        # The agent replaces None by its own interpreter.
         "argv": [None, *arguments],
         "cluster": record.id,
         "code": record.synced,
@@ -64,20 +64,20 @@ def run_on_head(
     command = ["ssh", *transport.arguments(head), shlex.join(agent.command(head.interpreter))]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, env=environment(), start_new_session=True
-    )  # in a session of its own, because Ctrl-C is for the driver to act upon
+    )  # in its own session, because the driver handles Ctrl-C
     rc = _wait(process, agent.source("node_run") + json.dumps(request).encode() + b"\n")
     if rc == _SSH_FAILED:
         raise ClusterError(
             f"the connection to the head of cluster `{record.name}` was lost",
             where=head.name,
-            why="ssh ended with exit code 255; its words are above",
-            help=f"see `rlinf status`, and that `ssh {shlex.quote(head.host)}` connects",
+            why="ssh ended with exit code 255; its messages are above",
+            help=f"check `rlinf status`, and that `ssh {shlex.quote(head.host)}` connects",
         )
     return rc
 
 
 def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
-    """Feed the process and wait for it; what the user does to this one is handed on."""
+    """Feed the process and wait for it; forward signals of this one."""
     pipe = process.stdin
     if pipe is None:
         return process.wait()
@@ -95,7 +95,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
     finally:
         with contextlib.suppress(OSError):
             pipe.close()
-        # Without its input the other side ends the driver and then itself.
+        # When its input ends, the other side ends the driver and then itself.
         if process.poll() is None:
             try:
                 process.wait(_END_SECONDS if interrupts < 3 else 1.0)
@@ -105,7 +105,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
-    """Write to the other side, which may be gone: its exit code tells."""
+    """Write to the other side; if it is gone, its exit code tells."""
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.write(text)

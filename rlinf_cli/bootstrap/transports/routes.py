@@ -1,4 +1,4 @@
-"""The way to each node, ssh or a child process on this machine, and the event loop in which nodes are asked."""
+"""Selection of the transport for each node, and the event loop for requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_cli.bootstrap.transports.ssh import DEFAULT_PARALLEL, SshTransport
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
 
 T = TypeVar("T")
-# Each run of ssh holds a few descriptors; the usual soft limit is 1024.
+# Each run of ssh takes a few descriptors; the usual soft limit is 1024.
 _DESCRIPTORS = 8192
 
 _NOT_FOUND = 127
@@ -23,7 +23,7 @@ _NOT_EXECUTABLE = 126
 
 
 class LocalTransport(Transport):
-    """Runs commands as children of this process, with the exit codes that a shell gives what cannot be started."""
+    """A transport that runs commands as child processes, with a shell's exit codes for failed starts."""
 
     async def run(
         self,
@@ -43,10 +43,10 @@ class LocalTransport(Transport):
 
 
 class NodeRoutes(Transport):
-    """Runs each command by the way that leads to its node.
+    """A transport that selects the transport of each node.
 
     Args:
-        parallel: how many nodes are talked to at a time.
+        parallel: how many nodes are contacted at the same time.
     """
 
     def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:
@@ -70,21 +70,21 @@ class NodeRoutes(Transport):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns. Ctrl-C cancels it, which ends the processes that it started."""
+    """Run `work` and return its result. Ctrl-C cancels it, which ends the processes that it started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     watches = sys.version_info < (3, 12) and hasattr(os, "pidfd_open")
     if watches:
-        # Python 3.11 would wait for each process in a thread of its own.
+        # Python 3.11 would use a thread per process.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
     try:
         with warnings.catch_warnings():
-            # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
+            # A warning on Ctrl-C while processes are awaited; they are ended anyway.
             warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
             return asyncio.run(work)
     finally:
         if watches:
-            # It serves this loop alone: a loop of another thread would start no processes.
+            # It serves only this loop; a loop in another thread could not start processes.
             asyncio.set_child_watcher(None)  # pyright: ignore[reportDeprecated, reportArgumentType]

@@ -1,4 +1,4 @@
-"""Nodes reached by the system's OpenSSH client, with the user's own config, agent and known_hosts."""
+"""The ssh transport: the system's OpenSSH client with the user's config, agent and known_hosts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
 from rlinf_core.errors import ClusterError
 
-# Each is a process with three pipes here; a gate that all go through refuses more than it is told to take.
+# Each is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
 DEFAULT_PARALLEL: Final = 128
 _SSH_FAILED: Final = 255
-# After the user's own: ssh keeps the first value that it is given. Host keys are checked as the user's config says;
-# what it would ask about is refused, because nobody is asked in batch mode.
+# After the user's options: ssh keeps the first value of an option. Host keys are checked by the user's config; batch
+# mode refuses what ssh would ask about.
 _OPTIONS: Final = (
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
     "ControlMaster=auto",
     "ControlPersist=30",
-    # What the user's config has for logging in by hand would break, or be broken by, many runs at once.
+    # Options for interactive logins, which conflict with many concurrent runs.
     "ClearAllForwardings=yes",
     "RemoteCommand=none",
     "PermitLocalCommand=no",
@@ -60,10 +60,10 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], CommandOutcome], ...]] = tuple(
 
 
 class SshTransport(Transport):
-    """Runs commands by `ssh`. Runs on the same node share one connection for as long as half a minute lies between.
+    """A transport that runs commands by `ssh`. Runs on the same node share one connection, kept for half a minute.
 
     Args:
-        parallel: how many runs there are to be at most at a time; see `turns`.
+        parallel: the maximum number of concurrent runs; see `turns`.
         program: the client; found on PATH.
     """
 
@@ -91,13 +91,13 @@ class SshTransport(Transport):
         return Result(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
 
     def arguments(self, node: NodeTarget) -> list[str]:
-        """Return what stands between `ssh` and the command: options and the destination."""
+        """Return the arguments of `ssh` before the command: options and destination."""
         ssh = node.ssh
-        given = [f"{name}={value}" for name, value in ssh.options.items()]
+        file_options = [f"{name}={value}" for name, value in ssh.options.items()]
         timeout = math.ceil(node.connect_seconds)
         options = [
             "BatchMode=yes",
-            *given,
+            *file_options,
             f"ConnectTimeout={timeout}",
             *_OPTIONS,
             f"ControlPath={self._folder}/%C",
@@ -113,32 +113,32 @@ class SshTransport(Transport):
 
 
 def classify(result: Result) -> CommandOutcome:
-    """Return how a run of ssh ended, judged by its exit code and its own words."""
+    """Classify a run of ssh by its exit code and messages."""
     if result.kind is not CommandOutcome.DONE or result.rc != _SSH_FAILED:
         return result.kind
-    said = result.stderr.decode(errors="replace")
+    messages = result.stderr.decode(errors="replace")
     for pattern, kind in _CAUSES:
-        if pattern.search(said):
-            # Once the command has spoken, the connection had been made.
+        if pattern.search(messages):
+            # Output of the command means that the connection had been made.
             return CommandOutcome.DROPPED if kind is CommandOutcome.UNREACHABLE and result.stdout else kind
     return CommandOutcome.DROPPED if result.stdout else CommandOutcome.FAILED
 
 
 def remedy(kind: CommandOutcome, node: NodeTarget) -> str | None:
-    """Return what the user can do about a run that ended so."""
+    """Return the remedy for an outcome."""
     host = node.host or "localhost"
     login = shlex.join(["ssh", *_login(node), host])
     return {
-        CommandOutcome.UNKNOWN_HOST_KEY: f"log in once by `{login}` and compare the key, or add it to known_hosts",
-        CommandOutcome.HOST_KEY_CHANGED: "if the machine was installed anew, remove its old key by"
-        f" `ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}`; otherwise somebody stands in between",
-        CommandOutcome.KEY_REFUSED: f"let `{login}` work without a password: `ssh-copy-id`, an agent, or"
+        CommandOutcome.UNKNOWN_HOST_KEY: f"log in once with `{login}` and compare the key, or add it to known_hosts",
+        CommandOutcome.HOST_KEY_CHANGED: "if the machine was reinstalled, remove its old key with"
+        f" `ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}`; otherwise this may be a man-in-the-middle attack",
+        CommandOutcome.KEY_REFUSED: f"make `{login}` work without a password, with `ssh-copy-id`, an agent, or"
         " `ssh.identity_file` and `ssh.user` in the file",
         CommandOutcome.UNRESOLVED: "correct the host in the file, or give it a `HostName` in ~/.ssh/config",
-        CommandOutcome.UNREACHABLE: f"check that the machine is on and that `{login}` connects",
-        CommandOutcome.TIMEOUT: f"check that the machine is not stuck: `{login}`",
-        CommandOutcome.DROPPED: "check the machine and the network between, and run the command again",
-        CommandOutcome.FAILED: f"see what `{login}` says",
+        CommandOutcome.UNREACHABLE: f"check that the machine is running and that `{login}` connects",
+        CommandOutcome.TIMEOUT: f"check that the machine responds: `{login}`",
+        CommandOutcome.DROPPED: "check the machine and the network, and run the command again",
+        CommandOutcome.FAILED: f"run `{login}` to see the error",
     }.get(kind)
 
 
@@ -155,7 +155,8 @@ def _login(node: NodeTarget) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Of ssh: it speaks English, because its words are read; the character set stays, because it travels to nodes."""
+    """Return ssh's environment: messages in English, as they are parsed; the character set unchanged, as it is
+    forwarded."""
     env = dict(os.environ)
     overruling = env.pop("LC_ALL", None)
     if overruling:
@@ -165,16 +166,16 @@ def environment() -> dict[str, str]:
 
 
 def _control_folder() -> Path:
-    """Return where shared connections have their sockets: not on a home that may be a network's, and short."""
+    """Return the folder for the sockets of shared connections: short, and not on a network home."""
     for base in (tempfile.gettempdir(), "/tmp"):
-        # A socket's path holds 107 characters: the name has 41, and ssh adds 17 while it makes it.
+        # A socket's path has at most 107 characters: the name takes 41, and ssh temporarily adds 17.
         if len(base) <= 30:
             break
     folder = Path(base) / f"rlinf-{os.getuid()}" / "ssh"
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for each in (folder.parent, folder):
-        info = each.stat()
+    for path in (folder.parent, folder):
+        info = path.stat()
         if info.st_uid != os.getuid() or info.st_mode & 0o077:
-            raise ClusterError(f"`{each}` is not a private folder of yours", help="remove it, or set TMPDIR")
+            raise ClusterError(f"`{path}` is not a private folder of yours", help="remove it, or set TMPDIR")
     return folder

@@ -1,4 +1,4 @@
-"""Code of this machine for the nodes: rlinf itself, and a folder of the user's."""
+"""Packing of code for `--sync`: rlinf itself, and a folder of the user."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rlinf_core.errors import ConfigError
 
 _PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
 _SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache"))
-# It travels to every node, in memory: code, not data.
+# It is sent to every node from memory: code, not data.
 _MOST_BYTES: Final = 64 * 2**20
 _MOST_FILES: Final = 20_000
 
 
 def archive(folder: Path) -> str:
-    """Return what `--sync FOLDER` ships, packed and as text: rlinf's packages, and over them what is in `folder`.
+    """Return the archive of `--sync FOLDER` as text: rlinf's packages, overlaid with the content of `folder`.
 
-    Both lie at the archive's root, which the nodes put first on PYTHONPATH. Links are followed, caches left out.
+    Both are at the archive's root, which the nodes put first on PYTHONPATH. Links are followed, caches skipped.
 
     Raises:
-        ConfigError: there is no such folder, or it holds more than code.
+        ConfigError: there is no such folder, or it is too large to be code.
     """
     if not folder.is_dir():
-        raise ConfigError(f"`{folder}` is not a folder", help="`--sync` takes the folder that Python would import from")
+        raise ConfigError(f"`{folder}` is not a folder", help="`--sync` takes a folder to import Python code from")
     files: dict[str, Path] = {}
     for package in _PACKAGES:
         for root in (find_spec(package) or _nowhere()).submodule_search_locations or ():
@@ -38,9 +38,9 @@ def archive(folder: Path) -> str:
     size = sum(path.stat().st_size for path in files.values())
     if size > _MOST_BYTES or len(files) > _MOST_FILES:
         raise ConfigError(
-            f"`{folder}` is too large to be shipped: {len(files)} files, {size >> 20} MiB",
+            f"`{folder}` is too large to be copied: {len(files)} files, {size >> 20} MiB",
             why=f"`--sync` is for code: at most {_MOST_FILES} files and {_MOST_BYTES >> 20} MiB",
-            help="name the folder of the code alone, or put data where all nodes see it",
+            help="name a folder with code only, and put data on shared storage",
         )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as packed:

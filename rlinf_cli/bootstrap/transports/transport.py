@@ -1,4 +1,4 @@
-"""Transports that run a command on a node, whatever lies between. One file for each implementation."""
+"""The interface of transports, which run a command on a node; one file per implementation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Final
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
 
-# What a node may answer; more is cut off, so that a thousand of them don't fill this machine's memory.
+# The output limit per node, so that a thousand nodes cannot fill this machine's memory.
 MAX_OUTPUT_BYTES: Final = 1 << 20
 _CHUNK: Final = 1 << 16
 _GRACE_SECONDS: Final = 2.0
 
 
 class CommandOutcome(StrEnum):
-    """The way in which a command ended."""
+    """The outcome of running a command on a node."""
 
     DONE = "done"
     """The command ran on the node; its exit code is its own."""
@@ -32,10 +32,10 @@ class CommandOutcome(StrEnum):
     UNREACHABLE = "unreachable"
     TIMEOUT = "timeout"
     DROPPED = "connection lost"
-    """The connection was made and broke before the command was over."""
+    """The connection broke before the command had ended."""
     NO_CLIENT = "no ssh client"
     FAILED = "ssh failed"
-    """Ssh failed for another reason, which its own words tell."""
+    """Ssh failed for another reason, given in its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Result:
     """The result of a command.
 
     Attributes:
-        rc: its exit code; ssh's own where the command did not run; -1 when it was ended at its deadline.
-        stdout, stderr: what it wrote, each cut off after 1 MiB.
+        rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline.
+        stdout, stderr: its output, each truncated to 1 MiB.
         kind: how it ended.
-        help: what to do about a `kind` other than done, or None.
+        help: the remedy for a `kind` other than done, or None.
     """
 
     rc: int
@@ -61,7 +61,7 @@ class Result:
         return self.kind is CommandOutcome.DONE and self.rc == 0
 
     def last_lines(self, count: int = 5) -> str:
-        """Return the end of what it said on standard error, or else on standard output."""
+        """Return the end of its standard error, or else of its standard output."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         return "\n".join(text.splitlines()[-count:])
 
@@ -70,10 +70,10 @@ OnLine = Callable[[bytes], None]
 
 
 class Transport(ABC):
-    """Runs commands on nodes.
+    """A way to run commands on nodes.
 
     Attributes:
-        turns: how many runs there may be at a time, for whoever starts many; None for any number.
+        turns: limits concurrent runs; None for no limit.
     """
 
     turns: asyncio.Semaphore | None = None
@@ -88,18 +88,18 @@ class Transport(ABC):
         deadline: float,
         on_line: OnLine | None = None,
     ) -> Result:
-        """Return what became of `argv` on `node`; never raises for what a node or the way to it can do.
+        """Run `argv` on `node` and return the result; no failure of a node or its connection raises.
 
         Args:
-            node: where.
-            argv: the command; no shell sees it other than quoted.
-            stdin: what it reads; tokens and scripts travel here, never in `argv`.
-            deadline: seconds after which it is ended.
+            node: the node.
+            argv: the command, always quoted for shells.
+            stdin: its standard input; tokens and scripts are passed here, never in `argv`.
+            deadline: seconds after which it is killed.
             on_line: called with each line of its standard output as it comes.
         """
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what is held between runs."""
+        """Release resources held between runs."""
 
 
 async def run_process(
@@ -109,7 +109,7 @@ async def run_process(
     on_line: OnLine | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Result:
-    """Run a program of this machine in a session of its own, bounded in time and in what it may say.
+    """Run a local program in its own session, bounded in time and in output.
 
     Raises:
         OSError: it cannot be started.
@@ -120,7 +120,7 @@ async def run_process(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=None if env is None else dict(env),
-        # Ctrl-C is for rlinf to act upon, and what it ends is the whole session.
+        # Ctrl-C is handled by rlinf, which ends the whole session.
         start_new_session=True,
     )
     out, err = _Sink(on_line), _Sink()
@@ -141,11 +141,11 @@ async def run_process(
 async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
     if pipe is None:
         return
-    # A program may end, or close its standard input, before it has read all; that is told by its exit code.
+    # A program may end, or close its standard input, before reading all of it; its exit code tells.
     with contextlib.suppress(ConnectionError):
         pipe.write(data)
         await pipe.drain()
-        # What is left is still written. Nobody waits for that: asyncio stumbles over a wait that is cancelled.
+        # The rest is still written, without waiting for it: asyncio cannot cancel such a wait cleanly.
         pipe.close()
 
 
@@ -159,7 +159,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _Sink:
-    """The output of a stream, up to a limit; lines are handed on as they come."""
+    """The output of a stream, up to a limit; lines are passed on as they arrive."""
 
     def __init__(self, on_line: OnLine | None = None) -> None:
         self.bytes = b""
@@ -171,7 +171,7 @@ class _Sink:
             self.bytes += chunk[: MAX_OUTPUT_BYTES - len(self.bytes)]
             if self._on_line is not None:
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
-                # A line without an end is no line of ours; it is not kept beyond the limit either.
+                # A line without an end is not ours, and is also truncated at the limit.
                 self._rest = self._rest[-MAX_OUTPUT_BYTES:]
                 for line in lines:
                     self._on_line(line)

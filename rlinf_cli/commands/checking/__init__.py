@@ -1,1 +1,1 @@
-"""Commands that check and explain a file, without touching a machine."""
+"""Commands that check and explain a file, without connecting to a machine."""

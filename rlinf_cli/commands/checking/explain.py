@@ -1,4 +1,4 @@
-"""`rlinf explain`: a diagnostic code or a field of the file, in full."""
+"""`rlinf explain`: documentation of a diagnostic code or a field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def explain(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="Look a field up in this recipe's file only.",
+            help="Look up a field in this recipe's files only.",
             autocompletion=completion.recipes,
             show_default=False,
         ),
@@ -39,7 +39,7 @@ def explain(
 ) -> None:
     """Explain a diagnostic code, or a field of the file.
 
-    CODE is what stands in brackets, as in `rlinf explain unknown-key`; FIELD a path such as
+    CODE is the word in brackets of a finding, as in `rlinf explain unknown-key`; FIELD is a path such as
     `cluster.node_groups.label`. Without either, all codes are listed.
     """
     if topic is None:
@@ -64,7 +64,7 @@ app = command(explain)
 
 
 def _bare(topic: str) -> str:
-    """Return `unknown-key` also when it is pasted as `error[unknown-key]` or `[unknown-key]`."""
+    """Return `unknown-key` also for `error[unknown-key]` and `[unknown-key]`."""
     topic = topic.strip().rstrip(":")
     if topic.endswith("]") and "[" in topic:
         head, _, code = topic[:-1].partition("[")
@@ -91,37 +91,37 @@ def _list_codes(output: Output) -> None:
         console.result(("\n" if index else "") + console.style(stage, "bold"))
         rows = [(f"  {code.name}", str(code.severity), code.title) for code in group]
         console.result(console.table(("", "", ""), rows, keep=(0, 1)))
-    console.message("\n`rlinf explain CODE` tells more about one of them.")
+    console.message("\nRun `rlinf explain CODE` for details.")
 
 
 def _explain_field(path: str, recipe: str | None, output: Output) -> None:
-    """Documents a field for every kind of file that has it, told once where they agree."""
+    """Print the documentation of a field for every recipe that has it, once for recipes that agree."""
     from rlinf_cli.file.field_docs import FieldDoc, UnknownFieldError, describe
     from rlinf_core.job.load import ClusterFile
     from rlinf_core.job.recipe import find_recipe, recipe_names
 
     names = [recipe] if recipe else recipe_names()
     models = {name: find_recipe(name).config_model() for name in names} or {"": ClusterFile}
-    found: dict[FieldDoc, list[str]] = {}
+    recipes_by_doc: dict[FieldDoc, list[str]] = {}
     failures: list[UnknownFieldError] = []
     for name, model in models.items():
         try:
-            found.setdefault(describe(model, path), []).append(name)
+            recipes_by_doc.setdefault(describe(model, path), []).append(name)
         except UnknownFieldError as error:
             failures.append(error)
-    if not found:
+    if not recipes_by_doc:
         raise _unknown(path, failures)
     from rlinf_cli.render.field_entry import field_record, field_text
 
-    told = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in found.items()]
+    entries = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in recipes_by_doc.items()]
     if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "fields": [field_record(doc, recipes) for doc, recipes in told]})
+        console.result_json({"schema": SCHEMA, "fields": [field_record(doc, recipes) for doc, recipes in entries]})
     else:
-        console.results((field_text(doc, recipes) for doc, recipes in told), gap=True)
+        console.results((field_text(doc, recipes) for doc, recipes in entries), gap=True)
 
 
 def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
-    """Neither a code nor a field: the nearest of both."""
+    """Return the error for an unknown topic, with the nearest code or field."""
     from rlinf_cli.codes import code_names
     from rlinf_core.errors import ConfigError
     from rlinf_core.suggest import near

@@ -1,4 +1,4 @@
-"""`rlinf import`: job files of RLinf and verl as files of rlinf."""
+"""`rlinf import`: convert job files of RLinf and verl."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def import_(
         typer.Option(
             "--out",
             metavar="FILE|FOLDER",
-            help="The new file, or the folder of new files; `-`: standard output. By default NAME.rlinf.yaml beside"
-            " the original.",
+            help="Output file, or folder for several; `-` for standard output. Default: NAME.rlinf.yaml beside the"
+            " original.",
             show_default=False,
         ),
     ] = None,
@@ -42,35 +42,35 @@ def import_(
         typer.Option(
             "--search-path",
             metavar="FOLDER",
-            help="Look here too for what a defaults list names. May be repeated.",
+            help="Additional search folder for defaults lists. May be repeated.",
             show_default=False,
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a file of the new name.", show_default=False)
+        bool, typer.Option("--replace", help="Overwrite an existing output file.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn job files of RLinf and verl into files of rlinf.
+    """Convert job files of RLinf and verl to rlinf files.
 
-    Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments stay;
-    a key that has no counterpart becomes a comment with the reason. The summary lists every key that was renamed or
-    left out, and what `rlinf validate` says of the result. KEY=VALUE is an override as Hydra takes it.
+    Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
+    kept; a key without a counterpart becomes a comment with the reason. The summary lists every renamed or omitted key,
+    and the result of `rlinf validate`. KEY=VALUE is a Hydra override.
 
-    Of a FOLDER every job file is converted, those below it too, and a table printed.
+    With a FOLDER, every job file in it and below is converted, and a table is printed.
 
     rlinf import examples/config/libero_grpo.yaml
     rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2
     rlinf import examples/config --out configs
     """
-    overrides = [each for each in arguments if _is_override(each)]
-    names = [each for each in arguments if each not in overrides]
+    overrides = [argument for argument in arguments if _is_override(argument)]
+    names = [argument for argument in arguments if argument not in overrides]
     if len(names) != 1:
         raise typer.BadParameter("name one file or one folder")
     target = Path(names[0])
-    folders = [os.path.expanduser(each) for each in search_path or ()]
+    folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
     if target.is_dir():
         ended = _folder(target, out, request, output)
@@ -84,7 +84,7 @@ app = command(import_, no_args_is_help=True)
 
 
 def _is_override(argument: str) -> bool:
-    """Return True for `key=value`, and for `group/below=name`, which names no file that is there."""
+    """Return True for `key=value`, and for `group/below=name` if no such file exists."""
     return is_override(argument) or ("=" in argument and not os.path.exists(argument))
 
 
@@ -95,7 +95,7 @@ class _Request(NamedTuple):
 
 
 class _Imported(NamedTuple):
-    """One file: converted and written, or what kept it from that."""
+    """The result for one file: converted and written, or the error."""
 
     source: Path
     target: Path | None = None
@@ -151,13 +151,13 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
     from rlinf_core.errors import ConfigError
 
     if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
-        raise typer.BadParameter("a folder has several files: `--out` names a folder for them")
+        raise typer.BadParameter("for a folder, `--out` must be a folder")
     jobs, others = job_files(folder)
     if not jobs:
         raise ConfigError(
-            f"there is no job file in `{folder}`",
+            f"no job file in `{folder}`",
             why=f"YAML files below it: {len(others)}, none of them with `runner`, `trainer` or `actor_rollout_ref`",
-            help="name the folder of the files that jobs are started with",
+            help="name the folder with the main files of jobs",
         )
     imported: list[_Imported] = []
     for source in jobs:
@@ -169,8 +169,8 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
     else:
         _table(imported, folder)
         if others and not console.verbosity.quiet:
-            console.message(f"{len(others)} other YAML files are fragments of these, or no job files")
-    return max((each.exit_code for each in imported), key=lambda code: code is not ExitCode.OK)
+            console.message(f"{len(others)} other YAML files are fragments of these, or not job files")
+    return max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
 
 
 def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
@@ -180,27 +180,27 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
 
-    found = read_job(str(source), request.overrides, request.search_path, os.environ)
-    if found.file is None:
-        return _Imported(source, findings=found.diagnostics)
+    source_job = read_job(str(source), request.overrides, request.search_path, os.environ)
+    if source_job.file is None:
+        return _Imported(source, findings=source_job.diagnostics)
     try:
-        converted = convert(found.file, os.environ)
+        converted = convert(source_job.file, os.environ)
         if target is not None:
             if target.exists() and (not request.replace or target.samefile(source)):
                 raise ConfigError(
-                    f"`{target}` is there already",
-                    help="name another file by `--out`"
+                    f"`{target}` already exists",
+                    help="name another file with `--out`"
                     if target.samefile(source)
-                    else "name another file by `--out`, or replace it by `--replace`",
+                    else "name another file with `--out`, or overwrite it with `--replace`",
                 )
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise RLinfError(f"cannot make the folder `{target.parent}`", why=error.strerror) from error
+                raise RLinfError(f"cannot create the folder `{target.parent}`", why=error.strerror) from error
             write_whole(target, converted.text)
     except RLinfError as error:
-        return _Imported(source, findings=found.diagnostics, error=error)
-    return _Imported(source, target, converted, found.diagnostics)
+        return _Imported(source, findings=source_job.diagnostics, error=error)
+    return _Imported(source, target, converted, source_job.diagnostics)
 
 
 def _show_failure(imported: _Imported) -> None:
@@ -211,7 +211,7 @@ def _show_failure(imported: _Imported) -> None:
 
 
 def _show_findings(imported: _Imported) -> None:
-    """Print what was found while the file was composed."""
+    """Print the findings from composing the file."""
     from rlinf_cli.file.findings import finding_blocks
 
     if imported.findings is not None and len(imported.findings):
@@ -223,14 +223,16 @@ def _table(imported: list[_Imported], folder: Path) -> None:
     from rlinf_cli.importing.summary import counts, verdict
 
     rows: list[list[str]] = []
-    for each in imported:
-        name = str(each.source.relative_to(folder))
-        if each.converted is None:
-            first = next((found.message for found in each.findings or () if found.severity == "error"), "")
-            rows.append([name, "-", "-", "-", "-", "-", each.error.message if each.error else first])
+    for result in imported:
+        name = str(result.source.relative_to(folder))
+        if result.converted is None:
+            first = next((finding.message for finding in result.findings or () if finding.severity == "error"), "")
+            rows.append([name, "-", "-", "-", "-", "-", result.error.message if result.error else first])
         else:
-            number = counts(each.converted)
-            rows.append([name, each.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(each.converted)])
+            number = counts(result.converted)
+            rows.append(
+                [name, result.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(result.converted)]
+            )
     console.result(
         console.table(["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"], rows, right=(2, 3, 4, 5))
     )
@@ -241,19 +243,19 @@ def _record(imported: list[_Imported]) -> dict[str, Any]:
     from rlinf_cli.importing.summary import SCHEMA, record
 
     files: list[dict[str, Any]] = []
-    for each in imported:
-        if each.converted is not None:
-            files.append(record(each.converted, str(each.source), str(each.target) if each.target else None))
+    for result in imported:
+        if result.converted is not None:
+            files.append(record(result.converted, str(result.source), str(result.target) if result.target else None))
         else:
-            error = each.error
+            error = result.error
             files.append(
                 {
-                    "file": str(each.source),
+                    "file": str(result.source),
                     "written": None,
                     "error": None
                     if error is None
                     else {"message": error.message, "why": error.why, "help": error.help},
-                    "findings": to_json([*(each.findings or ())]),
+                    "findings": to_json([*(result.findings or ())]),
                 }
             )
-    return {"schema": SCHEMA, "ok": all(each.exit_code is ExitCode.OK for each in imported), "files": files}
+    return {"schema": SCHEMA, "ok": all(result.exit_code is ExitCode.OK for result in imported), "files": files}

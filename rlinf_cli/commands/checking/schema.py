@@ -1,4 +1,4 @@
-"""`rlinf schema`: the JSON Schema of the file, for editors."""
+"""`rlinf schema`: the JSON Schema of job files, for editors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def schema(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="Only the files of this recipe.",
+            help="Only for files of this recipe.",
             autocompletion=completion.recipes,
             show_default=False,
         ),
@@ -26,7 +26,7 @@ def schema(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print the JSON Schema of the file, for editors.
+    """Print the JSON Schema of job files, for editors.
 
     Save it, as in `rlinf schema > rlinf.schema.json`, and start a file with the line
     `# yaml-language-server: $schema=rlinf.schema.json`.

@@ -1,1 +1,1 @@
-"""Commands that bring machines up, look at them and take them down."""
+"""Commands that bring clusters up, inspect them and take them down."""

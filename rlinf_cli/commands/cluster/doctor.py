@@ -1,4 +1,4 @@
-"""`rlinf doctor`: everything about the machines of a file that can be known before a job starts."""
+"""`rlinf doctor`: preflight checks of a file's machines."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ def doctor(
     name: NameOption = None,
     link_seconds: Annotated[
         float,
-        typer.Option("--link-seconds", metavar="SECONDS", help="That measuring links may take; 0 leaves it.", min=0),
+        typer.Option(
+            "--link-seconds", metavar="SECONDS", help="Time limit for measuring links, in seconds; 0 skips it.", min=0
+        ),
     ] = 60.0,
     parallel: Parallel = 128,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Look at the machines of a file before a job starts on them.
+    """Check the machines of a file before a job starts on them.
 
-    Interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the job
-    will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
+    Checks interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the
+    job will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.machines.probing import examine
     from rlinf_cli.render.doctor_findings import doctor_record, doctor_text

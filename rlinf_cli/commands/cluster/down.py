@@ -1,4 +1,4 @@
-"""`rlinf down`: what `up` started ends, and nothing of it is left."""
+"""`rlinf down`: take a cluster down, and verify that nothing is left."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ def down(
     name: NameOption = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(
-            "--node-rank", metavar="K", help="This machine alone, which is node K.", min=0, show_default=False
-        ),
+        typer.Option("--node-rank", metavar="K", help="Only this machine, which is node K.", min=0, show_default=False),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while a job runs, without asking.", show_default=False)
+        bool, typer.Option("--force", help="Even while a job runs, without asking.", show_default=False)
     ] = False,
     parallel: Parallel = 128,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Take down what `up` started, and prove it node by node.
+    """Take down the cluster that `up` started, and verify it node by node.
 
-    Without FILE and --name it is the one cluster that is up. With FILE it needs no record of it: every node of the file
-    is asked. A Ray that `up` did not start is left alone.
+    By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
+    that `up` did not start is left alone.
     """
     from rlinf_cli.machines.cluster_lifecycle import end, jobs_of
     from rlinf_cli.render.up_report import down_record, down_text, show_failures
 
     if node_rank is not None and file is None:
-        raise typer.BadParameter("it goes with FILE, of which this machine is node K", param_hint="'--node-rank'")
+        raise typer.BadParameter("it requires FILE, in which this machine is node K", param_hint="'--node-rank'")
     cluster, nodes = _nodes(file, name, node_rank)
     if cluster is None or not nodes:
         _nothing_recorded(cluster, output)
@@ -70,10 +68,10 @@ app = command(down)
 
 
 def _nothing_recorded(cluster: str | None, output: Output) -> None:
-    """There is nothing that could be taken down from here.
+    """Report that there is no cluster to take down from here.
 
     Raises:
-        ClusterError: a node that was started by itself runs here.
+        ClusterError: a node started with `--node-rank` runs here.
     """
     from rlinf_cli.bootstrap.teardown import DownReport
     from rlinf_cli.render.up_report import down_record
@@ -83,9 +81,9 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
     here = attach.known()
     if here is not None and cluster in (None, here.name):
         raise ClusterError(
-            f"a node of cluster `{here.name}` runs here, which was started by itself",
+            f"a node of cluster `{here.name}` runs here, started with `--node-rank`",
             why="the record of the cluster is on the machine of node 0",
-            help="take this one down by `rlinf down FILE --node-rank K`",
+            help="take it down with `rlinf down FILE --node-rank K`",
         )
     if output is Output.JSON:
         console.result_json(down_record(DownReport(cluster or "", (), (), 0.0)))
@@ -94,7 +92,7 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
 
 
 def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
-    """Return the cluster's name and its nodes: as recorded, else as the file says."""
+    """Return the cluster's name and its nodes: from its record, else from the file."""
     from rlinf_cli.bootstrap import cluster_identity, manual
     from rlinf_cli.bootstrap.inventory import recorded_targets, targets
     from rlinf_core.node import cluster_records
@@ -116,7 +114,7 @@ def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[s
 
 
 def _agreed(cluster: str, jobs: list[str]) -> bool:
-    """Ask whether running jobs are to be ended, where there is somebody to ask."""
+    """Ask whether to end running jobs, if there is a terminal."""
     console.error_block(
         f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} running on cluster {cluster}",
         why="\n".join(jobs),
@@ -124,7 +122,7 @@ def _agreed(cluster: str, jobs: list[str]) -> bool:
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    return typer.confirm("take the cluster down all the same?", err=True)
+    return typer.confirm("take the cluster down anyway?", err=True)
 
 
 def _first_line(command: str) -> str:

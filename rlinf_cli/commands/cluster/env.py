@@ -1,4 +1,4 @@
-"""`rlinf env`: interpreters for simulators."""
+"""`rlinf env`: virtual environments for simulators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIST_SCHEMA = "rlinf.env-list/1"
 SETUP_SCHEMA = "rlinf.env-setup/1"
 
 app = typer.Typer(
-    help="Make interpreters for simulators, each with versions of its own.",
+    help="Make virtual environments for simulators, each with its own package versions.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -23,16 +23,16 @@ app = typer.Typer(
 EnvType = Annotated[str, typer.Argument(metavar="ENV", help="Kind of environment, as `env_type` names it.")]
 Folder = Annotated[
     Path | None,
-    typer.Option("--path", metavar="DIR", help="Folder to make. Default: ~/.rlinf/envs/ENV.", show_default=False),
+    typer.Option("--path", metavar="DIR", help="Folder to create. Default: ~/.rlinf/envs/ENV.", show_default=False),
 ]
 
 
 @app.command("list")
 def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """List the simulators that get an interpreter of their own."""
+    """List the simulators that get their own interpreter."""
     from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, LOCKS, simulators
 
-    found = [
+    records = [
         {
             "env_type": name,
             "what": (LOCKS / f"{name}.txt").read_text(encoding="utf-8").splitlines()[0].removeprefix("# "),
@@ -41,9 +41,11 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
         for name in simulators()
     ]
     if output is Output.JSON:
-        console.result_json({"schema": LIST_SCHEMA, "simulators": found})
+        console.result_json({"schema": LIST_SCHEMA, "simulators": records})
         return
-    rows = [(str(each["env_type"]), each["python"] or "not made", str(each["what"])) for each in found]
+    rows = [
+        (str(simulator["env_type"]), simulator["python"] or "not made", str(simulator["what"])) for simulator in records
+    ]
     console.result(console.table(("env_type", "interpreter", "what"), rows, keep=(0, 1)))
     console.message("\n`rlinf env setup ENV` makes one.")
 
@@ -56,10 +58,10 @@ def setup(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make an interpreter that has a simulator, try it, and print the lines of a file that use it.
+    """Create a virtual environment with a simulator, test it, and print the configuration that uses it.
 
-    A virtual environment from the versions that rlinf was tried with, by uv where it is installed, else by pip; this
-    very rlinf goes into it. Run it on every machine where `env` is placed.
+    Installs the package versions that rlinf was tested with, using uv if available, else pip, and this rlinf itself.
+    Run it on every machine where `env` is placed.
     """
     from recipes.embodied.envs.processes.fault_lines import RENDERING_HELP
     from recipes.embodied.interpreters.locked_venvs import lines_of
@@ -74,10 +76,10 @@ def setup(
     console.message(f"Python {facts['python']}, {versions}: {facts['states']} states, {facts['actions']} actions")
     if made.renderer is None:
         console.error_block(
-            "it renders no images: states alone can be observed",
+            "it renders no images: only states can be observed",
             why=facts["frame_fault"]["message"],
             do=RENDERING_HELP,
         )
     else:
-        console.message(f"a frame was rendered by MUJOCO_GL={made.renderer}")
+        console.message(f"a frame was rendered with MUJOCO_GL={made.renderer}")
     console.result(lines_of(made))

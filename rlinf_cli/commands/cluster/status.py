@@ -1,4 +1,4 @@
-"""`rlinf status`: which nodes of the cluster are there, and which jobs run."""
+"""`rlinf status`: nodes and jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def status(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show which nodes of the cluster are up, their versions, and the jobs that run.
+    """Show the nodes of the cluster with their versions, and the running jobs.
 
-    Without FILE and --name it is the one cluster that is up. Each node is asked over ssh; where RLINF_ADDRESS names a
-    Ray that was started by other means, that Ray is. The exit status is 3 while a node is missing.
+    By default the only running cluster. Each node is probed over ssh; a Ray started by other means is queried at
+    RLINF_ADDRESS. The exit status is 3 while a node is missing.
     """
     from rlinf_cli.bootstrap import cluster_identity
     from rlinf_cli.machines.probing import ask_status

@@ -1,4 +1,4 @@
-"""`rlinf up`: every node of a file becomes part of one cluster."""
+"""`rlinf up`: bring up the nodes of a file as one cluster."""
 
 from __future__ import annotations
 
@@ -22,50 +22,53 @@ class Template(StrEnum):
     KUBERAY = "kuberay"
 
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and connect to nothing.", show_default=False)]
 Print = Annotated[
     Template | None,
     typer.Option(
         "--print",
         metavar="slurm|kuberay",
-        help="Print what makes Slurm or Kubernetes start the same cluster.",
+        help="Print a job script or manifest with which Slurm or Kubernetes starts the same cluster.",
         show_default=False,
     ),
 ]
 Rollback = Annotated[
-    bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
+    bool,
+    typer.Option("--rollback", help="If a node fails, take down the nodes that this run started.", show_default=False),
 ]
 NodeRank = Annotated[
     int | None,
-    typer.Option("--node-rank", metavar="K", help="Start this machine alone, as node K.", min=0, show_default=False),
+    typer.Option("--node-rank", metavar="K", help="Start only this machine, as node K.", min=0, show_default=False),
 ]
 HeadAddress = Annotated[
     str | None,
-    typer.Option("--head-address", metavar="A", help="With --node-rank: where node 0 is.", show_default=False),
+    typer.Option("--head-address", metavar="A", help="With --node-rank: address of node 0.", show_default=False),
 ]
 TokenFile = Annotated[
     str | None,
     typer.Option(
-        "--token-file", metavar="FILE", help="With --node-rank: the token that all nodes share.", show_default=False
+        "--token-file",
+        metavar="FILE",
+        help="With --node-rank: file of the token that all nodes share.",
+        show_default=False,
     ),
 ]
 Block = Annotated[
-    bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
+    bool, typer.Option("--block", help="Stay in the foreground until stopped, then take down.", show_default=False)
 ]
 Sync = Annotated[
     str | None,
-    typer.Option("--sync", metavar="PATH", help="Ship rlinf and the code in PATH to the nodes.", show_default=False),
+    typer.Option("--sync", metavar="PATH", help="Copy rlinf and the code in PATH to the nodes.", show_default=False),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
+    float,
+    typer.Option("--timeout", metavar="SECONDS", help="Time limit for Ray to start on a node, in seconds.", min=1),
 ]
 NoAuth = Annotated[
     bool,
     typer.Option(
         "--insecure-no-auth",
-        help="Let anyone who reaches the ports run programs on the nodes.",
+        help="Disable authentication: anyone who reaches the ports can run programs on the nodes.",
         show_default=False,
     ),
 ]
@@ -92,14 +95,14 @@ def up(
 ) -> None:
     """Bring the nodes of a file up as one cluster.
 
-    Over ssh where the file gives `hosts`, else this machine alone. Again, it repairs what is missing and leaves the
-    rest. With --node-rank (or as a task of Slurm) it starts only the node that it runs on. KEY=VALUE replaces a value
-    of FILE, ~KEY deletes one.
+    Uses ssh if the file has `hosts`, else only this machine. Run again, it starts missing nodes and leaves the others.
+    With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
+    ~KEY deletes one.
     """
     from rlinf_cli.machines.cluster_lifecycle import Asked, prepare, watch
     from rlinf_core.process.signal_mask import ignore_warnings
 
-    # They are for the driver: its nodes stay until it has saved.
+    # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()
     if template is not None:
         _print(template, file, overrides, name)
@@ -110,7 +113,7 @@ def up(
         _plan(request, output)
         return
     if insecure_no_auth:
-        console.message("warning: no token is asked for: whoever reaches the ports can run programs on the nodes")
+        console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
     report = watch(request, parallel=parallel)
     if not report.ok and rollback:
         _roll_back(request, report, parallel)
@@ -118,7 +121,7 @@ def up(
     if not report.ok:
         if not rollback and any(node.up for node in report.nodes):
             console.message(
-                "the nodes that are up stay up: the same command again tries the others, `rlinf down` ends them"
+                "running nodes stay up: run the same command again to retry the others, or `rlinf down` to end all"
             )
         raise typer.Exit(ExitCode.UNREACHABLE)
     if block:
@@ -164,5 +167,5 @@ def _roll_back(request: UpRequest, report: UpReport, parallel: int) -> None:
     from rlinf_cli.machines.cluster_lifecycle import end
 
     started = {node.rank for node in report.nodes if node.changed}
-    console.message(f"taking down again what was started: {len(started)} nodes")
+    console.message(f"taking down the nodes started by this run: {len(started)}")
     end(request.name, [node for node in request.nodes if node.rank in started], parallel=parallel)

@@ -1,4 +1,4 @@
-"""`rlinf eval`: how often a trained policy succeeds."""
+"""`rlinf eval`: success rate of a trained policy."""
 
 from __future__ import annotations
 
@@ -24,25 +24,32 @@ def evaluate(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest of RUN.", show_default=False
+            "--checkpoint", metavar="PATH", help="Checkpoint; by default the newest of RUN.", show_default=False
         ),
     ] = None,
     episodes: Annotated[
         int | None,
-        typer.Option("--episodes", "-n", metavar="N", min=1, help="By default as `env.eval` says.", show_default=False),
+        typer.Option(
+            "--episodes",
+            "-n",
+            metavar="N",
+            min=1,
+            help="Number of episodes; by default as in `env.eval`.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FOLDER", help="A new folder for `eval.json`.", show_default=False),
+        typer.Option("--out", metavar="FOLDER", help="New folder for `eval.json`.", show_default=False),
     ] = None,
     allow_training_starts: Annotated[
-        bool, typer.Option("--allow-training-starts", help="Evaluate from starts that training sees.")
+        bool, typer.Option("--allow-training-starts", help="Evaluate from training start states.")
     ] = False,
     video: Annotated[
         bool | None,
         typer.Option(
             "--video/--no-video",
-            help="Write videos, one for each way in which episodes end. By default where there are pictures.",
+            help="Write videos, one per outcome. Default: if there are images.",
             show_default=False,
         ),
     ] = None,
@@ -51,10 +58,10 @@ def evaluate(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Evaluate a trained policy in whole episodes, and write what the number depends on to `eval.json`.
+    """Evaluate a trained policy in complete episodes, and write the result with its settings to `eval.json`.
 
-    RUN is a run folder or its name; of a FILE say which weights by --checkpoint, else those that it begins with are
-    evaluated. KEY=VALUE replaces a value. The same weights give the same `eval.json` but for `times`.
+    RUN is a run folder or its name. For a FILE give the weights with --checkpoint; without it the initial weights are
+    evaluated. KEY=VALUE replaces a value. Equal weights give an equal `eval.json` except for `times`.
 
     rlinf eval runs/embodied-20260314-101502 -n 200
     rlinf eval laptop --checkpoint runs/embodied-20260314-101502
@@ -65,45 +72,45 @@ def evaluate(
     used = used_job(file, list(overrides or ()), log_path)
     function = used.recipe.function("evaluate")
     if function is None:
-        raise RLinfError(f"recipe `{used.recipe.name}` has no evaluation of its own")
+        raise RLinfError(f"recipe `{used.recipe.name}` does not support `rlinf eval`")
     weights = checkpoint_of(checkpoint, used.run)
     home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
     folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
-        raise RLinfError("the folder of the results exists", where=str(folder), help="name another by `--out`")
-    found = function(
+        raise RLinfError("the result folder already exists", where=str(folder), help="name another with `--out`")
+    result = function(
         used.job,
         weights,
         folder,
         episodes=episodes,
         allow_training_starts=allow_training_starts,
         video=video,
-        tell=console.message,
+        emit=console.message,
     )
     if output is Output.JSON:
-        console.result_json(found)
+        console.result_json(result)
         return
-    console.result(_table(found))
-    for each in found["videos"]:
-        console.message(f"{folder / each['file']}: {len(each['episodes'])} episodes, {each['outcome']}")
+    console.result(_table(result))
+    for recording in result["videos"]:
+        console.message(f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}")
     console.message(f"{folder / 'eval.json'}")
 
 
-def _table(found: Mapping[str, Any]) -> str:
+def _table(result: Mapping[str, Any]) -> str:
     """Return a line for each task, and one for all of them."""
     rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
-    tasks: dict[str, Any] = found["tasks"]
-    for name, each in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
-        interval = each["success_at_end_interval"]
+    tasks: dict[str, Any] = result["tasks"]
+    for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", result["total"])]:
+        interval = scores["success_at_end_interval"]
         rows.append(
             (
                 name,
-                str(each["episodes"]),
-                _share(each["success_at_end"]),
+                str(scores["episodes"]),
+                _share(scores["success_at_end"]),
                 "" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}",
-                _share(each["success_once"]),
-                f"{each['return']:.4g}",
-                f"{each['episode_len']:.4g}",
+                _share(scores["success_once"]),
+                f"{scores['return']:.4g}",
+                f"{scores['episode_len']:.4g}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

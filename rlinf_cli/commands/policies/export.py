@@ -1,4 +1,4 @@
-"""`rlinf export`: a trained policy for use elsewhere."""
+"""`rlinf export`: export of a trained policy."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def export(
     ] = Format.SAFETENSORS,
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest.", show_default=False
-        ),
+        typer.Option("--checkpoint", metavar="PATH", help="Checkpoint; by default the newest.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="A new folder; by default in `exports` of the run.", show_default=False
+            "--out", metavar="FOLDER", help="New folder; by default in `exports` of the run.", show_default=False
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
@@ -45,10 +43,10 @@ def export(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Export a trained policy: a folder with everything that it needs to act elsewhere.
+    """Export a trained policy as a self-contained folder.
 
-    RUN is a run folder or its name. safetensors is what `load_policy` and `actor.model.model_path` read; torchscript
-    and onnx are one graph from observations to actions, tried against the policy before this command returns.
+    RUN is a run folder or its name. safetensors is the format of `load_policy` and `actor.model.model_path`;
+    torchscript and onnx are a single graph from observations to actions, verified against the policy.
 
     rlinf export runs/embodied-20260314-101502
     rlinf export runs/embodied-20260314-101502 --format onnx --out exported
@@ -57,22 +55,22 @@ def export(
     from rlinf_core.errors import RLinfError, RunError
     from rlinf_core.job.load import load_job
 
-    found = find_run_folder(run, log_path)
-    if found is None:
-        raise RunError("this is not the folder of a run", where=run, help="`rlinf runs` lists them")
-    job = load_job(str(found.config_file))
+    run_folder = find_run_folder(run, log_path)
+    if run_folder is None:
+        raise RunError("this is not a run folder", where=run, help="`rlinf runs` lists them")
+    job = load_job(str(run_folder.config_file))
     function = job.recipe.function("export") if job.recipe is not None else None
     if job.recipe is not None and function is None:
         raise RLinfError(
             f"recipe `{job.recipe.name}` has no export",
-            help="its runs leave a folder of HuggingFace, `hf` of each checkpoint",
+            help="its checkpoints already contain a HuggingFace folder, `hf`",
         )
     if function is None or job.config is None:
         job.raise_if_bad()
-        raise RLinfError("the configuration of the run cannot be read", where=str(found.config_file))
-    weights = checkpoint_of(checkpoint, found)
+        raise RLinfError("the configuration of the run cannot be read", where=str(run_folder.config_file))
+    weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
-    folder = out or found.path / "exports" / f"{weights.name}-{kind.value}"
+    folder = out or run_folder.path / "exports" / f"{weights.name}-{kind.value}"
     record: dict[str, Any] = function(job.config, weights, folder, kind.value)
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.export/1", **record})
@@ -83,13 +81,13 @@ def export(
 def _text(record: dict[str, Any]) -> str:
     lines = [f"{record['folder']}: {', '.join(record['files'])}"]
     for side in ("inputs", "outputs"):
-        for name, each in record[side].items():
-            shape = ", ".join(map(str, each["shape"]))
-            lines.append(f"  {side[:-1]:6}  {name}  {each['dtype']} [{shape}]")
+        for name, tensor in record[side].items():
+            shape = ", ".join(map(str, tensor["shape"]))
+            lines.append(f"  {side[:-1]:6}  {name}  {tensor['dtype']} [{shape}]")
     if record["difference"] is None:
-        lines.append("  not tried: onnxruntime is not installed")
+        lines.append("  not verified: onnxruntime is not installed")
     else:
-        lines.append(f"  acts as the policy does, to {record['difference']:.1g}")
+        lines.append(f"  matches the policy within {record['difference']:.1g}")
     return "\n".join(lines)
 
 

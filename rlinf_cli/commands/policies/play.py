@@ -1,4 +1,4 @@
-"""`rlinf play`: a trained policy to look at."""
+"""`rlinf play`: video of a trained policy."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ def play(
             "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest of RUN.", show_default=False
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, max=36, help="Side by side.")] = 4,
+    episodes: Annotated[
+        int, typer.Option("--episodes", "-n", metavar="N", min=1, max=36, help="Episodes shown side by side.")
+    ] = 4,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="A new mp4; by default in `videos` of the run.", show_default=False),
+        typer.Option(
+            "--out", metavar="FILE", help="New mp4 file; by default in `videos` of the run.", show_default=False
+        ),
     ] = None,
     show: Annotated[
         bool | None,
         typer.Option(
             "--show/--no-show",
-            help="Open the video in the desktop's player. By default where there is a display.",
+            help="Open the video in the desktop's player. Default: if there is a display.",
             show_default=False,
         ),
     ] = None,
@@ -44,10 +48,10 @@ def play(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Let a trained policy act, and write a video of it.
+    """Run a trained policy, and write a video of it.
 
-    RUN is a run folder or its name; of a FILE say which weights by --checkpoint. KEY=VALUE replaces a value, as in
-    env.eval.seed=7 for other starts.
+    RUN is a run folder or its name. For a FILE give the weights with --checkpoint. KEY=VALUE replaces a value, as in
+    env.eval.seed=7 for other start states.
 
     rlinf play runs/embodied-20260314-101502
     rlinf play runs/embodied-20260314-101502 -n 9 --out grasps.mp4
@@ -58,27 +62,27 @@ def play(
     used = used_job(file, list(overrides or ()), log_path)
     function = used.recipe.function("play")
     if function is None:
-        raise RLinfError(f"recipe `{used.recipe.name}` has nothing to see", help="`rlinf samples` shows what it wrote")
+        raise RLinfError(f"recipe `{used.recipe.name}` has no video", help="use `rlinf samples` for its answers")
     weights = checkpoint_of(checkpoint, used.run)
     if weights is None:
         raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
     home = used.run.path / "videos" if used.run is not None else Path("videos")
     target = out or home / f"play-{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}.mp4"
-    found = function(used.job, weights, target, episodes=episodes, tell=console.message)
+    result = function(used.job, weights, target, episodes=episodes, emit=console.message)
     if output is Output.JSON:
-        console.result_json({"schema": "rlinf.play/1", **found})
+        console.result_json({"schema": "rlinf.play/1", **result})
     else:
         lines = [
-            f"  {each['env']}  {each['outcome']}, return {each['return']:.4g}, {each['length']} steps"
-            for each in found["episodes"]
+            f"  {episode['env']}  {episode['outcome']}, return {episode['return']:.4g}, {episode['length']} steps"
+            for episode in result["episodes"]
         ]
-        console.result("\n".join([found["file"], *lines]))
+        console.result("\n".join([result["file"], *lines]))
     if _has_display() if show is None else show:
-        typer.launch(found["file"])
+        typer.launch(result["file"])
 
 
 def _has_display() -> bool:
-    """Return whether somebody sits before a desktop."""
+    """Return whether there is a graphical display."""
     desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return desktop and sys.stdout.isatty()
 

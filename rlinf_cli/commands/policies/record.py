@@ -15,15 +15,15 @@ from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 _Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FOLDER", help="The new data set; what is there is never overwritten."),
+    typer.Option("--out", metavar="FOLDER", help="New data set folder; existing data are never overwritten."),
 ]
-_Episodes = Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="How many are kept.")]
+_Episodes = Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="Number of episodes to keep.")]
 _Checkpoint = Annotated[
     str | None,
     typer.Option(
         "--checkpoint",
         metavar="PATH",
-        help="Record the policy of this checkpoint or run, instead of the environment's scripted expert.",
+        help="Record the policy of this checkpoint or run instead of the scripted expert.",
         show_default=False,
     ),
 ]
@@ -32,27 +32,24 @@ _Device = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="Let a person drive, or correct the policy: keyboard, gamepad, spacemouse, remote; or scripted.",
+        help="Input device for a human operator to drive, or correct the policy: keyboard, gamepad, spacemouse,"
+        " remote; or scripted.",
         show_default=False,
     ),
 ]
 _DeviceOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="An option of the device. May be repeated.", show_default=False),
+    typer.Option("--option", metavar="KEY=VALUE", help="Option of the device. May be repeated.", show_default=False),
 ]
-_SuccessesOnly = Annotated[
-    bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
-]
-_Video = Annotated[
-    bool, typer.Option("--video", help="Write pictures as mp4, instead of PNG within the Parquet files.")
-]
+_SuccessesOnly = Annotated[bool, typer.Option("--successes-only", help="Keep only episodes that end in success.")]
+_Video = Annotated[bool, typer.Option("--video", help="Write images as mp4 instead of PNG in the Parquet files.")]
 _Fps = Annotated[
     int | None,
     typer.Option(
         "--fps",
         metavar="N",
         min=1,
-        help="Rows in a second; by default as many as the environment takes actions, where it tells.",
+        help="Rows per second; by default the environment's control rate, if known.",
         show_default=False,
     ),
 ]
@@ -76,10 +73,10 @@ def record(
 ) -> None:
     """Record episodes of an environment as demonstrations, a LeRobotDataset folder.
 
-    FILE is a configuration; its `env.train` says which environment. With RUN, a run folder or its name, the policy of
-    its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps the episodes that are whole.
+    FILE is a configuration; its `env.train` selects the environment. With RUN, a run folder or its name, the policy of
+    its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps complete episodes.
 
-    With --device a person moves the arm; with RUN or --checkpoint, too, the policy acts until the person takes over.
+    With --device a human moves the arm; combined with RUN or --checkpoint, the policy acts until the human takes over.
     The device is on the node of `env`.
 
     rlinf record laptop --out demos/pick -n 50
@@ -92,9 +89,11 @@ def record(
     used = used_job(file, list(overrides or ()), log_path)
     function = used.recipe.function("record")
     if function is None:
-        raise RLinfError(f"recipe `{used.recipe.name}` has nothing to record", help="`rlinf recipes` lists the others")
+        raise RLinfError(
+            f"recipe `{used.recipe.name}` does not support recording", help="`rlinf recipes` lists the others"
+        )
     folder = out or Path("demonstrations") / Path(file).stem
-    found = function(
+    result = function(
         used.job,
         folder,
         episodes=episodes,
@@ -103,13 +102,13 @@ def record(
         successes_only=successes_only,
         video=video,
         fps=fps,
-        tell=console.message,
+        emit=console.message,
     )
     if output is Output.JSON:
-        console.result_json({"schema": "rlinf.record/1", **found})
+        console.result_json({"schema": "rlinf.record/1", **result})
         return
-    solved = "" if found["successes"] is None else f", {found['successes']} solved"
-    console.result(f"{found['folder']}: {found['episodes']} episodes, {found['frames']} steps{solved}")
+    solved = "" if result["successes"] is None else f", {result['successes']} solved"
+    console.result(f"{result['folder']}: {result['episodes']} episodes, {result['frames']} steps{solved}")
 
 
 app = command(record, no_args_is_help=True)

@@ -1,1 +1,1 @@
-"""Commands that look back at runs."""
+"""Commands for the results of runs."""

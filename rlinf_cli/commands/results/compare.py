@@ -1,4 +1,4 @@
-"""`rlinf compare`: what differs between runs, and whether their results do."""
+"""`rlinf compare`: differences between runs, and their significance."""
 
 from __future__ import annotations
 
@@ -21,31 +21,30 @@ def compare(
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="The result: a name in metrics.jsonl; by default what evaluations or else steps are judged by.",
+            help="Metric to compare, a name in metrics.jsonl; by default the headline metric of evaluations, else of"
+            " steps.",
             show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE", help="Draw the curves over each other: .png, .svg, .pdf.", show_default=False
+            "--plot", metavar="FILE", help="Draw the curves in one chart: .png, .svg, .pdf.", show_default=False
         ),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write a page of HTML, too, which loads nothing.", show_default=False
-        ),
+        typer.Option("--html", metavar="FILE", help="Also write a self-contained HTML page.", show_default=False),
     ] = None,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare runs: what differs between them, what matters most first, and whether their results differ by chance.
+    """Compare runs: their differences, most important first, and whether their results differ by more than chance.
 
-    RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds count as one set;
-    with several runs in both sets the noise is that between seeds.
+    RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds form one set; with
+    several runs in both sets the noise is estimated between seeds.
 
     rlinf compare runs/fast-* runs/slow-*
     """
@@ -59,20 +58,20 @@ def compare(
 
     folders = [find_run(run, log_path) for run in runs]
     if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
-        raise typer.BadParameter("name two runs or more, each once", param_hint="'RUN...'")
-    found = compare_runs(folders, metric)
+        raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
+    comparison = compare_runs(folders, metric)
     if output is Output.JSON:
-        console.result_json(comparison_record(found))
+        console.result_json(comparison_record(comparison))
     else:
-        console.result(comparison_text(found))
+        console.result(comparison_text(comparison))
     if plot is not None:
-        draw(found, plot)
+        draw(comparison, plot)
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole
         from rlinf_cli.report.comparing import compared_page
 
-        write_whole(html, compared_page(found))
+        write_whole(html, compared_page(comparison))
         console.message(f"page: {html}")
 
 

@@ -1,4 +1,4 @@
-"""`rlinf report`: a run as a page of HTML."""
+"""`rlinf report`: HTML report of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.report/1"
-# How often a page is written anew, and how often the run's state is looked at meanwhile.
+# Seconds between rewrites of a page, and between checks of the run's state.
 _RENEW_SECONDS = 15.0
 _LOOK_SECONDS = 0.5
 
@@ -26,17 +26,17 @@ def report(
     run: Run = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write it there; by default report.html in the run folder."),
+        typer.Option("--out", metavar="FILE", help="Output file; by default report.html in the run folder."),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Write it anew while the run goes on.", show_default=False)
+        bool, typer.Option("--live", help="Rewrite it periodically while the run is active.", show_default=False)
     ] = False,
     forecast: Annotated[
         bool,
         typer.Option(
             "--forecast",
-            help="Forecast its memory first, where that was not done before, by an empty process of each kind: minutes"
-            " on a busy machine.",
+            help="Forecast its memory first, unless done before, with an empty process of each kind: minutes on a"
+            " busy machine.",
             show_default=False,
         ),
     ] = False,
@@ -45,10 +45,10 @@ def report(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a page of HTML about a run: result, curves, times, placement, failures, samples, configuration, versions.
+    """Write an HTML report of a run: result, curves, times, placement, failures, samples, configuration, versions.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one. The
-    page is one file that loads nothing. `rlinf train` writes it when a run has ended.
+    RUN is a run folder or its name in the folder of runs; by default the active run, else the last one. The page is one
+    self-contained file. `rlinf train` writes it at the end of a run.
     """
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.report.script import require_modules
@@ -58,7 +58,7 @@ def report(
     require_modules("no report was written")
     folder = find_run(run, log_path)
     path = (out or folder.path / NAME).absolute()
-    # A run that goes on needs its machine for itself.
+    # An active run needs its machine for itself.
     if forecast and not folder.state.going_on:
         _forecast(folder)
     _write(folder, path, live=live and folder.state.going_on)
@@ -68,7 +68,7 @@ def report(
         console.result(shown(path))
     while live and folder.state.going_on:
         console.message(
-            f"step {folder.state.step}; written anew every {_RENEW_SECONDS:.0f} s until the run ends, or Ctrl-C"
+            f"step {folder.state.step}; rewritten every {_RENEW_SECONDS:.0f} s until the run ends, or Ctrl-C"
         )
         _wait(folder)
         _write(folder, path, live=folder.state.going_on)
@@ -78,18 +78,18 @@ app = command(report)
 
 
 def _forecast(folder: RunFolder) -> None:
-    """Keep a forecast of the memory of a run that measured its memory. The page does without where there is none."""
+    """Make a memory forecast for a run with measured memory. It is optional for the page."""
     from rlinf_cli.memory import memory_forecast
 
     if folder.memory_file.exists() and not (folder.path / memory_forecast.NAME).exists():
         console.message("forecasting the memory of its processes")
         why = memory_forecast.make_forecast(folder.path)
         if why is not None:
-            console.message(f"no forecast of memory: {why}")
+            console.message(f"no memory forecast: {why}")
 
 
 def _wait(folder: RunFolder) -> None:
-    """Wait until the page is to be written anew: the run has ended, or it is time."""
+    """Wait until the next rewrite is due, or the run has ended."""
     deadline = time.monotonic() + _RENEW_SECONDS
     while folder.refresh().going_on and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
@@ -105,6 +105,6 @@ def _write(folder: RunFolder, path: Path, *, live: bool) -> None:
         page = report_page(gather(folder), path, live=live)
     except OSError as error:
         raise RunError(
-            "the report cannot be made", where=str(error.filename or folder.path), why=error.strerror or str(error)
+            "the report cannot be created", where=str(error.filename or folder.path), why=error.strerror or str(error)
         ) from error
     write_whole(path, page)

@@ -1,4 +1,4 @@
-"""`rlinf samples`: what a language model answered during a run."""
+"""`rlinf samples`: sampled answers of a language model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def samples(
     run: Run = None,
     step: Annotated[
         int | None,
-        typer.Option("--step", metavar="N", min=0, help="Of this step; by default the last.", show_default=False),
+        typer.Option("--step", metavar="N", min=0, help="Training step; by default the last.", show_default=False),
     ] = None,
-    order: Annotated[Order, typer.Option("--order", help="Which come first, by reward.")] = Order.WRITTEN,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="How many at most.")] = 10,
+    order: Annotated[Order, typer.Option("--order", help="Sort order by reward.")] = Order.WRITTEN,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Maximum number of samples.")] = 10,
     at_least: Annotated[
-        float | None, typer.Option("--at-least", metavar="REWARD", help="No smaller reward.", show_default=False)
+        float | None, typer.Option("--at-least", metavar="REWARD", help="Minimum reward.", show_default=False)
     ] = None,
     at_most: Annotated[
-        float | None, typer.Option("--at-most", metavar="REWARD", help="No larger reward.", show_default=False)
+        float | None, typer.Option("--at-most", metavar="REWARD", help="Maximum reward.", show_default=False)
     ] = None,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Colour tokens by their log-probability.", show_default=False)
@@ -45,9 +45,9 @@ def samples(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what a language model answered, with the rewards and what they were judged by.
+    """Show sampled answers of a language model, with their rewards and the reasons for these.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one.
+    RUN is a run folder or its name in the folder of runs; by default the active run, else the last one.
     """
     from recipes.language.loop.answer_samples import read_samples
     from rlinf_cli.render.sample_text import legend, samples_record, samples_text
@@ -56,16 +56,16 @@ def samples(
     folder = find_run(run, log_path)
     found_step, every = read_samples(folder.path, step)
     chosen = [
-        each
-        for each in every
-        if (at_least is None or each["reward"] >= at_least) and (at_most is None or each["reward"] <= at_most)
+        sample
+        for sample in every
+        if (at_least is None or sample["reward"] >= at_least) and (at_most is None or sample["reward"] <= at_most)
     ]
     if order is Order.RANDOM:
         import random
 
         random.shuffle(chosen)
     elif order is not Order.WRITTEN:
-        chosen.sort(key=lambda each: each["reward"], reverse=order is Order.BEST)
+        chosen.sort(key=lambda sample: sample["reward"], reverse=order is Order.BEST)
     shown = chosen[:count]
     if output is Output.JSON:
         console.result_json(samples_record(folder.path, found_step, shown))
@@ -81,7 +81,7 @@ def samples(
 def _other_steps(folder: Path, step: int) -> str:
     from recipes.language.loop.answer_samples import sampled_steps
 
-    others = [each for each in sampled_steps(folder) if each != step]
+    others = [other_step for other_step in sampled_steps(folder) if other_step != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
 
 

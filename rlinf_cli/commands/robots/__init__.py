@@ -1,1 +1,1 @@
-"""Commands for a person in front of an arm."""
+"""Commands for the operator of an arm."""

@@ -1,4 +1,4 @@
-"""`rlinf robot`: what a person in front of an arm needs."""
+"""`rlinf robot`: commands for the operator of an arm."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ app = typer.Typer(
 
 Robot = Annotated[
     str | None,
-    typer.Argument(metavar="[ROBOT]", help="Its address or the rank of its node. Default: the only one."),
+    typer.Argument(metavar="[ROBOT]", help="Its address or its node's rank. Default: the only one."),
 ]
 
 
 @app.command("list", no_args_is_help=True)
 def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """List the robots of FILE, who holds them, and how they are.
+    """List the robots of FILE, their lease holders and their state.
 
     rlinf robot list robot.yaml
     """
     from recipes.embodied.robots.manual_control import look
 
-    found = look(_robots(file))
+    robots = look(_robots(file))
     if output is Output.JSON:
-        console.result_json({"schema": LIST_SCHEMA, "robots": found})
+        console.result_json({"schema": LIST_SCHEMA, "robots": robots})
         return
     columns = ("node", "type", "address", "controller", "holder", "state")
-    rows = [tuple("-" if each[name] is None else str(each[name]) for name in columns) for each in found]
+    rows = [tuple("-" if robot[name] is None else str(robot[name]) for name in columns) for robot in robots]
     if rows:
         console.result(console.table(("node", "type", "address", "controller", "held by", "state"), rows, keep=(0, 2)))
     else:
@@ -60,9 +60,9 @@ def check(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check an arm as a run does before it moves: controller, link, limits, workspace, cameras, lease.
+    """Run the checks that a run makes before it moves an arm: controller, link, limits, workspace, cameras, lease.
 
-    Nothing is moved. The exit status is 1 where something is not as it should be.
+    Nothing is moved. The exit status is 1 if a check fails.
 
     rlinf robot check robot.yaml 10.10.10.1
     """
@@ -73,9 +73,9 @@ def check(
     if output is Output.JSON:
         console.result_json({"schema": CHECK_SCHEMA, "checks": as_record(checks)})
     else:
-        rows = [(each.verdict, each.name, each.message, each.help or "") for each in checks]
+        rows = [(check.verdict, check.name, check.message, check.help or "") for check in checks]
         console.result(console.table(("", "check", "found", "do"), rows, keep=(0, 1)))
-    if any(each.verdict == "fault" for each in checks):
+    if any(check.verdict == "fault" for check in checks):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -87,7 +87,7 @@ def reset(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Lead an arm to its home, and open its gripper. Refused while a job holds it.
+    """Move an arm to its home position, and open its gripper. Refused while a job holds it.
 
     rlinf robot reset robot.yaml
     """
@@ -95,7 +95,7 @@ def reset(
 
     arm = _arm(file, robot)
     reset_arm(arm)
-    _done(arm, "reset", "it is at home", output)
+    _done(arm, "reset", "at home position", output)
 
 
 @app.command("teleop", no_args_is_help=True)
@@ -103,7 +103,7 @@ def teleop(
     file: Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)] = None,
     robot: Robot = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, or one of your own.")
+        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, or your own.")
     ] = "keyboard",
     option: Annotated[
         list[str] | None,
@@ -111,16 +111,20 @@ def teleop(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="HOST:PORT", help="Steer a run instead, whose source is `remote`, by keys."),
+        typer.Option(
+            "--to",
+            metavar="HOST:PORT",
+            help="Instead steer a run with intervention source `remote`, from the keyboard.",
+        ),
     ] = None,
     token_file: Annotated[
-        str | None, typer.Option("--token-file", metavar="PATH", help="With --to: the token of both sides.")
+        str | None, typer.Option("--token-file", metavar="PATH", help="With --to: file of the shared token.")
     ] = None,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Move an arm by hand, from where it stands. Refused while a job holds it.
+    """Teleoperate an arm from its current position. Refused while a job holds it.
 
     rlinf robot teleop robot.yaml --device spacemouse
     rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token
@@ -129,7 +133,7 @@ def teleop(
         _steer_remotely(to, token_file)
         return
     if file is None:
-        raise typer.BadParameter("name a FILE, or a run by `--to HOST:PORT`")
+        raise typer.BadParameter("name a FILE, or a run with `--to HOST:PORT`")
     from recipes.embodied.interventions.devices.key_bindings import LEGEND
     from recipes.embodied.robots.manual_control import teleop as teleoperate
 
@@ -148,9 +152,9 @@ def stop(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Stop an arm at once, whoever holds it; a run that does ends with an error.
+    """Stop an arm at once, whoever holds it; a run that holds it ends with an error.
 
-    This is no emergency stop: that is a button, and works without any computer.
+    This is not an emergency stop: that is a hardware button, which works without a computer.
 
     rlinf robot stop robot.yaml
     """
@@ -158,7 +162,7 @@ def stop(
 
     arm = _arm(file, robot)
     stop_arm(arm)
-    _done(arm, "stop", "it stands still until it is reset", output)
+    _done(arm, "stop", "stopped until reset", output)
 
 
 def _arm(file: str, robot: str | None) -> Franka:
@@ -169,10 +173,10 @@ def _arm(file: str, robot: str | None) -> Franka:
 
 def _robots(file: str) -> list[Listed]:
     """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
-    from recipes.embodied.robots.manual_control import robots_of
+    from recipes.embodied.robots.manual_control import list_robots
     from rlinf_cli.file.job_file import load_sound
 
-    return robots_of(load_sound(file).cluster)
+    return list_robots(load_sound(file).cluster)
 
 
 def _done(arm: Franka, what: str, message: str, output: Output) -> None:
@@ -190,5 +194,5 @@ def _steer_remotely(address: str, token_file: str | None) -> None:
     if not colon or not port.isdigit() or not 0 < int(port) < 65536:
         raise typer.BadParameter(f"`{address}` is not HOST:PORT")
     if token_file is None:
-        raise typer.BadParameter("give `--token-file`, the token of both sides")
+        raise typer.BadParameter("give `--token-file`, the file of the shared token")
     steer_remotely(host, int(port), token_file, console.message)

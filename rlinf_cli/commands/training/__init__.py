@@ -1,1 +1,1 @@
-"""Commands of a run that is going on."""
+"""Commands for training and for active runs."""

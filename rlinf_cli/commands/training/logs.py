@@ -1,4 +1,4 @@
-"""`rlinf logs`: what the processes of a run logged, or log."""
+"""`rlinf logs`: the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def logs(
         typer.Option(
             "--component",
             metavar="NAME",
-            help="Only this component's, as `actor`; `driver` is the run itself.",
+            help="Only this component, as `actor`; `driver` is the run itself.",
             autocompletion=completion.logged_components,
             show_default=False,
         ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank's.", show_default=False)
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.", show_default=False)
     ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=-1, help="How many of the last lines; -1: all.")
+        int, typer.Option("--lines", "-n", metavar="N", min=-1, help="Number of last lines; -1 for all.")
     ] = 50,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.", show_default=False)
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.", show_default=False)
     ] = False,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what the processes of a run log, in the order of time.
+    """Show the logs of a run's processes, merged by time.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on (of several you are
-    asked which), else the last one.
+    RUN is a run folder or its name in the folder of runs; by default the active run (if several are active, you are
+    asked to choose), else the last one.
     """
     from rlinf_cli.runs.run_lookup import find_run
 
     folder = find_run(run, log_path)
-    found = _chosen(folder, component, rank, follow)
-    followers = _show_last(found, lines)
+    files = _chosen(folder, component, rank, follow)
+    followers = _show_last(files, lines)
     if follow:
-        _follow(folder, component, rank, {file.path: each for file, each in zip(found, followers, strict=True)})
+        _follow(folder, component, rank, {file.path: follower for file, follower in zip(files, followers, strict=True)})
         return
     console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
 
@@ -70,9 +70,9 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
     from rlinf_core.suggest import did_you_mean, quoted
 
     files = log_files(folder.logs)
-    found = chosen(files, component, rank)
-    if found or (follow and folder.state.going_on):
-        return found
+    chosen_files = chosen(files, component, rank)
+    if chosen_files or (follow and folder.state.going_on):
+        return chosen_files
     if not files:
         raise RunError("this run has logged nothing", where=str(folder.path))
     known = sorted({file.component for file in files})
@@ -80,7 +80,7 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
         raise RunError(
             f"this run has no log of `{component}`",
             where=str(folder.path),
-            why="logs of workers on other machines stay there unless the run folder is shared",
+            why="logs of workers on other machines stay there unless the run folder is on shared storage",
             help=did_you_mean(component, known) or f"it has logs of {quoted(known)}",
         )
     ranks = sorted({file.rank for file in chosen(files, component, None)}, key=lambda text: text.split("_"))
@@ -90,24 +90,24 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
 
 
 def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
-    """Print the end of the logs; return what reads on from there."""
+    """Print the end of the logs; return followers for what comes after."""
     from rlinf_cli.runs.log_files import ALL, Follower, entries, merged, moment_of, tail
 
     parts: list[str] = []
     followers: list[Follower] = []
     read = [tail(file.path, lines) for file in files]
-    parts = merged(entries(found, moment_of(file.path)) for file, (found, _, _) in zip(files, read, strict=True))
+    parts = merged(entries(lines, moment_of(file.path)) for file, (lines, _, _) in zip(files, read, strict=True))
     followers = [Follower(file.path, end) for file, (_, _, end) in zip(files, read, strict=True)]
     console.results(parts if lines == ALL else parts[-lines:] if lines else [])
     return followers
 
 
 def _follow(folder: RunFolder, component: str | None, rank: int | None, followers: dict[object, Follower]) -> None:
-    """Print what is appended, by files that come later, too, until the run has ended."""
+    """Print appended lines, also of new files, until the run has ended."""
     from rlinf_cli.runs.log_files import Follower, chosen, entries, log_files, merged
 
     while True:
-        # Before reading: what was written before the end is printed.
+        # Checked before reading, so that the last lines are printed.
         going_on = folder.refresh().going_on
         for file in chosen(log_files(folder.logs), component, rank):
             followers.setdefault(file.path, Follower(file.path, 0))

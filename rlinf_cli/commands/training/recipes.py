@@ -1,4 +1,4 @@
-"""`rlinf recipes`: what can be trained."""
+"""`rlinf recipes`: list the installed recipes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SCHEMA = "rlinf.recipes/1"
 
 
 def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """List what can be trained."""
+    """List the installed recipes and their configs."""
     from pathlib import Path
 
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.run.runnable import obstacle
 
-    found = _listed()
+    installed = _listed()
     if output is Output.JSON:
         records = [
             {
@@ -31,13 +31,13 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
                 "runnable": obstacle(recipe) is None,
                 "obstacle": obstacle(recipe),
             }
-            for recipe in found
+            for recipe in installed
         ]
         console.result_json({"schema": SCHEMA, "recipes": records})
         return
-    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in found]
+    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in installed]
     console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
-    for recipe in found:
+    for recipe in installed:
         why = obstacle(recipe)
         if why is not None:
             console.result(f"\n`{recipe.name}` cannot be run: {why}")
@@ -48,16 +48,14 @@ app = command(recipes)
 
 
 def _listed() -> list[Recipe]:
-    """Return every installed recipe; one that cannot be loaded is told on standard error and does not hide the
-    others.
-    """
+    """Return every installed recipe; report one that cannot be loaded on standard error."""
     from rlinf_core.errors import ConfigError
     from rlinf_core.job.recipe import find_recipe, recipe_names
 
-    found: list[Recipe] = []
+    loaded: list[Recipe] = []
     for name in recipe_names():
         try:
-            found.append(find_recipe(name))
+            loaded.append(find_recipe(name))
         except ConfigError as error:
             console.error_block(error.message, why=error.why, do=error.help)
-    return found
+    return loaded

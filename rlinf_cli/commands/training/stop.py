@@ -1,4 +1,4 @@
-"""`rlinf stop`: ends a run that is going on."""
+"""`rlinf stop`: end an active run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 _FIRST_WORD = 2.0
-# How long a process that was killed may take to be gone.
+# Seconds for a killed process to disappear.
 _DEATH_SECONDS = 10.0
 
 
@@ -29,22 +29,21 @@ def stop(
         bool,
         typer.Option(
             "--force",
-            help="Kill it; nothing of the step under way is kept. A run of a machine that is gone is given up.",
+            help="Kill it; the current step is lost. Also releases a run whose machine is gone.",
             show_default=False,
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long it may take to end.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Seconds to wait for its end.")
     ] = 60.0,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """End a run that is going on, and wait until it has ended.
+    """End an active run, and wait until it has ended.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on; of several you are
-    asked which. What it has saved stays, and the command that started it goes on from there with
-    `runner.resume_dir=auto`.
+    RUN is a run folder or its name in the folder of runs; by default the active run. If several are active, you are
+    asked to choose. Checkpoints are kept; rerun the training command with `runner.resume_dir=auto` to resume.
     """
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runs.run_lookup import find_run, outcome
@@ -55,74 +54,73 @@ def stop(
     if not state.going_on:
         status, _ = outcome(state)
         if run is None:
-            raise RunError("no run is going on", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
-        console.result(f"{shown(folder.path)} is {status} already")
+            raise RunError("no run is active", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
+        console.result(f"{shown(folder.path)} is already {status}")
         return
     if not state.alive:
-        # Whoever gives a run up says which: it may be going on.
+        # Releasing a run requires naming it: it may still be active.
         _give_up(folder, force=force and run is not None)
         return
     if force:
         _kill(folder)
     else:
         _ask(folder, timeout)
-    console.result(f"{shown(folder.path)} is ended: process {state.pid}, after step {folder.refresh().step}")
+    console.result(f"{shown(folder.path)} has ended: process {state.pid}, after step {folder.refresh().step}")
 
 
 app = command(stop)
 
 
 def _give_up(folder: RunFolder, *, force: bool) -> None:
-    """Give up by force a run whose process cannot be seen from here: it is told to nobody, and nothing is killed."""
+    """Release a run whose process is not visible from here: mark it as interrupted, without killing anything."""
     from rlinf_cli.live.run_summary import shown
     from rlinf_core.errors import RunError
 
     process = folder.state.process
     if not force:
         raise RunError(
-            "it cannot be told from here whether the run is going on",
+            "cannot tell from here whether the run is active",
             where=str(folder.path),
-            why=f"it was driven by {process}, which is another machine or container, or is not known well enough",
-            help=f"run the same command there, on {process.host or 'the machine that drives it'}\nwhere that machine or"
-            f" container is gone for good, `rlinf stop {shown(folder.path)} --force` gives the run up, so that it can"
-            " be resumed",
+            why=f"its driver was {process}, on another machine or container, or insufficiently identified",
+            help=f"run the same command on {process.host or 'the machine of the driver'}\nif that machine or"
+            f" container is gone for good, `rlinf stop {shown(folder.path)} --force` releases the run, so that it"
+            " can be resumed",
         )
-    folder.end(RunStatus.INTERRUPTED, f"given up by `rlinf stop --force`; it was driven by {process}")
+    folder.end(RunStatus.INTERRUPTED, f"released by `rlinf stop --force`; its driver was {process}")
     console.result(
-        f"{shown(folder.path)} is given up after step {folder.state.step}; nothing was killed: it was driven by"
-        f" {process}"
+        f"{shown(folder.path)} is released after step {folder.state.step}; nothing was killed: its driver was {process}"
     )
 
 
 def _ask(folder: RunFolder, timeout: float) -> None:
-    """SIGTERM, and a wait for the end."""
+    """Send SIGTERM, and wait for the end."""
     from rlinf_core.errors import RunError
 
     if not _ended_by(folder, signal.SIGTERM, timeout):
         raise RunError(
             f"the run did not end within {timeout:g} s",
             where=str(folder.path),
-            why=f"process {folder.state.pid} is still there",
+            why=f"process {folder.state.pid} is still running",
             help="wait longer with `--timeout SECONDS`, or kill it with `--force`",
         )
 
 
 def _kill(folder: RunFolder) -> None:
-    """SIGKILL, and what the process cannot write any more is written for it."""
+    """Send SIGKILL, and write the end status on behalf of the process."""
     from rlinf_core.errors import RunError
 
     if not _ended_by(folder, signal.SIGKILL, _DEATH_SECONDS):
         raise RunError(
-            f"process {folder.state.pid} was killed and is still there",
+            f"process {folder.state.pid} was killed and is still present",
             where=str(folder.path),
-            why="it waits in the kernel for a device or a file system",
+            why="it is blocked in the kernel, on a device or a file system",
         )
     if folder.refresh().status == RunStatus.RUNNING:
         folder.end(RunStatus.INTERRUPTED, "killed by `rlinf stop --force`")
 
 
 def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool:
-    """Send a signal to the process that drives a run, and to no other; return whether it ends within `seconds`."""
+    """Send a signal to a run's driver process, and no other; return whether it ends within `seconds`."""
     from rlinf_core.errors import RunError
     from rlinf_core.node.process_identity import UnprovenProcessError, held, send
 
@@ -135,10 +133,10 @@ def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool
         return True
     except UnprovenProcessError as error:
         raise RunError(
-            "nothing was ended: it is not certain that the process is the one that drives this run",
+            "no signal was sent: the process may not be this run's driver",
             where=str(folder.path),
             why=str(error),
-            help=f"look at it with `ps {process.pid}`; `kill {process.pid}` ends it",
+            help=f"inspect it with `ps {process.pid}`, and end it with `kill {process.pid}`",
         ) from None
     except PermissionError:
         raise _not_ours(folder) from None
@@ -147,7 +145,7 @@ def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool
             "the process of the run cannot be signalled",
             where=str(folder.path),
             why=error.strerror or str(error),
-            help=f"look at it with `ps {process.pid}`; `kill {process.pid}` ends it",
+            help=f"inspect it with `ps {process.pid}`, and end it with `kill {process.pid}`",
         ) from None
 
 
@@ -155,17 +153,17 @@ def _not_ours(folder: RunFolder) -> RunError:
     from rlinf_core.errors import RunError
 
     return RunError(
-        "the run is another user's",
+        "the run belongs to another user",
         where=str(folder.path),
-        why=f"process {folder.state.pid} takes no signal of yours",
-        help="ask that user, or run the command as that user",
+        why=f"you may not signal process {folder.state.pid}",
+        help="ask that user, or run this command as that user",
     )
 
 
 def _gone(handle: int, pid: int, seconds: float) -> bool:
-    """Return whether the process of a handle has ended within `seconds`; says that it waits."""
+    """Return whether the process of a handle ends within `seconds`; print a message while waiting."""
     first = min(_FIRST_WORD, seconds)
-    # The handle of a process can be read when the process has ended.
+    # A pidfd becomes readable when the process has ended.
     if select.select([handle], [], [], first)[0]:
         return True
     if seconds > first:

@@ -26,23 +26,25 @@ def train(
     ],
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Validate, show plan and resolved config, start nothing.", show_default=False),
+        typer.Option(
+            "--dry-run", help="Validate, show placement and resolved config, start nothing.", show_default=False
+        ),
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background and return.", show_default=False)
     ] = False,
-    # For `rlinf train` on another machine, whose person has seen what the file says.
-    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
+    # Set by `rlinf train` on another machine, which has already shown the warnings of the file.
+    already_shown: Annotated[bool, typer.Option("--told", hidden=True)] = False,
     assume: Assume = None,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train what a file describes.
+    """Train the job that a file describes.
 
     FILE is a path, the name of a shipped config, or `-`; `recipe=NAME` starts from the recipe's own config. KEY=VALUE
-    replaces a value of it, as in `runner.max_steps=50`, and ~KEY deletes one. Ctrl-C ends the run cleanly, twice at
-    once. --assume is for --dry-run: a run asks the machines themselves.
+    replaces a value of it, as in `runner.max_steps=50`, and ~KEY deletes one. Ctrl-C ends the run cleanly; a second one
+    ends it at once. --assume is for --dry-run: a real run probes the machines.
     """
     from rlinf_cli.file.job_file import load, show_findings, sound
     from rlinf_cli.run.runnable import check_has_program, check_installed
@@ -50,18 +52,18 @@ def train(
 
     file, overrides = _chosen(arguments)
     if assume and not dry_run:
-        raise typer.BadParameter("a run asks the machines themselves; it goes with --dry-run", param_hint="'--assume'")
+        raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")
     job = load(file, overrides, assume)
     if job.recipe is not None and not dry_run:
         check_has_program(job.recipe)
     parts = sound(job)
-    if not (console.verbosity.quiet or told):
+    if not (console.verbosity.quiet or already_shown):
         show_findings(job, Severity.WARNING)
     recipe = _recipe(job)
     if dry_run:
         _dry_run(job, parts, file, output)
         return
-    if not told:
+    if not already_shown:
         _show_plan(parts, file)
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
 
@@ -69,7 +71,7 @@ def train(
     if cluster is not None:
         raise typer.Exit(train_there(cluster, parts, output, detached=detach))
     check_installed()
-    choose_cluster(parts, file, told=told)
+    choose_cluster(parts, file, already_shown=already_shown)
     from rlinf_cli.run.training import run, run_detached
 
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))
@@ -88,7 +90,7 @@ def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:
     if not files:
         raise typer.BadParameter("name a file or a recipe, as in `rlinf train recipe=embodied`")
     if files[0] in recipe_names() and not _exists(files[0]):
-        raise typer.BadParameter(f"`{files[0]}` is a recipe and no file: say `recipe={files[0]}`")
+        raise typer.BadParameter(f"`{files[0]}` is a recipe, not a file: write `recipe={files[0]}`")
     return file_of_recipe(files[0], overrides)
 
 
@@ -113,7 +115,7 @@ def _recipe(job: Job) -> Recipe:
 
 
 def _show_plan(parts: SoundJob, file: str) -> None:
-    """Show the placement in a few lines, where the file alone tells it."""
+    """Show the placement in a few lines, if the file determines it."""
     from rlinf_core.errors import PlacementError
 
     if console.verbosity.quiet:
@@ -121,8 +123,8 @@ def _show_plan(parts: SoundJob, file: str) -> None:
     try:
         console.message(f"{_plan(parts, file)}\n")
     except PlacementError:
-        # Accelerators that the file does not declare are counted when the nodes are there.
-        console.message("the placement is known when the nodes have told their accelerators\n")
+        # Undeclared accelerators are counted once the nodes are up.
+        console.message("the placement depends on the nodes' accelerators, which the file does not declare\n")
 
 
 def _plan(parts: SoundJob, file: str) -> str:
@@ -143,7 +145,7 @@ def _dry_run(job: Job, parts: SoundJob, file: str, output: Output) -> None:
     from rlinf_core.config.secrets import mask
 
     tree = mask(parts.tree, parts.secret)
-    found = list(origins(tree, parts.model))
+    all_origins = list(origins(tree, parts.model))
     if output is Output.JSON:
         from rlinf_cli.placement.job_layout import lay_out
         from rlinf_cli.placement.placement_record import placement_record
@@ -153,10 +155,10 @@ def _dry_run(job: Job, parts: SoundJob, file: str, output: Output) -> None:
                 "schema": "rlinf.plan/1",
                 "recipe": job.recipe.name if job.recipe else None,
                 "placement": placement_record(parts, lay_out(parts, "placement", file)),
-                "config": config_record(tree, found),
+                "config": config_record(tree, all_origins),
             }
         )
         return
     console.result(f"{_plan(parts, file)}\n")
-    console.result(config_text(origin for origin in found if says_something(origin)))
+    console.result(config_text(origin for origin in all_origins if says_something(origin)))
     console.message("\nnothing was started, and nothing written")

@@ -1,1 +1,1 @@
-"""Rules for keys of other projects' files whose values change, or that depend on others."""
+"""Rules for foreign keys whose values change or depend on other keys."""

@@ -1,4 +1,4 @@
-"""`cluster`: the machines and the places of components, as a file of another project gives them."""
+"""`cluster`: machines and component placement from a file of another project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.config.names import name_pieces
 from rlinf_core.config.tree import MappingNode
 
 _PLACES: Final = ("cluster", "component_placement")
-# Components of the original that are no groups of their own here.
+# Components of the original that are not separate groups here.
 _WITHIN: Final = {
     "inference": "the actor computes log probabilities itself",
 }
@@ -33,14 +33,14 @@ def verl_rules() -> Table:
 
 
 def verl_places(values: Values) -> Iterator[Added]:
-    """Yield the places of a file of verl, where all components take turns on all GPUs."""
+    """Yield the placement for a verl file, where all components take turns on all GPUs."""
     nodes, per_node = values.count("trainer.nnodes", 1), values.count("trainer.n_gpus_per_node", 8)
     gpus = nodes * per_node
     if values.get("trainer.nnodes") is None:
         yield Added(("cluster", "num_nodes"), nodes, "verl's default")
-    yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the machines of the file")
+    yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the file's machines")
     yield Added(
-        ("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the machines of the file"
+        ("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the file's machines"
     )
     if values.get("trainer.n_gpus_per_node") is None:
         yield Added(("cluster", "node_groups", 0, "accelerators", "per_node"), per_node, "verl's default")
@@ -55,20 +55,20 @@ def verl_places(values: Values) -> Iterator[Added]:
     engines = gpus // tensor if engine(values) in ("vllm", "sglang") and tensor > 1 and gpus % tensor == 0 else gpus
     place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
     yield Added((*_PLACES, "rollout", "node_group"), "gpus", "as in verl, all components share the GPUs")
-    yield Added((*_PLACES, "rollout", "placement"), place, "one process for each engine")
+    yield Added((*_PLACES, "rollout", "placement"), place, "one process per engine")
     yield from reward_place()
 
 
 def reward_place() -> Iterator[Added]:
-    """Yield a place for the processes that score answers."""
-    why = f"answers are scored by a group of its own, {_REWARD_PROCESSES} processes on the CPU"
+    """Yield the placement of the processes that score answers."""
+    why = f"answers are scored by a separate group of {_REWARD_PROCESSES} CPU processes"
     yield Added((*_PLACES, "reward", "node_group"), "node", why)
     yield Added((*_PLACES, "reward", "placement"), f"0:0-{_REWARD_PROCESSES - 1}", why)
 
 
 def without_inner(placement: MappingNode) -> tuple[Mapping[str, str], list[tuple[str, str]]]:
-    """Return the new name of each key of `component_placement` that changes, empty where none is left, and the
-    components that are taken out with their reasons.
+    """Return the renamed keys of `component_placement` (empty where nothing remains), and the removed components with
+    their reasons.
     """
     names: dict[str, str] = {}
     taken: list[tuple[str, str]] = []
@@ -82,6 +82,6 @@ def without_inner(placement: MappingNode) -> tuple[Mapping[str, str], list[tuple
 
 
 def placed(placement: MappingNode | None) -> dict[str, str]:
-    """Return the key of each component that has a place."""
+    """Return the key of each placed component."""
     entries = placement.entries if placement is not None else ()
     return {piece.name: entry.key.raw for entry in entries for piece in name_pieces(entry.key.raw)}

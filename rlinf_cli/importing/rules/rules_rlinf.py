@@ -26,26 +26,29 @@ from rlinf_cli.importing.rules.shared_rules import (
 )
 from rlinf_core.config.tree import Path
 
-# Policies of the original, each with the nearest of ours and what is different.
+# Policies of the original, each with our nearest policy and the difference.
 _POLICIES: Final = {
-    "openvla": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
-    "openvla_oft": ("vlm_policy", "becomes `vlm_policy`, a LLaVA of transformers: weights of OpenVLA are not read"),
+    "openvla": ("vlm_policy", "becomes `vlm_policy`, a LLaVA model of transformers; OpenVLA weights are not supported"),
+    "openvla_oft": (
+        "vlm_policy",
+        "becomes `vlm_policy`, a LLaVA model of transformers; OpenVLA weights are not supported",
+    ),
     "openpi": (
         "pi0",
-        "becomes `pi0`, which reads folders of HuggingFace and lerobot: checkpoints of openpi itself are not read",
+        "becomes `pi0`, which reads HuggingFace and lerobot folders; openpi checkpoints are not supported",
     ),
     "gr00t": (
         "flow_policy",
-        "becomes `flow_policy`, flow matching without a language model: weights of GR00T are not read",
+        "becomes `flow_policy`, flow matching without a language model; GR00T weights are not supported",
     ),
     "mlp": ("mlp_policy", None),
     "cnn": ("cnn_policy", None),
 }
 _ENVIRONMENTS: Final = {
-    "realworld": ("franka_robot", "is a Franka arm by our own controller: its tasks are ours"),
+    "realworld": ("franka_robot", "is a Franka arm with our own controller and tasks"),
     "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
 }
-# Policies that need images, and simulators that make none by default.
+# Policies that need images, and simulators that render none by default.
 _SEEING: Final = ("cnn_policy", "vlm_policy", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
@@ -88,41 +91,41 @@ def _task(section: str, *, of: tuple[str, ...]) -> Rule:
             return same(f"env.{section}.task", leaf)
         if kind in _ENVIRONMENTS:
             return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
-        return LeftOut(f"`task` is another thing for `env_type: {kind}`")
+        return LeftOut(f"`task` has another meaning for `env_type: {kind}`")
 
     return rule
 
 
 def _reset_states(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("the environments of a group share each start: `algorithm.group_size`", quiet=True)
+    return LeftOut("the environments of a group share their start states: `algorithm.group_size`", quiet=True)
 
 
 def _greedy(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf):
         return new("rollout.sampling_params.temperature", 0, "`use_greedy: true` is `temperature: 0`")
-    return LeftOut("`temperature` above 0 draws tokens", quiet=True)
+    return LeftOut("`temperature` above 0 samples tokens", quiet=True)
 
 
 def _temperature(leaf: Leaf, values: Values) -> Result:
     if values.get("algorithm.sampling_params.use_greedy", False):
-        return LeftOut("`use_greedy: true` holds", quiet=True)
+        return LeftOut("`use_greedy: true` applies", quiet=True)
     return same("rollout.sampling_params.temperature", leaf)
 
 
 def _adv_type(leaf: Leaf, values: Values) -> Result:
     if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
-        return new("algorithm.adv_type", "reinforce_pp_baseline", "`use_reinpp_baseline: true` is this")
+        return new("algorithm.adv_type", "reinforce_pp_baseline", "set by `use_reinpp_baseline: true`")
     return same("algorithm.adv_type", leaf)
 
 
 def _baseline(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("`adv_type` says it: `reinforce_pp_baseline` takes the mean of the group off", quiet=True)
+    return LeftOut("set by `adv_type`: `reinforce_pp_baseline` subtracts the group mean", quiet=True)
 
 
 def _both_clips(leaf: Leaf, values: Values) -> Result:
     low, high = values.get("algorithm.clip_ratio_low"), values.get("algorithm.clip_ratio_high")
     if low is not None and high is not None:
-        return LeftOut("`clip_ratio_low` and `clip_ratio_high` hold", quiet=True)
+        return LeftOut("`clip_ratio_low` and `clip_ratio_high` apply", quiet=True)
     return (
         *([same("algorithm.clip_ratio_low", leaf)] if low is None else []),
         *([same("algorithm.clip_ratio_high", leaf)] if high is None else []),
@@ -130,10 +133,10 @@ def _both_clips(leaf: Leaf, values: Values) -> Result:
 
 
 def _false_is_default(key: str, instead: str) -> Rule:
-    """Return the rule for a switch that is off here always."""
+    """Return the rule for a switch that is always off here."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
-        return LeftOut(instead if values.of(leaf) else f"`{key}: false` is what there is", quiet=not values.of(leaf))
+        return LeftOut(instead if values.of(leaf) else f"`{key}: false` is the only option", quiet=not values.of(leaf))
 
     return rule
 
@@ -142,7 +145,7 @@ def _engine_option(engine: str, name: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         used = values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
         if used != engine:
-            return LeftOut(f"it is an argument of {engine}, and `rollout.backend` is `{used}`", quiet=True)
+            return LeftOut(f"it is an argument of {engine}, but `rollout.backend` is `{used}`", quiet=True)
         return same(f"rollout.engine_options.{name}", leaf)
 
     return rule
@@ -151,11 +154,11 @@ def _engine_option(engine: str, name: str) -> Rule:
 def _enforce_eager(leaf: Leaf, values: Values) -> Result:
     if values.get("rollout.backend", values.get("rollout.rollout_backend")) == "vllm":
         return same("rollout.engine_options.enforce_eager", leaf)
-    return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes those of the engine, by its own names")
+    return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes the engine's own arguments")
 
 
 def _save_video(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("evaluations are filmed, not training: `env.eval.video_cfg.save_video`")
+    return LeftOut("only evaluations are recorded: `env.eval.video_cfg.save_video`")
 
 
 RLINF: Final[Table] = {
@@ -167,24 +170,24 @@ RLINF: Final[Table] = {
     "runner.max_epochs": steps_or_never("runner.max_epochs"),
     "runner.max_steps": steps_or_never("runner.max_steps"),
     "algorithm.adv_type": _adv_type,
-    "rollout.model.model_path": drop("the rollout gets its weights from the actor: `actor.model.model_path`"),
-    "rollout.model.precision": drop("the rollout computes in `actor.model.precision`"),
+    "rollout.model.model_path": drop("the rollout receives its weights from the actor: `actor.model.model_path`"),
+    "rollout.model.precision": drop("the rollout uses `actor.model.precision`"),
     "critic.use_critic_model": _false_is_default(
         "use_critic_model", "place a group `critic`, with `algorithm.adv_type: gae`"
     ),
     "reward.use_reward_model": _false_is_default(
-        "use_reward_model", "a function may ask a model: `reward.reward_type: package.module:function`"
+        "use_reward_model", "write a function that queries a model: `reward.reward_type: package.module:function`"
     ),
 }
 EMBODIED: Final[Table] = {
     **RLINF,
-    "runner.max_epochs": steps_or_never("runner.max_epochs", "counts training steps: an epoch of robots is one step"),
+    "runner.max_epochs": steps_or_never("runner.max_epochs", "counts training steps: an embodied epoch is one step"),
     "actor.model.model_type": _model_type,
     "actor.model.model_path": _model_path,
     "algorithm.ratio_clip_eps": _both_clips,
     "env.train.video_cfg.save_video": _save_video,
-    "runner.seq_length": drop("the policy says how many tokens it reads"),
-    "runner.max_prompt_length": drop("the policy says how many tokens of an instruction it reads"),
+    "runner.seq_length": drop("the policy decides how many tokens it reads"),
+    "runner.max_prompt_length": drop("the policy decides how many instruction tokens it reads"),
     **{
         f"env.{section}.{key}": rule
         for section in ("train", "eval")
@@ -195,14 +198,14 @@ EMBODIED: Final[Table] = {
             "task_suite_name": _task(section, of=("libero",)),
             "task_name": _task(section, of=("metaworld", "robosuite")),
             "use_fixed_reset_state_ids": _reset_states,
-            "video_cfg.info_on_video": drop("videos show the pictures alone"),
+            "video_cfg.info_on_video": drop("videos contain only the camera images"),
         }.items()
     },
 }
-# Recipe `sft` says by its name what the task is.
+# Recipe `sft` implies the task.
 SFT: Final[Table] = {
     **EMBODIED,
-    "runner.task_type": drop("`recipe: sft` says it"),
+    "runner.task_type": drop("implied by `recipe: sft`"),
 }
 MATH: Final[Table] = {
     **RLINF,
@@ -210,7 +213,7 @@ MATH: Final[Table] = {
     "algorithm.sampling_params.temperature": _temperature,
     "algorithm.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
     "algorithm.use_reinpp_baseline": _baseline,
-    "actor.lr_sched.min_lr": drop("`actor.optim.min_lr_ratio` is the lowest learning rate by `lr`"),
+    "actor.lr_sched.min_lr": drop("`actor.optim.min_lr_ratio` is the lowest learning rate divided by `lr`"),
     "critic.model.precision": precision("critic.model.precision"),
     "rollout.enforce_eager": _enforce_eager,
     "rollout.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
@@ -220,20 +223,21 @@ MATH: Final[Table] = {
     "rollout.sglang.attention_backend": _engine_option("sglang", "attention_backend"),
     "rollout.sglang.cuda_graph_max_bs": _engine_option("sglang", "cuda_graph_max_bs"),
     "reward.reward_scale": to(
-        "reward.correct_reward", "is the reward of a right answer; that of a wrong one is `reward.incorrect_reward`, 0"
+        "reward.correct_reward",
+        "is the reward of a correct answer; `reward.incorrect_reward` is that of a wrong one, 0",
     ),
 }
 
 
-def cameras(values: Values, given: Collection[Path]) -> Iterator[Added]:
-    """Yield the cameras of simulators that observe states alone by default, for a policy that needs images."""
+def cameras(values: Values, present: Collection[Path]) -> Iterator[Added]:
+    """Yield cameras for simulators that render no images by default, if the policy needs images."""
     kind = str(values.get("actor.model.model_type", ""))
     ours = _POLICIES[kind][0] if kind in _POLICIES else kind
     at = ("env", "train", "options", "cameras")
-    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in given:
-        yield Added(at, ["main"], f"`{ours}` needs images, which this simulator makes only where they are asked for")
+    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in present:
+        yield Added(at, ["main"], f"`{ours}` needs images, which this simulator renders only on request")
 
 
 def moved_section(path: Path) -> Path | None:
-    """Return where a section of the original is here; None where it is where it was."""
+    """Return our path for a section of the original; None where it is unchanged."""
     return ("actor", "optim") if path == ("actor", "lr_sched") else None

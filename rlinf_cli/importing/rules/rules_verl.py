@@ -29,10 +29,8 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _REF: Final = "actor_rollout_ref.ref"
-_ANSWERS: Final = (
-    "rows hold the right answer under `data.answer_key`; those of verl have it in `reward_model.ground_truth`"
-)
-# Arguments of an engine that verl names beside its own keys.
+_ANSWERS: Final = "rows hold the right answer under `data.answer_key`; verl's rows in `reward_model.ground_truth`"
+# Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
     "enforce_eager",
     "enable_chunked_prefill",
@@ -45,22 +43,22 @@ _VLLM_OPTIONS: Final = (
 
 
 def needs_values(values: Values) -> bool:
-    """Return whether a file of verl asks for a critic."""
+    """Return whether a verl file uses a critic."""
     return str(values.get("algorithm.adv_estimator", "gae")) == "gae"
 
 
 def kl_in_loss(values: Values) -> bool:
-    """Return whether a file of verl adds the divergence to the loss."""
+    """Return whether a verl file adds the KL divergence to the loss."""
     return bool(values.get(f"{_ACTOR}.use_kl_loss", False))
 
 
 def kl_in_reward(values: Values) -> bool:
-    """Return whether a file of verl takes the divergence off the rewards."""
+    """Return whether a verl file subtracts the KL divergence from the rewards."""
     return bool(values.get("algorithm.use_kl_in_reward", False))
 
 
 def engine(values: Values) -> str:
-    """Return the engine that answers."""
+    """Return the inference engine."""
     return str(values.get(f"{_ROLLOUT}.name", "vllm"))
 
 
@@ -71,7 +69,7 @@ def _kl(path: str, *, in_loss: bool) -> Rule:
         if asked:
             return same(path, leaf)
         if not in_loss and kl_in_loss(values):
-            return LeftOut("`use_kl_loss` gives the weight and the estimator: there is one divergence")
+            return LeftOut("`use_kl_loss` sets weight and estimator: there is one KL divergence")
         return LeftOut(f"without `{key}` it has no effect", quiet=True)
 
     return rule
@@ -79,20 +77,20 @@ def _kl(path: str, *, in_loss: bool) -> Rule:
 
 def _use_kl_loss(leaf: Leaf, values: Values) -> Result:
     if kl_in_loss(values):
-        return LeftOut("`algorithm.kl_beta` above 0 adds the divergence to the loss", quiet=True)
+        return LeftOut("`algorithm.kl_beta` above 0 adds the KL divergence to the loss", quiet=True)
     return LeftOut("`algorithm.kl_beta` is 0 by default", quiet=True)
 
 
 def _use_kl_in_reward(leaf: Leaf, values: Values) -> Result:
     if kl_in_reward(values) and kl_in_loss(values):
-        return LeftOut("the divergence counts in the loss or in the rewards, and `use_kl_loss` puts it into the loss")
+        return LeftOut("the KL divergence is either in the loss or in the rewards; `use_kl_loss` puts it in the loss")
     return same("algorithm.kl_in_reward", leaf)
 
 
 def _mini_batch(leaf: Leaf, values: Values) -> Result:
     prompts, answers = values.of(leaf), values.get(f"{_ROLLOUT}.n", 1)
     if not isinstance(prompts, int) or not isinstance(answers, int):
-        return LeftOut("its product with `rollout.n` is not known: `actor.global_batch_size` counts answers")
+        return LeftOut("its product with `rollout.n` is unknown: `actor.global_batch_size` counts answers")
     return new(
         "actor.global_batch_size",
         prompts * answers,
@@ -115,8 +113,8 @@ def _adv_estimator(leaf: Leaf, values: Values) -> Result:
 
 def _norm_adv(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) is False and values.get("algorithm.adv_estimator") == "grpo":
-        return LeftOut("`adv_type: dr_grpo` says it", quiet=True)
-    return LeftOut("`adv_type` says whether advantages are divided by the deviation", quiet=True)
+        return LeftOut("implied by `adv_type: dr_grpo`", quiet=True)
+    return LeftOut("`adv_type` decides whether advantages are divided by the standard deviation", quiet=True)
 
 
 def _refills(leaf: Leaf, values: Values) -> Result:
@@ -124,7 +122,7 @@ def _refills(leaf: Leaf, values: Values) -> Result:
     if not values.get("algorithm.filter_groups.enable", False):
         return LeftOut("without `filter_groups` it has no effect", quiet=True)
     if not isinstance(batches, int) or batches < 1:
-        return new("algorithm.max_refills", 16, "0 is no limit in verl; here a step ends after 16 refills")
+        return new("algorithm.max_refills", 16, "0 means no limit in verl; here a step ends after 16 refills")
     return new("algorithm.max_refills", batches - 1, "counts the batches after the first")
 
 
@@ -149,14 +147,14 @@ def _model_path(path: str) -> Rule:
 def _rollout_name(leaf: Leaf, values: Values) -> Result:
     written = values.of(leaf)
     if written == "hf":
-        return new("rollout.backend", "torch", "`hf` becomes our own engine on torch")
+        return new("rollout.backend", "torch", "`hf` becomes our own torch engine")
     return same("rollout.backend", leaf)
 
 
 def _of_gpu_engines(path: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         if engine(values) not in ("vllm", "sglang"):
-            return LeftOut("the engine on torch has no such setting", quiet=True)
+            return LeftOut("the torch engine has no such setting", quiet=True)
         return same(path, leaf)
 
     return rule
@@ -165,7 +163,7 @@ def _of_gpu_engines(path: str) -> Rule:
 def _vllm_option(name: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         if engine(values) != "vllm":
-            return LeftOut(f"it is an argument of vLLM: `rollout.engine_options` takes those of `{engine(values)}`")
+            return LeftOut(f"it is an argument of vLLM: `rollout.engine_options` takes arguments of `{engine(values)}`")
         if values.of(leaf) is None:
             return LeftOut("null leaves it to the engine", quiet=True)
         return same(f"rollout.engine_options.{name}", leaf)
@@ -178,7 +176,7 @@ def _free_cache(leaf: Leaf, values: Values) -> Result:
 
 
 def _val_samples(leaf: Leaf, values: Values) -> Result:
-    return same("data.val_samples", leaf, "1 is greedy; more are sampled as in training")
+    return same("data.val_samples", leaf, "1 decodes greedily; more are sampled as in training")
 
 
 def _overlong(leaf: Leaf, values: Values) -> Result:
@@ -188,13 +186,15 @@ def _overlong(leaf: Leaf, values: Values) -> Result:
 
 def _resume(leaf: Leaf, values: Values) -> Result:
     if values.get("trainer.resume_mode") == "resume_path" and values.of(leaf):
-        return same("runner.resume_dir", leaf, "names a checkpoint of rlinf: those of verl are not read")
-    return LeftOut("`runner.resume_dir` names a checkpoint of rlinf: those of verl are not read", quiet=True)
+        return same("runner.resume_dir", leaf, "names an rlinf checkpoint; verl checkpoints are not supported")
+    return LeftOut("`runner.resume_dir` names an rlinf checkpoint; verl checkpoints are not supported", quiet=True)
 
 
 def _resume_mode(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) == "auto":
-        return new("runner.resume_dir", "auto", "continues from a checkpoint of rlinf: those of verl are not read")
+        return new(
+            "runner.resume_dir", "auto", "continues from an rlinf checkpoint; verl checkpoints are not supported"
+        )
     return LeftOut("`runner.resume_dir` names a checkpoint to continue from; by default a run starts anew", quiet=True)
 
 
@@ -208,18 +208,18 @@ def _scorer(leaf: Leaf, values: Values) -> Result:
     return new(
         "reward.reward_type",
         f"{module.replace('/', '.')}:{name}",
-        f"is imported: `PYTHONPATH` has to name the folder from which `{module}.py` is found",
+        f"is imported: `PYTHONPATH` must contain the folder of `{module}.py`",
     )
 
 
 def _ppo_micro_batch(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) is None:
         return LeftOut("null leaves it to `max_tokens_per_micro_batch`", quiet=True)
-    return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all of them")
+    return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all ranks")
 
 
 def _steps(path: str, otherwise: str) -> Rule:
-    """Return the rule of a number of steps that may be negative; `otherwise` says what that means."""
+    """Return the rule for a number of steps that may be negative, which means `otherwise`."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         steps = values.of(leaf)
@@ -244,10 +244,12 @@ def _critic_model(leaf: Leaf, values: Values) -> NewValue | LeftOut:
 
 VERL: Final[Table] = {
     **HYDRA,
-    "actor_rollout_ref.hybrid_engine": drop("`cluster.component_placement` says who shares accelerators"),
+    "actor_rollout_ref.hybrid_engine": drop(
+        "`cluster.component_placement` decides which components share accelerators"
+    ),
     f"{_ACTOR}.strategy": training_backend,
     "critic.strategy": training_backend,
-    f"{_REF}.strategy": drop("the reference model is spread as the actor is"),
+    f"{_REF}.strategy": drop("the reference model is sharded like the actor"),
     f"{_ACTOR}.ppo_mini_batch_size": _mini_batch,
     f"{_ACTOR}.ppo_micro_batch_size": _ppo_micro_batch,
     "critic.ppo_micro_batch_size": _ppo_micro_batch,
@@ -298,11 +300,11 @@ VERL: Final[Table] = {
     "trainer.save_freq": steps_or_never("runner.save_interval", SAVING),
     "trainer.test_freq": steps_or_never("runner.val_check_interval", EVALUATING),
     "trainer.total_training_steps": steps_or_never("runner.max_steps"),
-    "trainer.default_local_dir": drop("every run has a folder of its own below `runner.logger.log_path`"),
+    "trainer.default_local_dir": drop("every run gets its own folder below `runner.logger.log_path`"),
     "trainer.resume_from_path": _resume,
     "trainer.resume_mode": _resume_mode,
     "custom_reward_function.path": _scorer,
-    "custom_reward_function.name": lambda leaf, values: LeftOut("it is part of `reward.reward_type`", quiet=True),
+    "custom_reward_function.name": lambda leaf, values: LeftOut("part of `reward.reward_type`", quiet=True),
     "data.train_files": to("data.train_data_paths", _ANSWERS),
     "data.val_files": to("data.val_data_paths"),
 }

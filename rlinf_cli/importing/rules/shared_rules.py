@@ -1,4 +1,4 @@
-"""Rules for keys whose values change, or that depend on others: what no table of names can say."""
+"""Shared rules for keys whose values change or depend on other keys, which a table of names cannot express."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
 from rlinf_core.config.composing.paths import parse_path, to_path
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, to_data
 
-# What some keys mean here beyond their name.
-LOG_PATH: Final = "holds one folder for each run; it is relative to where `rlinf train` starts"
-SAVING: Final = "a checkpoint at the end comes besides; the newest 3 are kept (`runner.keep_checkpoints`)"
-EVALUATING: Final = "evaluations before the first step (`runner.val_before_train`) and at the end come besides"
+# Notes on keys whose meaning differs here.
+LOG_PATH: Final = "holds one folder per run; relative to where `rlinf train` starts"
+SAVING: Final = "plus a checkpoint at the end; the newest 3 are kept (`runner.keep_checkpoints`)"
+EVALUATING: Final = "plus evaluations before the first step (`runner.val_before_train`) and at the end"
 
 
 class Values:
-    """The values of a composed file, references followed."""
+    """The values of a composed file, references resolved."""
 
     def __init__(self, references: References) -> None:
         self.references = references
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path as plain data; the default where there is none, or it is not known here."""
+        """Return the value at a path as plain data; the default where it is missing or unknown."""
         at = to_path(parse_path(path)[0])
         try:
             node = self.references.node(at)
             node = None if node is None else self.references.value(node, at)
         except UnresolvableError:
             return default
-        found = None if node is None else to_data(node)
-        return default if found is None else found
+        data = None if node is None else to_data(node)
+        return default if data is None else data
 
     def count(self, path: str, default: int) -> int:
-        """Return the number at a path; the default where there is none, or something else stands there."""
-        found = self.get(path)
-        return int(found) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else default
+        """Return the number at a path; the default where it is missing or no number."""
+        value = self.get(path)
+        return int(value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
     def of(self, leaf: Leaf) -> Any:
-        """Return the value of a key as plain data; None where it is not known here."""
+        """Return the value of a key as plain data; None where it is unknown."""
         try:
             return to_data(self.references.value(leaf.node, leaf.path))
         except UnresolvableError:
@@ -64,28 +64,28 @@ _PRECISIONS: Final = {
 
 
 def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
-    """Return the value of a key under another path."""
+    """Return the rule result: the key's value under another path."""
     assert isinstance(leaf.node, ScalarNode | SequenceNode)
     return NewValue(to_path(parse_path(path)[0]), leaf.node, note, same=True)
 
 
 def to(path: str, note: str | None = None) -> Rule:
-    """Return the rule that a value stands at another path."""
+    """Return the rule that moves a value to another path."""
     return lambda leaf, values: same(path, leaf, note)
 
 
 def drop(reason: str) -> Rule:
-    """Return the rule that a key is left out."""
+    """Return the rule that drops a key."""
     return lambda leaf, values: LeftOut(reason)
 
 
 def new(path: str, value: Any, note: str | None = None) -> NewValue:
-    """Return another value for a path."""
+    """Return the rule result: a new value at a path."""
     return NewValue(to_path(parse_path(path)[0]), value, note)
 
 
 def precision(path: str) -> Rule:
-    """Return the rule for the name of a type of numbers."""
+    """Return the rule for the name of a dtype."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = str(values.of(leaf)).lower()
@@ -95,7 +95,7 @@ def precision(path: str) -> Rule:
 
 
 def steps_or_never(path: str, note: str | None = None) -> Rule:
-    """Return the rule for a number of steps, of which 0 and null are never."""
+    """Return the rule for a number of steps, where 0 and null mean never."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
@@ -107,12 +107,12 @@ def steps_or_never(path: str, note: str | None = None) -> Rule:
 
 
 def loggers(path: str) -> Rule:
-    """Return the rule for the places of metrics."""
+    """Return the rule for logger backends."""
     known = ("tensorboard", "wandb", "swanlab", "trackio")
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = values.of(leaf)
-        names = [str(each) for each in cast("list[Any]", written if isinstance(written, list) else [written])]
+        names = [str(item) for item in cast("list[Any]", written if isinstance(written, list) else [written])]
         kept = [name for name in names if name in known]
         others = [name for name in names if name not in known and name not in ("console", "None")]
         note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
@@ -124,7 +124,7 @@ def loggers(path: str) -> Rule:
 
 
 def top_k(path: str) -> Rule:
-    """Return the rule for the number of tokens among which is drawn; what means all of them is -1 here."""
+    """Return the rule for top-k sampling; all tokens is -1 here."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
@@ -135,7 +135,7 @@ def top_k(path: str) -> Rule:
 
 
 def betas(section: str) -> Rule:
-    """Return the rule for the two decays of AdamW in one list."""
+    """Return the rule for AdamW's two betas in one list."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = values.of(leaf)
@@ -148,7 +148,7 @@ def betas(section: str) -> Rule:
 
 
 def training_backend(leaf: Leaf, values: Values) -> Result:
-    """Return FSDP for any way to spread a model over ranks."""
+    """Return the rule that maps every model parallelism to FSDP."""
     written, path = str(values.of(leaf)), leaf.path[0]
     at = "critic.training_backend" if path == "critic" else "actor.training_backend"
     if written in ("fsdp", "fsdp2"):
@@ -159,19 +159,21 @@ def training_backend(leaf: Leaf, values: Values) -> Result:
 
 
 def offload(target: str) -> Rule:
-    """Return the rule for weights and optimizer states that wait in the host's memory."""
+    """Return the rule for offloading weights and optimizer states to host memory."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         if not values.of(leaf):
-            return LeftOut("false is the default of `cpu_offload`, which is what there is of it", quiet=True)
-        return new(target, True, "shards of weights and optimizer stay in the host's memory alike")
+            return LeftOut("false is the default of `cpu_offload`, the only such setting", quiet=True)
+        return new(target, True, "weight and optimizer shards are both offloaded to host memory")
 
     return rule
 
 
 Table: TypeAlias = Mapping[str, Rule]
 HYDRA: Final[Table] = {
-    "hydra.searchpath": lambda leaf, values: LeftOut("the files of the defaults list are in this one", quiet=True),
+    "hydra.searchpath": lambda leaf, values: LeftOut(
+        "the files of the defaults list are merged into this one", quiet=True
+    ),
 }
 COMMON: Final[Table] = {
     **HYDRA,
@@ -182,5 +184,5 @@ COMMON: Final[Table] = {
 
 
 def path_of(name: str) -> Path:
-    """Return a path from its words."""
+    """Return a path from its segments."""
     return to_path(parse_path(name)[0])

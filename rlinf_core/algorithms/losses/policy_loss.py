@@ -117,7 +117,7 @@ def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, 
             if settings.tis_cap is not None:
                 means["tis_fraction"] = (weights >= settings.tis_cap).float()
         metrics = {"actor/policy_loss": policy_loss.detach()}
-        metrics |= {f"actor/{name}": _mean(each, mask, inputs.token_total) for name, each in means.items()}
+        metrics |= {f"actor/{name}": _mean(tensor, mask, inputs.token_total) for name, tensor in means.items()}
         metrics["actor/ratio_max"] = torch.where(expand_mask(mask, ratio), ratio, 0).amax()
     if inputs.entropy is not None:
         entropy = aggregate(inputs.entropy, _leading(mask, inputs.entropy), how, _entropy_total(inputs, inputs.entropy))

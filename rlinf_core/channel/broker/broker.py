@@ -188,8 +188,8 @@ class Broker:
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
     def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        for each in list(self._clients.values()):
-            self._collect_receipts(each)
+        for other in list(self._clients.values()):
+            self._collect_receipts(other)
         self._carry_out(self._queue.close(time.monotonic()))
         self._answer(client, ReplyKind.ANSWER, request.op_id, None)
 
@@ -363,7 +363,7 @@ class Broker:
 
     def _orphaned(self) -> WorkerDiedError:
         last = self._dead_producers[-1]
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(one.address for one in self._dead_producers))
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(client.address for client in self._dead_producers))
         why = f"channel `{self.name}` holds too little, and all that ever put into it are dead: {names}"
         return WorkerDiedError(
             last.address, node=last.node, cause=f"{last.cause}; {why}" if last.cause else why, where=self.name

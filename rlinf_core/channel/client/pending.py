@@ -89,12 +89,12 @@ class Pending:
         self._withdrawn.pop(operation.op_id, None)
 
     def take_all(self, channel: str) -> list[AnyOperation]:
-        taken: list[AnyOperation] = []
+        acknowledged: list[AnyOperation] = []
         for operations in (self._open, self._withdrawn):
             for op_id, operation in operations.copy().items():
                 if operation.target == channel and operations.pop(op_id, None) is not None:
-                    taken.append(operation)
-        return taken
+                    acknowledged.append(operation)
+        return acknowledged
 
     def _fail_all(self, error: Exception) -> None:
         for operations in (self._open, self._withdrawn):

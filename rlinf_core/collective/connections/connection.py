@@ -348,8 +348,8 @@ class Connection:
         poller.register(self.fd, select.POLLOUT)
         while True:
             error = work.exception()
-            left = work.deadline - time.monotonic()
-            if error is None and left <= 0:
+            remaining = work.deadline - time.monotonic()
+            if error is None and remaining <= 0:
                 error = CommunicationTimeoutError(
                     work.title, work.seconds, picture="the other side takes nothing more: its process hangs"
                 )
@@ -359,7 +359,7 @@ class Connection:
                 if started:
                     self._watcher.lost(self, "a message to it was given up halfway")
                 raise error
-            if poller.poll(min(left, _SLICE) * 1000):
+            if poller.poll(min(remaining, _SLICE) * 1000):
                 return
 
     # The end
@@ -402,8 +402,8 @@ def is_dead(process: str) -> bool:
 
 
 def _broken(error: OSError) -> str:
-    said = error.strerror or str(error)
-    return f"{NO_ANSWER}: {said}" if error.errno in _VANISHED else f"the connection broke: {said}"
+    reason = error.strerror or str(error)
+    return f"{NO_ANSWER}: {reason}" if error.errno in _VANISHED else f"the connection broke: {reason}"
 
 
 def _not_watched(connection: Connection, reading: bool, writing: bool) -> None:

@@ -139,7 +139,7 @@ class ConnectionPool:
 
     def _get(self, incarnation: str) -> Connection | None:
         group = self._established.get(incarnation)
-        return next((one for one in group if not one.closed), None) if group else None
+        return next((connection for connection in group if not connection.closed), None) if group else None
 
     def _judge(self, dialer: PeerIdentity) -> Admission:
         if dialer.seeks != self._info.incarnation:

@@ -43,9 +43,9 @@ class ClusterSecret:
     def sign(self, *fields: bytes) -> bytes:
         """Return a 32-byte proof over the fields, which cannot be shifted into one another."""
         mac = hmac.new(self.key, digestmod=hashlib.sha256)
-        for one in fields:
-            mac.update(len(one).to_bytes(4, "big"))
-            mac.update(one)
+        for part in fields:
+            mac.update(len(part).to_bytes(4, "big"))
+            mac.update(part)
         return mac.digest()
 
     def verify(self, proof: bytes, *fields: bytes) -> bool:
@@ -183,6 +183,6 @@ class Acceptance:
 
     def answer(self, verdict: Admission, mine: PeerIdentity) -> None:
         identity = mine.encode()
-        said = bytes([verdict])
-        proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, said, identity)
-        self._line.write(said + proof + _LENGTH.pack(len(identity)) + identity)
+        answer = bytes([verdict])
+        proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, answer, identity)
+        self._line.write(answer + proof + _LENGTH.pack(len(identity)) + identity)

@@ -181,8 +181,8 @@ class Listener:
         self._timeout = timeout
         self._unproven: dict[int, Unproven[socket.socket]] = {
             # All workers of a node may dial at once, from one address.
-            one.fileno(): Unproven(most, from_one=most)
-            for one in sockets
+            listening.fileno(): Unproven(most, from_one=most)
+            for listening in sockets
         }
         self._warn = LimitedWarnings(_log.warning)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)

@@ -58,7 +58,7 @@ class Settings:
         """Return the settings of this process.
 
         Raises:
-            EnvironmentVariableError: a variable holds what it cannot mean.
+            EnvironmentVariableError: a variable is invalid.
         """
         arena = env_vars.SHM_LIMIT.get()
         return cls(

@@ -17,9 +17,9 @@ def spin(look: Callable[[], T], until: float) -> T | None:
     """Return the first true answer of `look` before `until`, on the monotonic clock; None when others need the core."""
     now = time.monotonic()
     while now < until:
-        found = look()
-        if found:
-            return found
+        answer = look()
+        if answer:
+            return answer
         # The kernel likes to put both sides on one core: only looking would keep the other from answering.
         os.sched_yield()
         before, now = now, time.monotonic()

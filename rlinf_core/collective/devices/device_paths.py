@@ -133,17 +133,17 @@ class DevicePaths:
 
     Args:
         transports: the transports to try for each tensor, best first.
-        tell: sends a few bytes to the paths of a stream's peer without blocking.
+        notify: sends a few bytes to the paths of a stream's peer without blocking.
     """
 
     def __init__(
         self,
         transports: Sequence[DeviceTransport],
-        tell: Callable[[PeerStream, bytes], None],
+        notify: Callable[[PeerStream, bytes], None],
         send: Callable[[PeerStream, Message], None],
     ) -> None:
         self._transports = tuple(transports)
-        self._tell_peer = tell
+        self._notify_peer = notify
         self._send = send
         self._lock = threading.Lock()
         # The sending ends, by connection, transport and device; and both kinds of ends by name.
@@ -191,7 +191,7 @@ class DevicePaths:
 
     def _new_path(self, name: str, transport: DeviceTransport, stream: PeerStream, connection: Connection) -> _Path:
         def publish(key: str, value: bytes) -> None:
-            self._tell(stream, name, op="store", key=key, value=value.hex())
+            self._post(stream, name, op="store", key=key, value=value.hex())
 
         path = self._by_name[name] = _Path(name, transport, stream, connection, Rendezvous(publish))
         return path
@@ -201,7 +201,7 @@ class DevicePaths:
 
         try:
             offer = path.transport.offer(like)
-            self._tell(path.stream, path.name, op="open", kind=int(path.transport.kind), offer=offer)
+            self._post(path.stream, path.name, op="open", kind=int(path.transport.kind), offer=offer)
             path.transport.open(path.name, like, path.rendezvous)
             probe = torch.randint(0, 256, (_PROBE_BYTES,), dtype=torch.uint8, device=like.device)
             words = json.dumps({"path": path.name, "op": "probe", "crc": _checksum(probe)}).encode()
@@ -252,7 +252,7 @@ class DevicePaths:
                     return transport.adopt(handle)
                 except Exception as error:
                     if stream is not None:
-                        self._tell(stream, "", op="failed", kind=kind, why=_text(error))
+                        self._post(stream, "", op="failed", kind=kind, why=_text(error))
                     raise PayloadError(
                         f"a tensor sent by {PartKind(kind).name} could not be received",
                         why=_text(error),
@@ -293,10 +293,10 @@ class DevicePaths:
     def _begin_accept(self, stream: PeerStream, words: dict[str, Any]) -> None:
         """Register the receiving end of a path at once, since its probe may follow, and open it in a thread."""
         name = words["path"]
-        transport = next((each for each in self._transports if each.kind == words["kind"]), None)
+        transport = next((transport for transport in self._transports if transport.kind == words["kind"]), None)
         connection = stream.outgoing.connection
         if transport is None or connection is None:
-            self._tell(stream, name, op="result", why="RLINF_DEVICE_TRANSPORT excludes it at the other end")
+            self._post(stream, name, op="result", why="RLINF_DEVICE_TRANSPORT excludes it at the other end")
             return
         with self._lock:
             path = self._new_path(name, transport, stream, connection)
@@ -307,7 +307,7 @@ class DevicePaths:
             path.transport.accept(path.name, offer, path.rendezvous)
         except Exception as error:  # noqa: BLE001 - the other end takes the host path
             path.state = PathState.FAILED
-            self._tell(path.stream, path.name, op="result", why=_text(error))
+            self._post(path.stream, path.name, op="result", why=_text(error))
             self._close(path)
         finally:
             path.answered.set()
@@ -324,16 +324,18 @@ class DevicePaths:
                 why = "the checksum of what arrived is another one"
         except Exception as error:  # noqa: BLE001 - the other end takes the host path
             why = _text(error)
-        self._tell(path.stream, path.name, op="result", why=why)
+        self._post(path.stream, path.name, op="result", why=why)
 
     def _failed_there(self, stream: PeerStream, kind: int, why: str) -> None:
         with self._lock:
-            paths = [one for one in self._outgoing.values() if one.stream is stream and one.transport.kind == kind]
+            paths = [
+                known for known in self._outgoing.values() if known.stream is stream and known.transport.kind == kind
+            ]
         for path in paths:
             self._start(self._fail, path, PayloadError(why))
 
-    def _tell(self, stream: PeerStream, path: str, **words: object) -> None:
-        self._tell_peer(stream, json.dumps({"path": path, **words}).encode())
+    def _post(self, stream: PeerStream, path: str, **words: object) -> None:
+        self._notify_peer(stream, json.dumps({"path": path, **words}).encode())
 
     # The end
 

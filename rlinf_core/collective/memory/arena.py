@@ -115,10 +115,10 @@ class Arena:
         with self._lock:
             # Reuse released blocks first: their pages are mapped already, and fresh ones cost ten times as much.
             self._reap()
-            found = self._take(size, len(owners))
-            if found is None:
+            index = self._take(size, len(owners))
+            if index is None:
                 return None
-            offset, leases = found
+            offset, leases = index
             block = ArenaBlock(self.segment, offset, size, leases, len(leases))
             for lease, owner in zip(leases, owners, strict=True):
                 self._holders[lease] = _Holder(block, owner)
@@ -178,8 +178,8 @@ class Arena:
 
     def _take_lease(self) -> int:
         index = self._next_lease
-        taken = self._holders
-        while index in taken or self.segment.memory[FIRST_LEASE + index] != LeaseState.FREE:
+        holders = self._holders
+        while index in holders or self.segment.memory[FIRST_LEASE + index] != LeaseState.FREE:
             index = (index + 1) % LEASES
         self.segment.mark(index, LeaseState.HELD)
         self._next_lease = (index + 1) % LEASES
@@ -200,11 +200,11 @@ class Arena:
 
     def _reap(self) -> None:
         memory = self.segment.memory
-        found = memory.find(_RELEASED, FIRST_LEASE, CONTROL_SIZE)
+        position = memory.find(_RELEASED, FIRST_LEASE, CONTROL_SIZE)
         before = self._used
-        while found >= 0:
-            self._free_lease(found - FIRST_LEASE)
-            found = memory.find(_RELEASED, found + 1, CONTROL_SIZE)
+        while position >= 0:
+            self._free_lease(position - FIRST_LEASE)
+            position = memory.find(_RELEASED, position + 1, CONTROL_SIZE)
         for owner in [owner for owner, is_dead in self._gone.items() if is_dead()]:
             del self._gone[owner]
             held = [lease for lease, holder in self._holders.items() if holder.owner == owner]

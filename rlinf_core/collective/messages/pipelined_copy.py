@@ -87,10 +87,10 @@ class Growth:
         self._seconds, self._since = seconds, since
 
     def grown(self, filled: int) -> None:
-        self._tell(filled, None)
+        self._notify(filled, None)
 
     def fail(self, error: Exception) -> None:
-        self._tell(self._filled, error)
+        self._notify(self._filled, error)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call `callback` once all is there or never will be, in the thread that hears of it: it must not block."""
@@ -119,7 +119,7 @@ class Growth:
                 self._waiting = work
             work.wait()
 
-    def _tell(self, filled: int, error: Exception | None) -> None:
+    def _notify(self, filled: int, error: Exception | None) -> None:
         with self._lock:
             self._filled, self._error = filled, error
             waiting, self._waiting = self._waiting, None

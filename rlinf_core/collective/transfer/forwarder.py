@@ -58,13 +58,13 @@ class ForwardedLeases:
             self._sweep()
             if not self._departed:
                 return
-            left = {connection for _, connection in self._held.values()}
-            dead = {one for one in self._departed if one.peer_is_dead()}
+            still_held = {connection for _, connection in self._held.values()}
+            dead = {connection for connection in self._departed if connection.peer_is_dead()}
             for lease, holder in self._held.values():
                 if holder in dead:
                     lease.reclaim(self.mark)
             self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
-            self._departed = (self._departed & left) - dead
+            self._departed = (self._departed & still_held) - dead
 
     def outstanding(self) -> bool:
         with self._lock:

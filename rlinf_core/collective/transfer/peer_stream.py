@@ -216,9 +216,9 @@ class SendQueue:
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""
-        taken = list(self._mismatches)
+        mismatches = list(self._mismatches)
         self._mismatches.clear()
-        return taken
+        return mismatches
 
     def disregard_mismatches(self) -> None:
         """Forget the mismatches of what was sent until now, also those that the peer reports later."""

@@ -89,8 +89,8 @@ class Sender:
         for stream, work in zip(streams, works, strict=True):
             connection = self._connection_or_fail(stream, work) if message.body_size > self.limit else None
             # Two members in one process share its mapping, so the second gets a copy of its own.
-            taken = any(connection is other for _, _, other in sharers)
-            if connection is not None and connection.shares_memory and not taken:
+            shared_already = any(connection is other for _, _, other in sharers)
+            if connection is not None and connection.shares_memory and not shared_already:
                 sharers.append((stream, work, connection))
             elif not work.settled:
                 stream.outgoing.queue(lambda stream=stream, work=work: self.transmit(stream, message, work, None), work)

@@ -1,1 +1,1 @@
-"""One tree of several files, overrides and references, and where each value came from."""
+"""Composition of files, overrides and references into one tree, and the origins of values."""

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from rlinf_core.config.composing.overrides import Override
 
 EXTENDS: Final = "extends"
-# People stack a handful of files; far more than that is a mistake, or an attack on the stack.
+# Real chains have a handful of files; a much longer one is a mistake, or an attack on the stack.
 MAX_CHAIN: Final = 32
 FindBase: TypeAlias = Callable[[str, str], "str | None"]
-"""Given what `extends` says and the name of the file that says it: the file to load, or None if it knows none."""
+"""Called with the value of `extends` and the name of its file; returns the file to load, or None."""
 
 
 class Composed(NamedTuple):
     """A composed configuration.
 
     Attributes:
-        tree: the values that hold; their spans tell which source each came from.
+        tree: the effective values; their spans give the source of each.
         sources: the file, its bases, and the overrides if there are any.
-        unresolved: paths whose reference was refused and reported: what stands there is no value to judge.
-        secret: paths whose value came, by a reference, from a variable or a key that looks secret (see `secrets.py`).
+        unresolved: paths with a reported reference error, whose values must not be checked.
+        secret: paths whose value came, through a reference, from a secret-looking variable or key (see `secrets.py`).
         referred: paths that references read.
     """
 
@@ -55,13 +55,13 @@ def compose(
     Args:
         main: the file.
         overrides: arguments of the command line.
-        diagnostics: where mistakes go. Each leaves its place as it was, for the stages to come.
-        environ: what `${env:NAME}` refers to.
-        find_base: is asked for a base that does not lie beside the file that extends it.
-        without_recipe: the only section that anybody reads of a file without the key `recipe`; by default all are.
+        diagnostics: receives the findings. A faulty value stays unchanged for later stages.
+        environ: the environment for `${env:NAME}`.
+        find_base: called for a base that is not beside the file that extends it.
+        without_recipe: the only section in use of a file without the key `recipe`; by default all.
 
     Returns:
-        None when a file could not be read.
+        None if a file could not be read.
     """
     arguments, parsed = _parse(overrides, diagnostics)
     read = with_bases(main, diagnostics, find_base)
@@ -73,7 +73,7 @@ def compose(
 
         tree = apply_overrides(tree, parsed, diagnostics)
         sources = (*sources, arguments)
-    # A reference needs a `$`, which only an escape can hide. Most files hold neither and load without what resolves.
+    # A reference needs a `$`, which only an escape can hide. Most files have neither and need no resolver.
     if not any("$" in source.text or "\\" in source.text for source in sources):
         return Composed(tree, sources)
     from rlinf_core.config.composing.interpolation import interpolate
@@ -93,10 +93,10 @@ def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceTe
 def with_bases(
     main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
 ) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
-    """Read a file and lay it over its bases; `find_base` as in `compose`.
+    """Read a file and merge it over its bases; `find_base` as in `compose`.
 
     Returns:
-        The tree without `extends`, and the sources, `main` first; None when `main` or a base could not be read.
+        The tree without `extends`, and the sources, `main` first; None if `main` or a base could not be read.
     """
     tree = read(main, diagnostics)
     if tree is None:
@@ -113,7 +113,7 @@ class _Loader:
         self.diagnostics = diagnostics
         self.find_base = find_base
         self.sources = [main]
-        # The real paths of the files that are being read, each extending the next.
+        # The real paths of the chain of files being read, each extending the next.
         self.chain: list[str] = []
         self.done: dict[str, MappingNode | None] = {}
 
@@ -133,7 +133,7 @@ class _Loader:
         return merged if isinstance(merged, MappingNode) else own
 
     def _named(self, entry: Entry) -> list[tuple[ScalarNode, Path]] | None:
-        """Return the scalars that name bases, or None after reporting what names none."""
+        """Return the scalars that name bases, or None after reporting an error."""
         value = entry.value
         items: list[tuple[Node, Path]] = [(value, (EXTENDS,))]
         if isinstance(value, SequenceNode):
@@ -145,7 +145,7 @@ class _Loader:
                 message = "`extends` takes the name of a file, or a list of them"
                 self.diagnostics.error("extends-form", message, span, path, "write `extends: base.yaml`")
             elif "${" in item.raw:
-                message = "`extends` is read before references are resolved, so it cannot hold one"
+                message = "`extends` is read before references are resolved, so it cannot contain one"
                 self.diagnostics.error("extends-form", message, item.span, path, "write the name of the file")
             else:
                 named.append((item, path))
@@ -161,11 +161,11 @@ class _Loader:
             circle = [os.path.basename(file) for file in (*self.chain[self.chain.index(real) :], real)]
             names = " -> ".join(f"`{file}`" for file in circle)
             message = "a file cannot be its own base" if len(circle) == 2 else f"these files extend each other: {names}"
-            self.diagnostics.error("extends-cycle", message, scalar.span, path, "take one of them out of the circle")
+            self.diagnostics.error("extends-cycle", message, scalar.span, path, "remove one of them from the cycle")
             return None
         if len(self.chain) >= MAX_CHAIN:
             message = f"more than {MAX_CHAIN} files extend one another"
-            self.diagnostics.error("extends-cycle", message, scalar.span, path, "fold some of them into one")
+            self.diagnostics.error("extends-cycle", message, scalar.span, path, "merge some of them")
             return None
         if real not in self.done:
             self.done[real] = self._load(name, real, scalar, path)
@@ -178,15 +178,15 @@ class _Loader:
         return self.find_base(scalar.raw, source.name) if self.find_base else None
 
     def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
-        found = Diagnostics()
-        source = load_source(name, found)
+        reports = Diagnostics()
+        source = load_source(name, reports)
         if source is None:
-            # Whoever wrote `extends` must see which of their lines asked for that file.
-            for problem in found:
+            # The finding must show the line with `extends` that names the file.
+            for problem in reports:
                 message = f"the base `{name}` cannot be read: {problem.message}"
                 self.diagnostics.error("base-unreadable", message, scalar.span, path, problem.help)
             return None
-        self.diagnostics.extend(found)
+        self.diagnostics.extend(reports)
         self.sources.append(source)
         tree = read(source, self.diagnostics)
         if tree is None:
@@ -199,16 +199,16 @@ class _Loader:
     def _report_missing(self, scalar: ScalarNode, source: SourceText, path: Path) -> None:
         from rlinf_core.suggest import did_you_mean
 
-        asked = os.path.dirname(scalar.raw)
+        requested = os.path.dirname(scalar.raw)
         try:
-            listed = sorted(os.listdir(os.path.join(_folder(source), asked) or "."))
+            listed = sorted(os.listdir(os.path.join(_folder(source), requested) or "."))
         except OSError:
             listed = []
-        files = [os.path.join(asked, name) for name in listed if name.endswith((".yaml", ".yml"))]
-        help = did_you_mean(scalar.raw, files) or "a base is looked for relative to the file that extends it"
+        files = [os.path.join(requested, name) for name in listed if name.endswith((".yaml", ".yml"))]
+        help = did_you_mean(scalar.raw, files) or "a base is relative to the file that extends it"
         self.diagnostics.error("base-unreadable", f"there is no file `{scalar.raw}` to extend", scalar.span, path, help)
 
 
 def _folder(source: SourceText) -> str:
-    """Return where the bases of a source are looked for; standard input stands in the current folder."""
+    """Return the folder for bases of a source; for standard input the current folder."""
     return os.path.dirname(source.name) if source.kind == "file" else ""

@@ -1,7 +1,7 @@
 """Resolution of references in a composed tree (`references.py` has their syntax).
 
-A value that is one reference becomes a copy of what it names; a reference inside a text is replaced by the text of a
-single value. A variable's text is read as a plain YAML scalar where it is the whole value. Keys are left alone.
+A value that is a single reference becomes a copy of its target; a reference inside a text is replaced by the text of a
+scalar. A variable's text is parsed as a plain YAML scalar if it is the whole value. Keys are not resolved.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rlinf_core.config.tree import (
 )
 from rlinf_core.config.yaml.reader import resolve_plain
 
-# What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
-# any real file, far below what a file made to explode asks for.
+# Limits on what references may copy in total, in nodes and characters, and on their depth: far above any real file, far
+# below a malicious one.
 MAX_COPIED: Final = 1_000_000
 MAX_DEPTH: Final = 120
-# How many references a note spells out.
+# Number of references that a note lists.
 _LISTED: Final = 4
 
 
@@ -50,9 +50,9 @@ class Interpolated(NamedTuple):
 def interpolate(
     tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str], only: str | None = None
 ) -> Interpolated:
-    """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is.
+    """Resolve every reference of `tree`; unresolvable ones are reported and left unchanged.
 
-    With `only` nothing but this section, and what it refers to, is used: what cannot be resolved elsewhere is one note.
+    With `only`, just this section and its targets are used: unresolvable references elsewhere become a single note.
     """
     resolver = _Resolver(tree, diagnostics, environ)
     if only is not None:
@@ -71,14 +71,14 @@ def interpolate(
     return Interpolated(resolved, unresolved, secret, referred)
 
 
-def _note(found: Diagnostics, section: str) -> Diagnostic:
-    first = next(iter(found))
-    texts = list(dict.fromkeys(each.span.text for each in found))
+def _note(reports: Diagnostics, section: str) -> Diagnostic:
+    first = next(iter(reports))
+    texts = list(dict.fromkeys(diagnostic.span.text for diagnostic in reports))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
     return Diagnostic(
         "reference-not-checked",
         Severity.NOTE,
-        f"without `recipe` only `{section}` is read; elsewhere stay as they are: {listed}",
+        f"without `recipe` only `{section}` is read; unresolved references elsewhere: {listed}",
         first.span,
         first.path,
         first.message,
@@ -116,7 +116,7 @@ class _Resolver:
         self.exploded = False
 
     def resolve(self, node: Node, path: Path, depth: int) -> Node:
-        """Return `node`, which stands at `path`, without references; `depth` is that of the search so far."""
+        """Return `node` at `path` without references; `depth` is the current recursion depth."""
         known = self.done.get(id(node))
         if known is not None:
             return known[1]
@@ -139,7 +139,7 @@ class _Resolver:
 
     def _finish(self, node: Node, result: Node) -> None:
         self.done[id(node)] = (node, result)
-        # A result may hold `${` that was escaped, so it must not be resolved again.
+        # A result may contain an unescaped `${`, so it must not be resolved again.
         self.done[id(result)] = (result, result)
 
     def _scalar(self, scalar: ScalarNode, path: Path, depth: int) -> Node:
@@ -156,8 +156,8 @@ class _Resolver:
             return self._fail(scalar)
         if len(pieces) == 1 and isinstance(pieces[0], Reference):
             use = _Use(scalar, path, pieces[0])
-            found = self._target(use, depth)
-            return self._fail(scalar) if found is None else self._copy(found, use)
+            target = self._target(use, depth)
+            return self._fail(scalar) if target is None else self._copy(target, use)
         return self._text(scalar, path, pieces, depth)
 
     def _text(self, scalar: ScalarNode, path: Path, pieces: list[str | Reference], depth: int) -> ScalarNode:
@@ -168,18 +168,16 @@ class _Resolver:
                 text += piece
                 continue
             use = _Use(scalar, path, piece)
-            found = self._target(use, depth)
-            if found is not None and not isinstance(found, ScalarNode):
-                what = "a list" if isinstance(found, SequenceNode) else "a mapping"
-                message = f"`{use.text}` is {what}, which cannot stand inside a text"
-                self.diagnostics.error(
-                    "reference-in-text", message, use.span, use.path, "refer to a single value of it"
-                )
+            target = self._target(use, depth)
+            if target is not None and not isinstance(target, ScalarNode):
+                what = "a list" if isinstance(target, SequenceNode) else "a mapping"
+                message = f"`{use.text}` is {what}, which cannot be part of a text"
+                self.diagnostics.error("reference-in-text", message, use.span, use.path, "refer to a scalar in it")
                 return self._fail(scalar)
-            if found is None or not self._afford(use, 1 + len(found.raw)):
+            if target is None or not self._afford(use, 1 + len(target.raw)):
                 return self._fail(scalar)
-            text += found.raw
-            secret = secret or id(found) in self.secret
+            text += target.raw
+            secret = secret or id(target) in self.secret
         result = ScalarNode(scalar.span, text, text, plain=False)
         if secret:
             self.secret.add(id(result))
@@ -192,11 +190,11 @@ class _Resolver:
             return None
         self.active[id(use.scalar)] = use
         if use.reference.variable is not None:
-            found = self._variable(use, use.reference.variable)
+            value = self._variable(use, use.reference.variable)
         else:
-            found = self._look_up(use, depth)
+            value = self._look_up(use, depth)
         self.active.pop(id(use.scalar))
-        return None if found is None or id(found) in self.failed or id(use.scalar) in self.failed else found
+        return None if value is None or id(value) in self.failed or id(use.scalar) in self.failed else value
 
     def _variable(self, use: _Use, name: str) -> ScalarNode | None:
         text = self.environ.get(name)
@@ -204,24 +202,24 @@ class _Resolver:
         if text is None and default is None:
             from rlinf_core.suggest import did_you_mean
 
-            help = did_you_mean(name, self.environ) or "set it, or put a default before the brace: `:-VALUE`"
+            help = did_you_mean(name, self.environ) or "set it, or add a default before the brace: `:-VALUE`"
             self.diagnostics.error(
                 "unknown-variable", f"the environment has no variable `{name}`", use.span, use.path, help
             )
             return None
         raw = text or default or ""
-        found = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
-        self._finish(found, found)
+        node = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
+        self._finish(node, node)
         if is_secret(name):
-            self.secret.add(id(found))
-        return found
+            self.secret.add(id(node))
+        return node
 
     def _look_up(self, use: _Use, depth: int) -> Node | None:
         path = to_path(use.reference.steps)
         self.referred.add(path)
         current: Node = self.tree
         for index, segment in enumerate(path):
-            # What is on the way may be a reference itself.
+            # A node on the path may be a reference itself.
             if isinstance(current, ScalarNode):
                 current = self.resolve(current, path[:index], depth + 1)
                 if id(current) in self.failed:
@@ -231,27 +229,27 @@ class _Resolver:
                 self._report_unknown(use, current, path, index)
                 return None
             current = below
-        found = self.resolve(current, path, depth + 1)
+        resolved = self.resolve(current, path, depth + 1)
         if any(isinstance(segment, str) and is_secret(segment) for segment in path):
-            self.secret.add(id(found))
-        return found
+            self.secret.add(id(resolved))
+        return resolved
 
-    def _copy(self, found: Node, use: _Use) -> Node:
+    def _copy(self, target: Node, use: _Use) -> Node:
         """Return a copy of `found` with the span of the reference; its children keep their own spans."""
-        size, height = self._measure(found)
+        size, height = self._measure(target)
         if not self._afford(use, size):
             return self._fail(use.scalar)
         if len(use.path) + height > MAX_DEPTH:
             self._too_large(use)
             return self._fail(use.scalar)
         span = use.scalar.span
-        if isinstance(found, ScalarNode):
-            copy: Node = ScalarNode(span, found.raw, found.value, found.plain)
-        elif isinstance(found, SequenceNode):
-            copy = SequenceNode(span, found.items)
+        if isinstance(target, ScalarNode):
+            copy: Node = ScalarNode(span, target.raw, target.value, target.plain)
+        elif isinstance(target, SequenceNode):
+            copy = SequenceNode(span, target.items)
         else:
-            copy = MappingNode(span, found.entries)
-        if id(found) in self.secret:
+            copy = MappingNode(span, target.entries)
+        if id(target) in self.secret:
             self.secret.add(id(copy))
         return copy
 
@@ -283,53 +281,57 @@ class _Resolver:
         for use in circle:
             self._fail(use.scalar)
         names = " -> ".join(f"`{format_path(use.path)}`" for use in (*circle, circle[0]))
-        related = tuple((use.span, f"`{format_path(use.path)}` refers on") for use in circle[1:])
+        related = tuple((use.span, f"`{format_path(use.path)}` refers further") for use in circle[1:])
         first = circle[0]
-        message = f"this reference leads back to itself: {names}"
-        self.diagnostics.error("reference-cycle", message, first.span, first.path, "give one of them a value", related)
+        message = f"this reference forms a cycle: {names}"
+        self.diagnostics.error(
+            "reference-cycle", message, first.span, first.path, "set one of them to a literal value", related
+        )
 
-    def _report_unknown(self, use: _Use, found: Node, path: Path, index: int) -> None:
+    def _report_unknown(self, use: _Use, nearest: Node, path: Path, index: int) -> None:
         segment = path[index]
         above = f"`{format_path(path[:index])}`" if index else "the file"
         help = None
         if isinstance(segment, int):
-            if isinstance(found, SequenceNode):
-                why = f"{above} has {len(found.items)} item{'s' * (len(found.items) != 1)}, counted from `[0]`"
+            if isinstance(nearest, SequenceNode):
+                why = f"{above} has {len(nearest.items)} item{'s' * (len(nearest.items) != 1)}, counted from `[0]`"
             else:
-                why = f"{above} is no list"
-        elif isinstance(found, MappingNode):
+                why = f"{above} is not a list"
+        elif isinstance(nearest, MappingNode):
             from rlinf_core.suggest import did_you_mean
 
             why = f"{above} sets no `{format_path((segment,))}`"
-            help = did_you_mean(segment, found.keys()) or "only what the file or an override sets can be referred to"
-        elif isinstance(found, SequenceNode):
-            why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
+            help = (
+                did_you_mean(segment, nearest.keys()) or "a reference can only name what the file or an override sets"
+            )
+        elif isinstance(nearest, SequenceNode):
+            why, help = f"{above} is a list", f"its items are `{format_path(path[:index])}[0]`, ..."
         else:
             why = f"{above} is a single value"
         self.diagnostics.error("unknown-reference", f"`{use.text}` refers to nothing: {why}", use.span, use.path, help)
 
     def _too_large(self, use: _Use) -> None:
-        """Report the excess once: every later one is the same mistake."""
+        """Report the first excess only: later ones have the same cause."""
         if self.exploded:
             return
         self.exploded = True
-        message = "the references of this file multiply beyond reason"
-        help = f"they may copy {MAX_COPIED:,} values and characters in all, and nest {MAX_DEPTH} deep"
+        message = "the references of this file expand to too many values"
+        help = f"the limits are {MAX_COPIED:,} values and characters in total, and depth {MAX_DEPTH}"
         self.diagnostics.error("reference-too-large", message, use.span, use.path, help)
 
 
 def _below(node: Node, segment: str | int, path: Path) -> Node | None:
     if isinstance(node, MappingNode) and isinstance(segment, str):
-        found = node.get(segment)
-        if found is None and path == COMPONENT_PLACEMENT:
+        entry = node.get(segment)
+        if entry is None and path == COMPONENT_PLACEMENT:
             joined = find_components(node, segment)
             return joined.value if joined else None
-        return found
+        return entry
     return child(node, segment) if isinstance(node, SequenceNode) else None
 
 
 def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
-    """Return the span of a piece of a scalar's text. It is searched for where escapes or folding moved it."""
+    """Return the span of a part of a scalar's text; searched for if escapes or folding moved it."""
     exact = part(scalar, start, end)
     if exact is not None:
         return exact

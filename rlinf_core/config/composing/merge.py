@@ -1,7 +1,7 @@
 """Merging of trees: mappings merge, lists and scalars replace.
 
-Keys of `cluster.component_placement` may name several components, `actor,env: 0-3`: they are split into one entry a
-component where what lies over them joins them otherwise.
+Keys of `cluster.component_placement` may name several components, `actor,env: 0-3`: they are split into one entry per
+component if an upper layer groups them differently.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
 
 def merge(base: Node, over: Node, path: Path = ()) -> Node:
-    """Return `base` overridden by `over`; `path` is the path of both in their files.
+    """Return `base` overridden by `over`; `path` is their common path.
 
-    Keys keep the order of `base`, new ones follow. The result's spans are those of whoever gave the value last.
+    Keys keep the order of `base`, new ones follow. Spans are those of the last layer to set a value.
     """
     if not (isinstance(base, MappingNode) and isinstance(over, MappingNode)):
         return over
@@ -53,9 +53,7 @@ def find_components(placement: MappingNode, key: str) -> Entry | None:
 
 
 def split_components(placement: MappingNode, names: Set[str], keep: Collection[str] = ()) -> MappingNode:
-    """Return `placement` with one entry a component where an entry has one of `names`; a key in `keep` stays as
-    written.
-    """
+    """Return `placement` with joined entries that contain one of `names` split up; a key in `keep` stays as written."""
     entries: list[Entry] = []
     for entry in placement.entries:
         joined = component_names(entry.key.raw)
@@ -69,7 +67,7 @@ def _align_components(base: MappingNode, over: MappingNode) -> tuple[MappingNode
     shared = set(_all_names(base)) & set(_all_names(over))
     if not shared:
         return base, over
-    # A group that both join alike stays joined, under the spelling of the base.
+    # A group joined in the same way in both stays joined, in the base's spelling.
     spelled = {tuple(sorted(component_names(entry.key.raw))): entry.key.raw for entry in base.entries}
     same: set[str] = set()
     entries: list[Entry] = []
@@ -85,7 +83,7 @@ def _align_components(base: MappingNode, over: MappingNode) -> tuple[MappingNode
 
 
 def _replace_shares(base: MappingNode, over: MappingNode) -> MappingNode:
-    """Merge two placements of which one names a component twice: an error, so what is not replaced stays as written."""
+    """Merge two placements, one of which names a component twice: an error, so the rest stays as written."""
     replaced = set(_all_names(over))
     touched = split_components(base, replaced)
     kept = [entry for entry in touched.entries if not replaced.issuperset(component_names(entry.key.raw))]
@@ -101,7 +99,7 @@ def _names_twice(placement: MappingNode) -> bool:
 
 
 def _pieces(entry: Entry) -> list[Entry]:
-    """Return one entry per component of a joined key, each with the span of its piece of the key."""
+    """Return one entry per component of a joined key, each with the span of its part of the key."""
     return [
         Entry(ScalarNode(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
         for name, start, end in name_pieces(entry.key.raw)
@@ -109,7 +107,7 @@ def _pieces(entry: Entry) -> list[Entry]:
 
 
 def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries with unique keys. A duplicate gets leading blanks, which mean nothing in a name."""
+    """Return the entries with unique keys. A duplicate gets leading blanks, which are ignored in a name."""
     unique: dict[str, Entry] = {}
     for entry in entries:
         name = entry.key.raw

@@ -19,9 +19,9 @@ from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, Sequence
 from rlinf_core.config.yaml.reader import resolve_plain
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
-"""Plain data, or what `to_data` makes of a tree."""
+"""Plain data, or the result of `to_data`."""
 _UNQUOTED: Final = re.compile(r"[A-Za-z0-9_/][\w/.@%+=:,~$()-]*( [\w/.@%+=,~$()-][\w/.@%+=:,~$()-]*)*", re.ASCII)
-# What YAML 1.1 reads as a boolean, a number in base 60, 2 or with underscores, or a date.
+# Text that YAML 1.1 reads as a boolean, a number in base 60, base 2 or with underscores, or a date.
 _OLD_YAML: Final = re.compile(
     r"(?i:y|n|yes|no|on|off)|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|0b[01_]+|[0-9][0-9_.]*([eE][-+]?[0-9]+)?"
     r"|0x[0-9a-fA-F_]+|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
@@ -32,11 +32,11 @@ Kind: TypeAlias = Literal["file", "override", "default"]
 
 
 class Origin(NamedTuple):
-    """One value, as YAML text, and where it came from.
+    """One value as YAML text, with its origin.
 
     Attributes:
-        span: where it, or the reference that brought it, is written; None for a default of the model.
-        is_text: whether the model took it as text, whatever it looks like.
+        span: where the value, or the reference to it, is written; None for a default.
+        is_text: whether the model read it as text, whatever it looks like.
     """
 
     path: Path
@@ -62,19 +62,19 @@ Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 def origins(tree: MappingNode, model: BaseModel | None = None) -> Iterator[Origin]:
     """Return every single value of `tree` (and every empty mapping and list), in its order.
 
-    With the model that the tree was validated as, its defaults follow the values written in the same section. They are
-    masked; what is written is not (`secrets.mask`).
+    With the validated model, its defaults follow the written values of the same section. Defaults are masked; written
+    values are not (`secrets.mask`).
     """
     return _walk(tree, model, ())
 
 
 def default_origins(data: Plain) -> Iterator[Origin]:
-    """Return every single value of plain data as a default; values under keys that look secret are masked."""
+    """Return every scalar of plain data as a default; values under secret-looking keys are masked."""
     return _default_leaves(data, ())
 
 
 def plain_data(value: object) -> Any:
-    """Return a model as plain data, as a file of it would hold."""
+    """Return a model as plain data in the form of a file."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields.items()
         return {field.alias or name: plain_data(getattr(value, name)) for name, field in fields}
@@ -98,7 +98,7 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
             if isinstance(model, BaseModel) and _stands_for_default(entry.value, model, name):
                 continue
             inner = list(_walk(entry.value, _model_below(model, name), (*path, name)))
-            # An empty value has no place of its own; its key has.
+            # An empty value has no position, but its key has.
             yield from (_at_key(origin, entry.key.span) if len(inner) == 1 else origin for origin in inner)
         if isinstance(model, BaseModel):
             yield from _defaults(node, model, path)
@@ -114,7 +114,7 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
 
 
 def _as_absolute(written: Plain, validated: object) -> Plain:
-    """Return a relative path as the absolute one that its model made of it, and any other value as it is written."""
+    """Return a relative path as its model made it absolute, and any other value as written."""
     # A list of one may be written as its only item.
     if isinstance(validated, list | tuple) and len(items := cast("Sequence[object]", validated)) == 1:
         validated = items[0]
@@ -134,7 +134,7 @@ def _model_below(model: object, name: str) -> object:
         return None if field is None else getattr(model, field)
     if isinstance(model, Mapping):
         values = cast("Mapping[str, object]", model)
-        # `actor,rollout` places both alike, each under its own name.
+        # `actor,rollout` places both, each under its own name.
         return values.get(name, values.get(name.partition(",")[0].strip()))
     if isinstance(model, tuple):
         # Environment variables: pairs of a name and a value, or one such pair.
@@ -146,7 +146,7 @@ def _model_below(model: object, name: str) -> object:
 
 def _is_text(model: object) -> bool:
     if isinstance(model, tuple):
-        # A text where a list of them may stand becomes a list of one.
+        # A text in place of a list becomes a list of one.
         items = cast("tuple[object, ...]", model)
         return len(items) == 1 and isinstance(items[0], str)
     return isinstance(model, str)
@@ -160,7 +160,7 @@ def _field_of(model: BaseModel, key: str) -> str | None:
 
 
 def _stands_for_default(value: Node, model: BaseModel, key: str) -> bool:
-    """Return whether a value is the `null` of a key whose default holds."""
+    """Return whether a value is a `null` that means the default."""
     null = isinstance(value, ScalarNode) and value.value is None
     return null and (name := _field_of(model, key)) is not None and name not in model.model_fields_set
 
@@ -170,7 +170,7 @@ def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origi
         key = field.alias or name
         value = node.get(key)
         content = getattr(model, name)
-        # A section can be made by a rule of the model, which counts as given.
+        # A section can be created by a rule of the model, which counts as set.
         is_given = name in model.model_fields_set and not (value is None and isinstance(content, BaseModel))
         if not is_given and (value is None or _stands_for_default(value, model, key)):
             value = cast(Plain, to_jsonable_python(content, fallback=_as_written))
@@ -202,17 +202,17 @@ def _leaf_text(value: Plain) -> str:
 
 
 def resolved_text(tree: MappingNode, model: BaseModel | None = None) -> str:
-    """Return YAML that loads to the same values, with those defaults of `model` that are neither null nor empty."""
+    """Return YAML that loads to the same values, with the defaults of `model` that are neither null nor empty."""
     return yaml_of(origins(tree, model))
 
 
 def yaml_of(values: Iterable[Origin]) -> str:
-    """Return YAML of the values that say something, with a final line end."""
+    """Return YAML of the values worth printing, with a final line end."""
     return "".join(f"{text}\n" for text, _ in lines_of(nested_of(filter(says_something, values))))
 
 
 def says_something(origin: Origin) -> bool:
-    """Return whether a value is worth printing: a default that is null or empty is not."""
+    """Return whether a value is worth printing: null and empty defaults are not."""
     return origin.kind != "default" or origin.text not in ("null", "[]", "{}")
 
 
@@ -248,7 +248,7 @@ def lines_of(nested: Nested) -> Iterator[tuple[str, Origin | None]]:
 
 
 def inline(value: None | bool | int | float | str) -> str:
-    """Return a single value as it stands behind a key."""
+    """Return a scalar as written after a key."""
     raw: object = getattr(value, "raw", None)
     if isinstance(raw, str):
         return raw
@@ -262,7 +262,7 @@ def inline(value: None | bool | int | float | str) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """Return a text as a scalar of YAML, in quotes where it needs them."""
+    """Return a text as a YAML scalar, quoted if necessary."""
     a_word = _UNQUOTED.fullmatch(text) and not (text.endswith(":") or ": " in text or _OLD_YAML.fullmatch(text))
     if a_word and isinstance(resolve_plain(text), str):
         return text

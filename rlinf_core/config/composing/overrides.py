@@ -1,7 +1,7 @@
 """Command-line overrides: the arguments `section.key=value` and `~section.key`.
 
-The path is one of `paths.py`; the value is YAML, and `key=` sets null. A mapping is merged with the one that is there;
-anything else replaces what is there. Missing parents are made. All arguments together are one source, one a line.
+The path follows `paths.py`; the value is YAML, and `key=` sets null. A mapping is merged with an existing one; other
+values replace. Missing parents are created. All arguments form one source, one per line.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 from rlinf_core.config.yaml.reader import read_value
 
-# Deeper than any configuration, and shallow enough for every later stage to walk down recursively.
+# Deeper than any configuration, and shallow enough for recursion in later stages.
 _MAX_STEPS: Final = 50
 _FORM: Final = "write `section.key=value`, or `~section.key` to delete"
 
 
 class Override(NamedTuple):
-    """One argument, which is `span`: `value` is set at the path of `steps` (offsets in the source); None deletes."""
+    """One argument, at `span`: sets `value` at the path `steps` (offsets in the source); None deletes."""
 
     span: Span
     steps: tuple[Step, ...]
@@ -45,28 +45,28 @@ class Override(NamedTuple):
 
 
 def parse_overrides(arguments: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, list[Override]]:
-    """Read the arguments. What cannot be read is reported and left out.
+    """Parse the arguments. Invalid ones are reported and skipped.
 
     Returns:
-        The source that all spans point into, None without arguments; and the overrides in the order given.
+        The source of all spans, None without arguments; and the overrides in order.
     """
     if not arguments:
         return None, []
     lines = ["".join(map(_shown, argument)) for argument in arguments]
     source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
-    found: list[Override] = []
+    overrides: list[Override] = []
     start = 0
     for argument, line in zip(arguments, lines, strict=True):
         override = _parse(argument, Span(source, start, start + len(line)), diagnostics)
         if override is not None:
-            found.append(override)
+            overrides.append(override)
         start += len(line) + 1
-    _warn_of_shadowed(found, diagnostics)
-    return source, found
+    _warn_of_shadowed(overrides, diagnostics)
+    return source, overrides
 
 
 def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostics: Diagnostics) -> MappingNode:
-    """Return `tree` with the overrides applied one after another. What cannot be applied is reported and left out."""
+    """Return `tree` with the overrides applied in order. Inapplicable ones are reported and skipped."""
     for override in overrides:
         try:
             changed = _change(tree, override, 0)
@@ -89,13 +89,13 @@ def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | No
 
     for at, character in enumerate(argument):
         if _shown(character) != character:
-            what = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
-            refuse("override-syntax", f"an override cannot hold {what}", at, at + 1, "set such a value in the file")
+            kind = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
+            refuse("override-syntax", f"an override cannot contain {kind}", at, at + 1, "set such a value in the file")
             return None
     delete = argument.startswith("~")
     plus = len(argument) - len(argument.lstrip("+"))
     if plus:
-        help = f"write `{argument[plus:]}`: a key that the file leaves out can be set like any other"
+        help = f"write `{argument[plus:]}`: keys missing from the file can be set like any other"
         refuse("override-plus", f"`{argument[:plus]}` is not needed here", 0, plus, help)
         return None
     try:
@@ -135,14 +135,14 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     if glued is None:
         return value
     name, _, text = glued.raw.partition(":")
-    message = f"`{glued.raw}` is one word in YAML, so this sets a key of that name to nothing"
-    help = f"write a blank after the colon: `{name}: {text}`"
+    message = f"`{glued.raw}` is one word in YAML, so this sets a key of that name to null"
+    help = f"write a space after the colon: `{name}: {text}`"
     diagnostics.error("override-value", message, glued.span, path, help)
     return None
 
 
 def _glued_key(node: Node) -> ScalarNode | None:
-    """Return the first key like `a:1` without a value, which hydra reads as `a: 1` and YAML does not."""
+    """Return the first key like `a:1` without a value, which Hydra reads as `a: 1` but YAML does not."""
     if isinstance(node, SequenceNode):
         return next((glued for item in node.items if (glued := _glued_key(item))), None)
     if isinstance(node, MappingNode):
@@ -161,14 +161,14 @@ def _warn_of_shadowed(overrides: Sequence[Override], diagnostics: Diagnostics) -
         for earlier in overrides[:index]:
             if earlier.value is not None and earlier.path[: len(later.path)] == later.path:
                 message = f"`{earlier.span.text}` has no effect: `{later.span.text}` comes after it"
-                help = "leave one of them out"
+                help = "remove one of them"
                 diagnostics.add(
                     Diagnostic("override-shadowed", Severity.WARNING, message, earlier.span, earlier.path, help)
                 )
 
 
 class _RefusedError(Exception):
-    """An override that does not fit the tree, at step `index` of its path."""
+    """An override that does not match the tree, at step `index` of its path."""
 
     def __init__(self, message: str, index: int, help: str | None, related: tuple[tuple[Span, str], ...] = ()) -> None:
         super().__init__(message)
@@ -178,7 +178,7 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node` (None: nothing is there), after `depth` steps, with the override applied; None where it deletes."""
+    """Return `node` (None if missing) after `depth` steps, with the override applied; None if it deletes."""
     if depth == len(override.steps):
         value = override.value
         return value if node is None or value is None else merge(node, value, override.path)
@@ -186,7 +186,7 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
     if isinstance(segment, int):
         return _change_item(node, segment, override, depth)
     if node is None or (isinstance(node, ScalarNode) and node.value is None):
-        # Where the file says nothing, or `key:` with nothing behind it, a mapping begins.
+        # A missing or empty value becomes a mapping.
         start = override.steps[depth].start
         node = MappingNode(Span(override.span.source, start, override.span.end), ())
     if not isinstance(node, MappingNode):
@@ -199,30 +199,32 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
 def _no_mapping(node: ScalarNode | SequenceNode, override: Override, depth: int) -> _RefusedError:
     above = format_path(override.path[:depth])
     if isinstance(node, SequenceNode):
-        what, help = "a list", f"an item of it is `{above}[0]`"
+        kind, help = "a list", f"its items are `{above}[0]`, ..."
     elif has_references(node.raw):
-        what, help = f"the reference `{node.raw}`", f"override what it refers to, or write `{above}={{...}}`"
+        kind, help = f"the reference `{node.raw}`", f"override its target, or write `{above}={{...}}`"
     else:
-        what, help = "a single value", f"`{above}=...` replaces it"
+        kind, help = "a single value", f"`{above}=...` replaces it"
     name = format_path((override.path[depth],))
     related = ((node.span, f"`{above}` is set at"),)
-    return _RefusedError(f"`{above}` is {what}, it has no key `{name}`", depth, help, related)
+    return _RefusedError(f"`{above}` is {kind}, it has no key `{name}`", depth, help, related)
 
 
 def _change_item(node: Node | None, index: int, override: Override, depth: int) -> Node:
     above = format_path(override.path[:depth])
     if not isinstance(node, SequenceNode):
-        what = "is not set" if node is None else "is no list"
+        kind = "is not set" if node is None else "is not a list"
         raise _RefusedError(
-            f"`{above}` {what}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
+            f"`{above}` {kind}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
         )
     if index >= len(node.items):
         count = len(node.items)
-        holds = f"has items `[0]` to `[{count - 1}]`" if count > 1 else "has one item, `[0]`" if count else "is empty"
+        holds = (
+            f"has the items `[0]` to `[{count - 1}]`" if count > 1 else "has one item, `[0]`" if count else "is empty"
+        )
         raise _RefusedError(
             f"`{above}` {holds}, none is `[{index}]`",
             depth,
-            f"an item cannot be added; `{above}=[...]` sets the whole list",
+            f"items cannot be added; `{above}=[...]` sets the whole list",
             ((node.span.part(0, 1), f"`{above}` is set at"),),
         )
     changed = _change(node.items[index], override, depth + 1)
@@ -249,7 +251,7 @@ def _change_entry(node: MappingNode, name: str, override: Override, depth: int) 
 
 
 def _change_components(node: MappingNode, name: str, override: Override, depth: int) -> MappingNode:
-    """Change each component that `name` names, whatever the file's keys for them are."""
+    """Change each component in `name`, however the file groups them in keys."""
     names = component_names(name)
     entry = find_components(node, name)
     if entry is not None and sorted(component_names(entry.key.raw)) == sorted(names):

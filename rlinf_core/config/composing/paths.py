@@ -1,10 +1,10 @@
-"""Paths as people type them, in overrides and references: `cluster.node_groups[0].label`.
+"""Paths as typed in overrides and references: `cluster.node_groups[0].label`.
 
     PATH  := NAME (("." NAME) | INDEX)*
     NAME  := bare | quoted          quoted: "..." with \\" \\\\ \\n \\r \\t, or '...' taken literally
     INDEX := "[" digits "]"         an item of a list, counted from 0
 
-A bare name may hold anything but white space and `. [ ] { } = " '`.
+A bare name may contain anything but white space and `. [ ] { } = " '`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_DIGITS: Final = 9
 
 
 class PathSyntaxError(NotationError):
-    """A path that cannot be read."""
+    """A path with invalid syntax."""
 
 
 class Step(NamedTuple):
@@ -41,7 +41,7 @@ def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, .
         PathSyntaxError: there is no path, or what follows it is neither a path nor a stop.
     """
     if text.startswith("[", start):
-        raise PathSyntaxError("a path begins with a name, not with an index", start, start + 1)
+        raise PathSyntaxError("a path starts with a name, not with an index", start, start + 1)
     steps = [_name(text, start, stop)]
     at = steps[-1].end
     while at < len(text) and text[at] not in stop:
@@ -50,7 +50,7 @@ def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, .
         elif text[at] == "[":
             steps.append(_index(text, at))
         else:
-            raise PathSyntaxError(f"`{text[at]}` cannot stand here", at, at + 1, "names are separated by `.`")
+            raise PathSyntaxError(f"`{text[at]}` is not valid here", at, at + 1, "names are separated by `.`")
         at = steps[-1].end
     return tuple(steps), at
 
@@ -69,10 +69,10 @@ def _name(text: str, start: int, stop: str) -> Step:
     if end > start:
         return Step(text[start:end], start, end)
     if text[start : start + 1] == "[":
-        raise PathSyntaxError("no `.` stands before an index", start - 1, start, "write `list[0].key`")
+        raise PathSyntaxError("remove the `.` before the index", start - 1, start, "write `list[0].key`")
     if start < len(text) and text[start] not in stop and text[start] != ".":
-        found = "white space" if text[start].isspace() else f"`{text[start]}`"
-        raise PathSyntaxError(f"a name cannot begin with {found}", start, start + 1, "put the name in quotes")
+        first_character = "white space" if text[start].isspace() else f"`{text[start]}`"
+        raise PathSyntaxError(f"a name cannot start with {first_character}", start, start + 1, "put the name in quotes")
     raise PathSyntaxError("a name is missing here", start, start + 1)
 
 

@@ -12,7 +12,7 @@ from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path
 from rlinf_core.config.source import NotationError
 
 _NAME: Final = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-# By what stands before the name of the variable: the whole reference.
+# The whole reference, by the prefix of the variable's name.
 _VARIABLES: Final = {
     "${env:": re.compile(rf"\$\{{env:{_NAME}(:-(?P<default>[^}}]*))?\}}"),
     "${oc.env:": re.compile(rf"\$\{{oc\.env:\s*{_NAME}\s*(,\s*(?P<default>[^}}]*?)\s*)?\}}"),
@@ -32,14 +32,14 @@ class Reference(NamedTuple):
 
 
 class ReferenceSyntaxError(NotationError):
-    """A `${` that begins no reference."""
+    """A `${` that does not start a valid reference."""
 
     def __init__(self, message: str, start: int, end: int, help: str | None = _FORMS) -> None:
         super().__init__(message, start, end, help)
 
 
 def has_references(text: str) -> bool:
-    """Return whether `text` needs resolving: it holds a reference or an escaped one."""
+    """Return whether `text` contains a reference or an escaped one."""
     return "${" in text
 
 
@@ -52,18 +52,18 @@ def split_references(text: str) -> list[str | Reference]:
     """Return the literal pieces of a text, unescaped, and the references between them, in order.
 
     Raises:
-        ReferenceSyntaxError: a `${` begins no reference.
+        ReferenceSyntaxError: a `${` does not start a valid reference.
     """
     pieces: list[str | Reference] = []
     at = 0
-    while (found := text.find("${", at)) >= 0:
-        if found > at and text[found - 1] == "$":
-            pieces.append(text[at : found - 1] + "${")
-            at = found + 2
+    while (position := text.find("${", at)) >= 0:
+        if position > at and text[position - 1] == "$":
+            pieces.append(text[at : position - 1] + "${")
+            at = position + 2
             continue
-        if found > at:
-            pieces.append(text[at:found])
-        reference = _read(text, found)
+        if position > at:
+            pieces.append(text[at:position])
+        reference = _read(text, position)
         pieces.append(reference)
         at = reference.end
     if at < len(text):
@@ -80,8 +80,8 @@ def _read(text: str, start: int) -> Reference:
     if other is not None:
         raise ReferenceSyntaxError(f"there is no resolver `{other[1]}`", start, other.end())
     if text.startswith("${.", start):
-        help = "references are absolute: write the whole path, `${section.key}`"
-        raise ReferenceSyntaxError("a reference cannot begin with `.`", start, closed + 1 or len(text), help)
+        help = "references are absolute: write the full path, `${section.key}`"
+        raise ReferenceSyntaxError("a reference cannot start with `.`", start, closed + 1 or len(text), help)
     try:
         steps, end = parse_path(text, start + 2, stop="}")
     except PathSyntaxError as error:
@@ -89,7 +89,7 @@ def _read(text: str, start: int) -> Reference:
             raise _unterminated(text, start) from error
         end = max(closed + 1, error.end)
         raise ReferenceSyntaxError(
-            f"this is no reference: {error.message}", start, end, error.help or _FORMS
+            f"this is not a valid reference: {error.message}", start, end, error.help or _FORMS
         ) from error
     if end >= len(text):
         raise _unterminated(text, start)
@@ -106,8 +106,8 @@ def _read_variable(text: str, start: int, opening: str) -> Reference:
         raise ReferenceSyntaxError(message, start, closed + 1)
     default = match["default"]
     if "${" in (default or ""):
-        message = "a default cannot hold another reference"
-        raise ReferenceSyntaxError(message, start, closed + 1, "write the default out")
+        message = "a default cannot contain another reference"
+        raise ReferenceSyntaxError(message, start, closed + 1, "write a literal default")
     if default and opening == "${oc.env:" and len(default) > 1 and default[0] == default[-1] and default[0] in "\"'":
         default = default[1:-1]
     return Reference(start, match.end(), (), match["name"], default)

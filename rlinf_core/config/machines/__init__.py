@@ -1,1 +1,1 @@
-"""The `cluster` section: nodes, groups, hosts, and what a command assumes of them."""
+"""The `cluster` section: nodes, groups, hosts, and `--assume`."""

@@ -1,4 +1,4 @@
-"""Assumed hardware of nodes that declare none and cannot be asked: `--assume a800=8`."""
+"""Assumed hardware of nodes that declare none and are not probed: `--assume a800=8`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]+)(?:x(?P<mod
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """`--assume a800=8xA800`: what the nodes of a group (None: every node) are taken to have."""
+    """`--assume a800=8xA800`: assumed accelerators of a group's nodes (None: every node)."""
 
     label: str | None
     count: int
@@ -26,12 +26,12 @@ def parse_assumption(text: str) -> Assumption:
     """Read `8`, `a800=8` or `a800=8xA800`.
 
     Raises:
-        ConfigError: it is none of these, or more than any node has.
+        ConfigError: it has none of these forms, or exceeds what a node can have.
     """
     match = _ASSUMPTION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"`{text}` does not say how many accelerators a node has",
+            f"`{text}` does not give a number of accelerators per node",
             where="--assume",
             help="write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)",
         )
@@ -44,15 +44,15 @@ def parse_assumption(text: str) -> Assumption:
 
 def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> None:
     labels = [group.label for group in cluster.node_groups]
-    for each in assumptions:
-        if each.label is not None and each.label not in labels:
+    for assumption in assumptions:
+        if assumption.label is not None and assumption.label not in labels:
             known = (
-                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write the number alone"
+                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write only the number"
             )
             raise ConfigError(
-                f"node group `{each.label}` does not exist",
+                f"node group `{assumption.label}` does not exist",
                 where="--assume",
-                help=did_you_mean(each.label, labels) or known,
+                help=did_you_mean(assumption.label, labels) or known,
             )
 
 
@@ -61,17 +61,17 @@ def accelerator_claims(
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
     """Return the claims on the accelerators of nodes (None: all nodes), in order of precedence.
 
-    An assumed number leaves a group the model that it declares.
+    An assumed number keeps the declared model of a group.
     """
     by_label = {group.label: group for group in cluster.node_groups}
-    for each in reversed(assumptions):
-        if each.label is not None:
-            group = by_label[each.label]
+    for assumption in reversed(assumptions):
+        if assumption.label is not None:
+            group = by_label[assumption.label]
             declared = group.accelerators.model if group.accelerators else None
-            yield group, each.count, each.model or declared
+            yield group, assumption.count, assumption.model or declared
     for group in cluster.node_groups:
         if group.accelerators is not None:
             yield group, group.accelerators.per_node, group.accelerators.model
-    for each in reversed(assumptions):
-        if each.label is None:
-            yield None, each.count, each.model
+    for assumption in reversed(assumptions):
+        if assumption.label is None:
+            yield None, assumption.count, assumption.model

@@ -1,10 +1,10 @@
 """The `cluster` section: machines, their hardware, and the placement of components.
 
-These models judge every value by itself. What relates two places of the file is judged in `rules/`.
+These models validate each value separately. Relations between values are checked in `rules/`.
 
-A value that is wrong in itself raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may hold
-`start` and `end`, offsets in the scalar's raw text, and `help`. Validators of lists and mappings report every wrong
-item, each under its own index or key in `loc`.
+An invalid value raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may hold `start` and
+`end`, offsets in the scalar's raw text, and `help`. Validators of lists and mappings report every invalid item, under
+its index or key in `loc`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Bool, Float, Int, Text, expected
 
-# Below Linux's default ephemeral range (32768-60999), where any client socket could be sitting on a port.
+# Below Linux's default ephemeral range (32768-60999), where client sockets may hold a port.
 DEFAULT_PORTS = range(20000, 21000)
-# Groups that always exist: every node with its accelerators, and every node whatever it holds.
+# Groups that always exist: every node with its accelerators, and every node regardless of hardware.
 CLUSTER_LABEL = "cluster"
 NODE_LABEL = "node"
 RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
@@ -59,7 +59,7 @@ Memory = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PlacementEntry(ConfigModel):
-    """The placement of a component's processes. A rank map alone stands for the whole entry."""
+    """The placement of a component's processes. A bare rank map is a valid entry."""
 
     placement: RankMapField = Field(
         examples=["0-7"],
@@ -68,8 +68,9 @@ class PlacementEntry(ConfigModel):
     )
     node_group: Labels = Field(
         default=(),
-        description="Label of the node group whose resources are meant; several as `a,b` or a list, in the order their"
-        " ranks run on. `node` counts every node and ignores hardware. Default: `cluster`, all nodes.",
+        description="Label of the node group whose ranks are used; several as `a,b` or a list, numbered"
+        " consecutively in that order. `node` counts every node and ignores hardware. Default: `cluster`, all"
+        " nodes.",
     )
 
     @model_validator(mode="before")
@@ -88,12 +89,12 @@ class PlacementEntry(ConfigModel):
 
     @property
     def rank_map(self) -> RankMap:
-        """The rank map, read."""
+        """The parsed rank map."""
         return self.placement
 
 
 def _split_keys(entries: dict[str, PlacementEntry]) -> dict[str, PlacementEntry]:
-    """Return one entry per component: `actor,rollout: 0-3` places both. Duplicates are found by the rules."""
+    """Return one entry per component: `actor,rollout: 0-3` places both. The rules report duplicates."""
     single: dict[str, PlacementEntry] = {}
     for names, entry in entries.items():
         for name in split_names(names):
@@ -110,29 +111,28 @@ class EnvConfig(ConfigModel):
     )
     env_vars: EnvVars = Field(
         default=(),
-        description="Environment variables of the processes that this group places on these nodes: a list of one-key"
-        " maps, or a map. Values are taken as written (`2.50` stays `2.50`). A variable is given once a node.",
+        description="Environment variables of the group's processes on these nodes: a list of one-key maps, or a"
+        " map. Values are taken as written (`2.50` stays `2.50`). A variable can be set once per node.",
     )
     python_interpreter_path: InterpreterPath | None = Field(
         default=None,
-        description="Absolute path of the Python that runs the processes which this group places on these nodes."
-        " Default: `cluster.python_interpreter_path`, else the interpreter that Ray runs with there.",
+        description="Absolute path of the Python for the group's processes on these nodes. Default:"
+        " `cluster.python_interpreter_path`, else Ray's interpreter there.",
     )
 
 
 class DeclaredAccelerators(ConfigModel):
-    """The accelerators that every node of a group has, declared so that placements are checked without touching one."""
+    """The accelerators of every node of a group, declared so that placements can be checked offline."""
 
     model: Line | None = Field(
-        default=None, description="Model name, as in `A800`; compared with what is found. Default: any."
+        default=None, description="Model name, as in `A800`; compared with the model found. Default: any."
     )
     per_node: Annotated[Int, Field(ge=0, le=MAX_ACCELERATORS_PER_NODE)] = Field(
-        description="How many each node has; 0 for nodes without any."
+        description="Number per node; 0 for nodes without any."
     )
     memory_gib: Memory | None = Field(
         default=None,
-        description="Memory of each in GiB, which `rlinf inspect memory` compares its forecast with. Default: not"
-        " known.",
+        description="Memory of each in GiB, for `rlinf inspect memory`. Default: unknown.",
     )
 
 
@@ -146,7 +146,7 @@ def _units(value: Any, info: ValidationInfo) -> tuple[RobotUnit, ...]:
         raise expected("a list with one entry for each unit", value)
     type_name = info.data.get("type")
     if type_name is None:
-        return ()  # the type was wrong and has been reported; without it nobody knows the keys of a unit
+        return ()  # the type was wrong and has been reported; without it the keys of a unit are unknown
     return _unit_adapter(hardware_model(type_name)).validate_python(value)
 
 
@@ -156,10 +156,10 @@ def _hardware_type(name: str) -> str:
 
 
 class HardwareConfig(ConfigModel):
-    """Hardware other than accelerators. A group that declares it counts its units, and nothing else."""
+    """Hardware other than accelerators. A group that declares it counts only its units."""
 
     type: Annotated[Text, AfterValidator(_hardware_type)] = Field(
-        description="Registered hardware type, as in `Franka`; it decides the keys of `configs`."
+        description="Registered hardware type, as in `Franka`; it determines the keys of `configs`."
     )
     configs: Annotated[tuple[SerializeAsAny[RobotUnit], ...], PlainValidator(_units)] = Field(
         description="One entry for each unit, numbered from 0 by node and then in the order written."
@@ -167,7 +167,7 @@ class HardwareConfig(ConfigModel):
 
 
 class SshConfig(ConfigModel):
-    """Settings of the system's OpenSSH client. Whatever is left out is up to `~/.ssh/config`."""
+    """Settings of the system's OpenSSH client. Unset ones are taken from `~/.ssh/config`."""
 
     user: SshWord | None = Field(default=None, description="Login name on the nodes. Default: ssh's own choice.")
     port: Annotated[Int, Field(ge=1, le=65535)] | None = Field(
@@ -181,21 +181,21 @@ class SshConfig(ConfigModel):
     )
     options: SshOptions = Field(
         default_factory=dict[str, str],
-        description="Further options by their names in ssh_config, as in `ProxyJump: gate`.",
+        description="Additional options with their ssh_config names, as in `ProxyJump: gate`.",
     )
 
     def over(self, base: SshConfig) -> SshConfig:
-        """Return these settings where they are given and `base`'s elsewhere; options are merged one by one."""
-        given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return base.model_copy(update={**given, "options": {**base.options, **self.options}})
+        """Return these settings over those of `base`; options are merged individually."""
+        settings = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        return base.model_copy(update={**settings, "options": {**base.options, **self.options}})
 
 
 class NodeGroup(ConfigModel):
-    """Nodes with the same hardware, selected together under one label."""
+    """Nodes with the same hardware, selected by one label."""
 
     label: Name = Field(
-        description="Unique, case sensitive name that `component_placement` selects the group by. `cluster` and `node`"
-        " are reserved.",
+        description="Unique, case-sensitive name by which `component_placement` selects the group. `cluster` and"
+        " `node` are reserved.",
         json_schema_extra={"not": {"enum": [*RESERVED_LABELS]}},
     )
     node_ranks: NodeRanksField = Field(
@@ -203,14 +203,14 @@ class NodeGroup(ConfigModel):
     )
     env_configs: tuple[EnvConfig, ...] = Field(
         default=(),
-        description="Software environments of the processes that are placed through this group, by node; no two entries"
-        " share a node.",
+        description="Software environments of processes placed through this group, by node; entries must not share a"
+        " node.",
     )
     hardware: HardwareConfig | None = Field(
         default=None, description="Declared hardware other than accelerators, such as robots. Default: none."
     )
     ignore_hardware: Bool = Field(
-        default=False, description="Count nodes, whatever they hold. Default: false. Excludes `hardware`."
+        default=False, description="Count nodes, regardless of their hardware. Default: false. Excludes `hardware`."
     )
     hosts: Hosts = Field(
         default=(),
@@ -218,21 +218,21 @@ class NodeGroup(ConfigModel):
     )
     accelerators: DeclaredAccelerators | None = Field(
         default=None,
-        description="Accelerators that each node has. Lets ranges be checked offline; on a live cluster what is found"
-        " must equal it. Default: unknown until the nodes are seen.",
+        description="Accelerators of each node. Allows checking ranges offline; on a live cluster the nodes must"
+        " match. Default: unknown until the nodes are probed.",
     )
     memory_gib: Memory | None = Field(
         default=None,
-        description="Memory of each node in GiB, which `rlinf inspect memory` compares its forecast with, and"
-        " `rlinf doctor` the nodes; of groups that share a node the least counts. Default: not known.",
+        description="Memory of each node in GiB, checked by `rlinf doctor` and used by `rlinf inspect memory`; the"
+        " minimum applies to nodes in several groups. Default: unknown.",
     )
     ssh: SshConfig | None = Field(
-        default=None, description="How to reach this group's nodes; wins over `cluster.ssh` value by value."
+        default=None, description="Ssh settings for this group's nodes; override individual values of `cluster.ssh`."
     )
 
 
 class ClusterConfig(ConfigModel):
-    """The machines of a job and the places of its components on them."""
+    """The machines of a job and the placement of its components."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -248,14 +248,14 @@ class ClusterConfig(ConfigModel):
     )
     component_placement: Annotated[dict[ComponentKey, PlacementEntry], AfterValidator(_split_keys)] = Field(
         default_factory=dict[str, PlacementEntry],
-        description="Where each component's processes sit, by component name; names joined by commas share an entry.",
+        description="Placement of each component's processes, by component name; comma-separated names share an entry.",
     )
     node_groups: tuple[NodeGroup, ...] = Field(
-        default=(), description="Groups of like nodes. Default: none; `cluster` and `node` always exist."
+        default=(), description="Groups of equal nodes. Default: none; `cluster` and `node` always exist."
     )
     head_address: Address | None = Field(
         default=None,
-        description="Address under which the other nodes reach the head (rank 0). Default: found from its host.",
+        description="Address at which the other nodes reach the head (rank 0). Default: detected from its host.",
     )
     ports: Ports = Field(
         default=DEFAULT_PORTS,
@@ -264,17 +264,17 @@ class ClusterConfig(ConfigModel):
     )
     ssh: SshConfig = Field(
         default_factory=SshConfig,
-        description="How to reach the nodes: user, port, identity_file, connect_timeout, options.",
+        description="Ssh settings for the nodes: user, port, identity_file, connect_timeout, options.",
     )
     hosts: Hosts = Field(
         default=(),
         description="For a file without node groups: ssh destinations in rank order, the head first. Default: none.",
     )
     forward_env: tuple[VariableName, ...] = Field(
-        default=(), description="Names of this machine's variables that travel to the nodes; nothing else does."
+        default=(), description="Names of this machine's environment variables to forward to the nodes; no others are."
     )
     python_interpreter_path: InterpreterPath | None = Field(
         default=None,
-        description="Absolute path of the Python that runs processes whose group names none. Default: the interpreter"
-        " that Ray runs with on the node.",
+        description="Absolute path of the Python for processes whose group sets none. Default: Ray's interpreter on"
+        " the node.",
     )

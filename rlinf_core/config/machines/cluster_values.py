@@ -1,4 +1,4 @@
-"""Values of the `cluster` section with a syntax of their own: names, paths, variables, ports, hosts."""
+"""Values of the `cluster` section with their own syntax: names, paths, variables, ports, hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
 T = TypeVar("T")
-# Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
+# Ray needs a port for each worker process besides its own ones, and starts one worker per core.
 FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
@@ -26,19 +26,19 @@ _TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items":
 
 
 def _name(text: str) -> str:
-    found = _NAME_BREAKS.search(text)
+    invalid = _NAME_BREAKS.search(text)
     if not text:
         raise problem("name-syntax", "a name is missing here")
-    if not found and not text.isprintable():
-        raise problem("name-syntax", "a name cannot hold a character that is not shown", help="write it anew")
-    if found:
-        shown = {" ": "a blank"}.get(found[0], f"`{found[0]}`" if found[0] in ":," else "white space")
+    if not invalid and not text.isprintable():
+        raise problem("name-syntax", "a name cannot contain an invisible character", help="type it again")
+    if invalid:
+        shown = {" ": "a blank"}.get(invalid[0], f"`{invalid[0]}`" if invalid[0] in ":," else "white space")
         raise problem(
             "name-syntax",
-            f"a name cannot hold {shown}",
+            f"a name cannot contain {shown}",
             help="use letters, digits, `_`, `-` and `.`",
-            start=found.start(),
-            end=found.end(),
+            start=invalid.start(),
+            end=invalid.end(),
         )
     return text
 
@@ -47,7 +47,7 @@ def split_names(text: str) -> tuple[str, ...]:
     """Return the names that `a, b` lists.
 
     Raises:
-        PydanticCustomError: one of them is no name; `start` and `end` say where.
+        PydanticCustomError: one of them is invalid; `start` and `end` give its position.
     """
     names: list[str] = []
     for name, start, end in name_pieces(text):
@@ -73,17 +73,17 @@ def _labels(value: Any) -> tuple[str, ...]:
 
 
 def _each(items: list[Any], read: Callable[[Any], T]) -> list[T]:
-    """Return what `read` makes of each item; what it refuses is raised for all items at once."""
-    found: list[T] = []
+    """Apply `read` to each item; its errors are raised together."""
+    values: list[T] = []
     findings: list[Finding] = []
     for index, item in enumerate(items):
         try:
-            found.append(read(item))
+            values.append(read(item))
         except PydanticCustomError as error:
             findings.append(((index,), error, item))
     if findings:
         raise several(findings)
-    return found
+    return values
 
 
 def _component_key(value: Any) -> str:
@@ -91,13 +91,13 @@ def _component_key(value: Any) -> str:
     colon = text.find(":")
     if colon > 0:
         help = f"write a space after the `:`, as in `{text[:colon]}: {text[colon + 1 :].strip() or '...'}`"
-        raise problem("name-syntax", "a name cannot hold `:`", help=help, start=colon, end=colon + 1)
+        raise problem("name-syntax", "a name cannot contain `:`", help=help, start=colon, end=colon + 1)
     split_names(text)
     return text
 
 
 def _variable(text: str) -> str:
-    # What shells accept, and dots, which do occur.
+    # What shells accept, plus dots, which do occur.
     if not _VARIABLE.fullmatch(text):
         guess = re.sub(r"[^A-Za-z0-9_.]", "_", text)
         help = f"did you mean `{guess}`?" if _VARIABLE.fullmatch(guess) else "write it as in `NCCL_DEBUG`"
@@ -116,7 +116,7 @@ def _variable_value(value: Any) -> str:
         )
     text = text_of(value, "a value")
     if "\0" in text:
-        raise problem("env-var-syntax", "a variable's value cannot hold a NUL character")
+        raise problem("env-var-syntax", "a variable's value cannot contain a NUL character")
     return text
 
 
@@ -163,8 +163,8 @@ def _not_one_variable(item: Any) -> PydanticCustomError:
     if entries is not None:
         return problem(
             "env-var-syntax",
-            f"each item of `env_vars` holds one variable, this one {len(entries)}",
-            help="give every variable its own `- `",
+            f"each item of `env_vars` holds one variable, this one holds {len(entries)}",
+            help="write a separate `- ` item for every variable",
         )
     help = "write `- NAME: value`"
     if isinstance(item, str) and "=" in item:
@@ -181,13 +181,13 @@ def _interpreter(text: str) -> str:
             help="write the whole path, as in `/opt/venv/bin/python3`",
         )
     if not text.isprintable():
-        raise problem("interpreter-path", "a path cannot hold a line end or another character that is not shown")
+        raise problem("interpreter-path", "a path cannot contain a line end or another invisible character")
     return text
 
 
 def _one_line(text: str) -> str:
     if not text.isprintable():
-        raise problem("bad-value", "the text cannot hold a line end or another character that is not shown")
+        raise problem("bad-value", "the text cannot contain a line end or another invisible character")
     return text
 
 
@@ -202,7 +202,7 @@ def _ports(value: Any) -> range:
         raise problem("bad-value", f"`{text}` is not one port range", help=f"write {what}")
     ports = pieces[0]
     if ports.start < 1024 or ports.stop > 65536:
-        raise problem("bad-value", f"`{text}` leaves the ports 1024-65535", help=f"write {what}")
+        raise problem("bad-value", f"`{text}` is outside of the ports 1024-65535", help=f"write {what}")
     if len(ports) < FEWEST_PORTS:
         message = f"`{text}` holds {len(ports)} port{'s' * (len(ports) != 1)}, Ray needs {FEWEST_PORTS}"
         raise problem("bad-value", message, help=f"every process of Ray listens on one; write {what}")
@@ -238,7 +238,11 @@ def _address(text: str) -> str:
 
 def _ssh_word(text: str) -> str:
     if not text or text.startswith("-") or any(char.isspace() or char == "\0" for char in text):
-        raise problem("bad-value", f"`{text}` cannot be given to ssh", help="no blanks, no leading `-`, not empty")
+        raise problem(
+            "bad-value",
+            f"`{text}` is not a valid argument for ssh",
+            help="it cannot be empty, contain blanks or start with `-`",
+        )
     return text
 
 
@@ -270,7 +274,7 @@ def _ssh_options(value: Any) -> dict[str, str]:
 
 
 def _yes_no(value: Any) -> Any:
-    """Return `true` and `false` as ssh spells them, everything else as it is."""
+    """Return `true` and `false` in ssh's spelling, other values unchanged."""
     data = plain(value)
     return ("yes" if data else "no") if isinstance(data, bool) else value
 

@@ -13,9 +13,10 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.scalars import impossible_address
 
 MAX_HOSTS = 100_000
-# A destination goes to ssh as one argument: it must not look like an option, nor hold what no host name or user holds.
+# A destination is one argument of ssh: it must not look like an option, nor contain characters invalid in host and user
+# names.
 _DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
-# What can only be meant as an address: numbers with dots, or several colons.
+# Text that can only be an address: numbers with dots, or several colons.
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%_\-]*\Z", re.ASCII)
 # `[2001:db8::7]`, as in a URL; brackets hold a range elsewhere.
 _BRACKETED = re.compile(r"(?P<user>[^\[\]@]*@)?\[(?P<address>[^\[\],:]*:[^\[\],]*)\](?P<port>:[0-9]+)?\Z")
@@ -23,7 +24,7 @@ _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
 class HostSyntaxError(NotationError):
-    """A list of hosts that cannot be read."""
+    """An invalid list of hosts."""
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -53,13 +54,13 @@ def without_brackets(name: str, start: int = 0) -> str:
         return name
     bare = f"{match['user'] or ''}{match['address']}"
     if match["port"]:
-        help = f"leave it out: `{bare}`; `port` of `ssh` gives the port of sshd"
-        raise HostSyntaxError(f"`{name}` has a port, a host has none", start, start + len(name), help)
+        help = f"remove it: `{bare}`; set the port of sshd with `port` of `ssh`"
+        raise HostSyntaxError(f"`{name}` has a port, which a host cannot have", start, start + len(name), help)
     return bare
 
 
 def check_destination(name: str, start: int = 0, end: int | None = None) -> None:
-    """Refuse what cannot be a host, or `user@host`: a name with a port, an address that no machine has.
+    """Check that a text can be a host or `user@host`, without a port and with a possible address.
 
     Raises:
         HostSyntaxError: with the given offsets.
@@ -71,8 +72,8 @@ def check_destination(name: str, start: int = 0, end: int | None = None) -> None
         raise HostSyntaxError(message, start, stop, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`")
     if host.count(":") == 1:
         bare, _, port = host.partition(":")
-        help = f"leave it out: `{bare}`; `port` of `ssh` gives the port of sshd" if port.isdecimal() else None
-        raise HostSyntaxError(f"`{name}` has a port, a host has none", start, stop, help)
+        help = f"remove it: `{bare}`; set the port of sshd with `port` of `ssh`" if port.isdecimal() else None
+        raise HostSyntaxError(f"`{name}` has a port, which a host cannot have", start, stop, help)
     wrong = impossible_address(host) if _ADDRESS.match(host) else None
     if wrong is not None:
         raise HostSyntaxError(wrong, start, stop, "write it as in `10.0.0.3`, or a host name")

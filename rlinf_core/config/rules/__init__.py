@@ -1,1 +1,1 @@
-"""Rules that relate places of the `cluster` section, and point at both: ranks within bounds, overlaps, unique names."""
+"""Rules on relations within the `cluster` section: ranks in bounds, overlaps, unique names."""

@@ -39,14 +39,15 @@ def _within(site: Site, path: Path, ranks: NodeRanks, nodes: tuple[range, ...], 
     for index, piece in enumerate(ranges_of(ranks)):
         strangers = outside(piece, nodes)
         if strangers is not None:
-            many = len(strangers) > 1
+            plural = len(strangers) > 1
             site.report(
                 "env-config-outside-group",
-                f"node{'s' if many else ''} {format_range(strangers)} {'are' if many else 'is'} not in group `{label}`",
+                f"node{'s' if plural else ''} {format_range(strangers)} {'are' if plural else 'is'} not in group"
+                f" `{label}`",
                 path,
                 span=site.piece(path, ranks, index),
                 help=f"the group's node_ranks are {','.join(map(format_range, nodes))}",
-                related=[(site.place((*path[:-3], "node_ranks")), "they are given at")],
+                related=[(site.place((*path[:-3], "node_ranks")), "they are set at")],
             )
 
 
@@ -54,15 +55,15 @@ def _overlaps(site: Site, label: str, pieces: Iterable[Claim[int, tuple[Path, No
     for later, earlier in contradictions(pieces):
         shared = common(later.nodes, earlier.nodes)
         path, ranks, index = later.place
-        many = len(shared) > 1
+        plural = len(shared) > 1
         site.report(
             "env-config-overlap",
-            f"node{'s' if many else ''} {format_range(shared)} {'have' if many else 'has'} two `env_configs` in"
+            f"node{'s' if plural else ''} {format_range(shared)} {'have' if plural else 'has'} two `env_configs` in"
             f" group `{label}`",
             path,
             span=site.piece(path, ranks, index),
-            help="let each node stand in one entry of a group's `env_configs`",
-            related=[(site.piece(*earlier.place), "the other one begins at")],
+            help="list each node in only one entry of a group's `env_configs`",
+            related=[(site.piece(*earlier.place), "the other one starts at")],
         )
 
 

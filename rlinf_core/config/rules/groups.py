@@ -39,14 +39,14 @@ def _labels(site: Site) -> None:
                 "reserved-label",
                 f"the label `{group.label}` is reserved: it always means {meaning}",
                 label,
-                help="give the group another label",
+                help="choose another label for the group",
             )
         elif group.label in first:
             site.report(
                 "duplicate-label",
                 f"two node groups have the label `{group.label}`",
                 label,
-                help="give one of them another label, or make one group of both",
+                help="choose another label for one of them, or merge the groups",
                 related=[(site.place(first[group.label]), "first given at")],
             )
         else:
@@ -54,7 +54,7 @@ def _labels(site: Site) -> None:
 
 
 def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
-    """Return whether all of `ranks` exist; reports those that don't."""
+    """Return whether all of `ranks` exist; report missing ones."""
     count = site.num_nodes
     if count is None or ranks.ranges is None:
         return True
@@ -67,7 +67,7 @@ def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
 
 
 def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
-    """Report a range of node ranks that runs past the last node."""
+    """Report a range of node ranks beyond the last node."""
     count = site.cluster.num_nodes
     beyond = range(max(piece.start, count), piece.stop)
     help_text = (
@@ -82,12 +82,12 @@ def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
         path,
         span=span,
         help=help_text,
-        related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is given at")],
+        related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is set at")],
     )
 
 
 def order(site: Site, path: Path, ranks: NodeRanks) -> None:
-    """Report the first range that goes back or repeats a rank."""
+    """Report the first range that is out of order or repeats a rank."""
     ranges = ranges_of(ranks)
     reach = -1
     for index, piece in enumerate(ranges):
@@ -95,10 +95,11 @@ def order(site: Site, path: Path, ranks: NodeRanks) -> None:
             again = any(piece.start in earlier for earlier in ranges[:index])
             site.report(
                 "node-ranks-order",
-                f"node {piece.start} {'is given twice' if again else f'stands after node {reach}'}",
+                f"node {piece.start} {'is listed twice' if again else f'is listed after node {reach}'}",
                 path,
                 span=site.piece(path, ranks, index),
-                help=f"node ranks ascend, each given once: `{','.join(map(format_range, merge_ranges(ranges)))}`",
+                help="list node ranks in ascending order, each once: "
+                f" `{','.join(map(format_range, merge_ranges(ranges)))}`",
             )
             return
         reach = piece.stop - 1
@@ -122,8 +123,8 @@ def _accelerators(site: Site) -> None:
             f"node {common(later.nodes, earlier.nodes).start} has {_accelerator_text(later.value)} here and"
             f" {_accelerator_text(earlier.value)} in another group",
             later.place,
-            help="the groups that share a node declare the same accelerators for it",
-            related=[(site.key(earlier.place), "declared otherwise at")],
+            help="groups that share a node must declare the same accelerators for it",
+            related=[(site.key(earlier.place), "declared differently at")],
         )
 
 

@@ -43,7 +43,7 @@ def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, s
                 f"node {unit.node_rank} is not in group `{group.label}`",
                 at,
                 help=f"the group's node_ranks are {group.node_ranks}",
-                related=[(site.place((*path, "node_ranks")), "they are given at")],
+                related=[(site.place((*path, "node_ranks")), "they are set at")],
             )
         if group.hardware.type == UNKNOWN_TYPE:
             continue
@@ -54,13 +54,13 @@ def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, s
                 "hardware-in-two-groups",
                 f"two groups declare {group.hardware.type} hardware on node {unit.node_rank}",
                 at,
-                help="declare a node's units of one type in one group",
+                help="declare all units of a type on a node in one group",
                 related=[(site.place(first), "the other group declares it at")],
             )
 
 
 def _further_nodes(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    """Report nodes outside the cluster that other fields than `node_rank` name, as that of an arm's controller."""
+    """Report nodes outside the cluster named by fields other than `node_rank`, such as an arm's controller node."""
     count = site.num_nodes
     for index, unit in enumerate(units):
         for field in type(unit).node_ranks:
@@ -70,8 +70,8 @@ def _further_nodes(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> N
                 out_of_range(site, at, range(rank, rank + 1), site.place(at))
 
 
-def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str], tuple[str, Path]]) -> None:
-    """Report values of two units that belong to one: the address of an arm, the serial of a camera."""
+def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str], tuple[str, Path]]) -> None:
+    """Report values shared by two units that must be unique: the address of an arm, the serial of a camera."""
     for field in type(unit).exclusive:
         value: object = getattr(unit, field)
         several = isinstance(value, tuple | list)
@@ -82,27 +82,27 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str
                 continue
             meant = _folded(str(single))
             if field in type(unit).variables and variable_of(meant) is not None:
-                meant = f"{meant} of node {unit.node_rank}"  # each node has a value of its own
-            as_first, first = taken.setdefault((_kind(field), meant), (field, path))
+                meant = f"{meant} of node {unit.node_rank}"  # each node has its own value
+            as_first, first = used.setdefault((_kind(field), meant), (field, path))
             if first != path:
                 how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
                 site.report(
                     "hardware-shared",
-                    f"`{single}` is given {how}",
+                    f"`{single}` is used {how}",
                     path,
-                    help="every unit has its own",
-                    related=[(site.place(first), "first given at")],
+                    help="it must be unique",
+                    related=[(site.place(first), "first set at")],
                 )
 
 
 def _kind(field: str) -> str:
-    """Return what a field holds, whichever part of a robot it is about: `left_robot_ip` holds a `robot_ip`."""
+    """Return the kind of a field without its prefix: `left_robot_ip` holds a `robot_ip`."""
     side, _, rest = field.partition("_")
     return rest if side in ("left", "right", "base") and rest else field
 
 
 def _folded(text: str) -> str:
-    """Return one spelling for each address; other texts as they are."""
+    """Return a canonical spelling of an address; other texts unchanged."""
     if ":" not in text:
         return text
     # Imported here: only IPv6 addresses have several spellings.
@@ -115,11 +115,11 @@ def _folded(text: str) -> str:
 
 
 def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    seen: dict[tuple[type[RobotUnit], str], int] = {}
+    field_counts: dict[tuple[type[RobotUnit], str], int] = {}
     for index, unit in enumerate(units):
         if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):
             continue
-        first = seen.setdefault((type(unit), unit.model_dump_json()), index)
+        first = field_counts.setdefault((type(unit), unit.model_dump_json()), index)
         if first != index:
             site.report(
                 "hardware-shared",

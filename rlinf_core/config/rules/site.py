@@ -20,7 +20,7 @@ CLUSTER: Path = ("cluster",)
 
 
 class Site(NamedTuple):
-    """The `cluster` section as validated. Paths are those of `view.tree`, which match the model's indexes."""
+    """The validated `cluster` section. Paths are those of `view.tree`, which match the model's indexes."""
 
     cluster: ClusterConfig
     view: Validated[Any]
@@ -28,14 +28,14 @@ class Site(NamedTuple):
 
     @property
     def num_nodes(self) -> int | None:
-        """The number of nodes, or None when the file does not give a sound one."""
+        """The number of nodes, or None if the file does not set a valid one."""
         return None if self.damaged(("cluster", "num_nodes")) else self.cluster.num_nodes
 
     def groups(self) -> Iterable[tuple[Path, NodeGroup]]:
         return ((("cluster", "node_groups", index), group) for index, group in enumerate(self.cluster.node_groups))
 
     def damaged(self, path: Path) -> bool:
-        """Return whether the value at `path` was invalid, so that the model's value may be a stand-in."""
+        """Return whether the value at `path` was invalid, in which case the model's value may be a stand-in."""
         return self.view.damaged(self.view.original(path))
 
     def report(
@@ -60,7 +60,7 @@ class Site(NamedTuple):
         return naming(self.view.tree, path)
 
     def piece(self, path: Path, ranks: NodeRanks, index: int) -> Span:
-        """Return where range `index` of the `node_ranks` at `path` was written."""
+        """Return the span of range `index` of the `node_ranks` at `path`."""
         if index >= len(ranks.places):
             return self.place(path)
         written = ranks.places[index]
@@ -72,7 +72,7 @@ class Site(NamedTuple):
 
 
 class Claim(NamedTuple, Generic[V, P]):
-    """`value` is claimed for `nodes` at `place` of the file. Claims of equal values agree."""
+    """A claim that `nodes` have `value`, made at `place` of the file. Claims with equal values agree."""
 
     nodes: range
     value: V
@@ -82,14 +82,14 @@ class Claim(NamedTuple, Generic[V, P]):
 def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Claim[V, P]]]:
     """Return pairs of claims with different values for a common node: the later one in the file, then the earlier.
 
-    `claims` come in the order of the file. Every claim that contradicts one starting at a lower or the same node is
-    met, with one such; not every pair is.
+    `claims` are in file order. Every claim that contradicts one starting at a lower or equal node is reported, paired
+    with one of these; not every pair is.
     """
     claims = list(claims)
     position = {id(claim): index for index, claim in enumerate(claims)}
     pairs: list[tuple[Claim[V, P], Claim[V, P]]] = []
-    # Of the claims passed, only two can matter to the next one: the one reaching farthest, and the one
-    # reaching farthest among those of any other value.
+    # Of the earlier claims only two matter: the one reaching farthest, and the one reaching farthest among those with
+    # another value.
     farthest: Claim[V, P] | None = None
     other: Claim[V, P] | None = None
     for claim in sorted(claims, key=lambda claim: claim.nodes.start):
@@ -106,5 +106,5 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
 
 
 def outside(piece: range, inside: Sequence[range]) -> range | None:
-    """Return the first numbers of `piece` that `inside`, merged ranges, lacks; None when it has them all."""
+    """Return the first numbers of `piece` missing from `inside`, merged ranges; None if there are none."""
     return next(iter(subtract((piece,), inside)), None)

@@ -1,1 +1,1 @@
-"""Sections of a file that every recipe has, and the small types that sections are made of."""
+"""Sections of a file that every recipe has, and shared value types."""

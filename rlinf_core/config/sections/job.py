@@ -13,6 +13,6 @@ class JobConfig(ConfigModel):
     """A whole file. A recipe adds its sections."""
 
     recipe: Text = Field(
-        description="What is trained: a name that `rlinf recipes` lists. A file without it is about machines only."
+        description="Recipe to train, a name listed by `rlinf recipes`. A file without it only describes machines."
     )
-    cluster: ClusterConfig = Field(description="The machines, and the places of the components on them.")
+    cluster: ClusterConfig = Field(description="The machines, and the placement of components on them.")

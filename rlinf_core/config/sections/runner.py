@@ -1,4 +1,4 @@
-"""`runner`: how long a run lasts, what it keeps, and where its results go."""
+"""`runner`: length of a run, checkpoints, and destinations of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
 from rlinf_core.scalars import Bool, Text
 
-# The modules that a logger backend imports.
+# Modules required by a logger backend.
 LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorboard": ("tensorboard", "torch"),
     "wandb": ("wandb",),
@@ -21,32 +21,32 @@ LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-# What `resume_dir` says for the newest checkpoint of the experiment.
+# The value of `resume_dir` for the newest checkpoint of the experiment.
 RESUME_NEWEST: Final = "auto"
 
 
 class LoggerConfig(ConfigModel):
-    """The places of metrics and logs. `metrics.jsonl` is always written."""
+    """Destinations of metrics and logs. `metrics.jsonl` is always written."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             ("project_name",),
             lambda logger, sizes: not logger.logger_backends,
-            "only the services that `logger_backends` names file runs by project",
+            "only the services in `logger_backends` group runs by project",
             "remove it, or write `logger_backends: [tensorboard]`",
             because=("logger_backends",),
         ),
     )
 
     log_path: WrittenPath = Field(
-        default="runs", description="Folder that holds one folder for each run; relative to where `rlinf train` starts."
+        default="runs", description="Folder with one folder per run; relative to the working folder of `rlinf train`."
     )
-    project_name: Text = Field(default="rlinf", description="Project under which the logger backends file the run.")
+    project_name: Text = Field(default="rlinf", description="Project name for the logger backends.")
     experiment_name: Text | None = Field(
         default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
     )
     logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio"], ...] = Field(
-        default=(), description="Further places for metrics, each imported only when named here. Default: none."
+        default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
 
 
@@ -61,7 +61,7 @@ class RunnerConfig(ConfigModel):
             ),
             lambda runner, sizes: runner.only_eval,
             "`only_eval` evaluates once and trains nothing",
-            "it is read again without `only_eval`",
+            "it applies again without `only_eval`",
             because=("only_eval",),
             severity=Severity.NOTE,
         ),
@@ -92,25 +92,25 @@ class RunnerConfig(ConfigModel):
         description="End after this many training steps; -1: no limit. The limit reached first ends the run.",
     )
     val_check_interval: StepsOrNever = Field(
-        default=50, description="Training steps between evaluations, besides the one at the end; -1: never."
+        default=50, description="Training steps between evaluations, in addition to the one at the end; -1: never."
     )
     val_before_train: Bool = Field(
         default=True,
-        description="Evaluate before the first step, too, where `val_check_interval` asks for evaluations at all.",
+        description="Also evaluate before the first step, if `val_check_interval` enables evaluations.",
     )
     save_interval: StepsOrNever = Field(
-        default=100, description="Training steps between checkpoints, besides the one at the end; -1: never."
+        default=100, description="Training steps between checkpoints, in addition to the one at the end; -1: never."
     )
     save_on_interrupt: Bool = Field(
         default=True,
         description="Write a checkpoint of the last finished step when the run is interrupted (Ctrl-C, SIGTERM,"
         " `rlinf stop`).",
     )
-    keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
+    keep_checkpoints: StepsOrNever = Field(default=3, description="Number of newest checkpoints to keep; -1: all.")
     resume_dir: OptionalWrittenPath = Field(
         default=None,
         description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of"
-        " the run of this configuration. Default: start anew.",
+        " the run of this configuration. Default: start from scratch.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
     weight_sync_interval: Count = Field(
@@ -118,19 +118,20 @@ class RunnerConfig(ConfigModel):
     )
     max_staleness: NonNegativeInt = Field(
         default=0,
-        description="How many weight versions the policy that made a sample may lie behind the one that learns from it."
-        " 0: synchronous steps; from 1 on rollouts never stop.",
+        description="Maximum number of weight versions by which the policy of a sample may lag behind the trained"
+        " one. 0: synchronous steps; from 1 on: asynchronous rollouts.",
     )
     max_restarts: NonNegativeInt = Field(
-        default=3, description="How often a run goes back to its last checkpoint after a worker or node died."
+        default=3,
+        description="Maximum number of restarts from the last checkpoint after the death of a worker or node.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop",
         description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"
-        " error; skip leaves that update or step out and counts it in the metrics. Neither reaches a checkpoint.",
+        " error; skip omits that update or step and counts it in the metrics. Neither reaches a checkpoint.",
     )
     trace: Bool = Field(
-        default=False, description="Write timers, sends and waits to `trace.json` (Chrome and Perfetto read it)."
+        default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
     )
     logger: LoggerConfig = Field(
         default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
@@ -138,5 +139,5 @@ class RunnerConfig(ConfigModel):
 
     @property
     def last_step(self) -> int | None:
-        """The step after which the run ends; None: it has no end."""
-        return min((each for each in (self.max_epochs, self.max_steps) if each != -1), default=None)
+        """The step after which the run ends; None for no end."""
+        return min((limit for limit in (self.max_epochs, self.max_steps) if limit != -1), default=None)

@@ -16,7 +16,7 @@ PositiveFloat = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Int, Field(ge=0, lt=2**32)]
 Precision = Literal["fp32", "bf16", "fp16"]
-# How the losses of tokens become one, and what a probability ratio or an entropy is taken of.
+# Aggregation of token losses, and the level of probability ratios and entropies.
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Level = Literal["token_level", "action_level", "chunk_level"]
 
@@ -27,7 +27,7 @@ def _or_never(value: int) -> int:
     return value
 
 
-# A number of steps, or -1. The seeds' users write -1 where others would leave the key out.
+# A number of steps, or -1 for never, as users of related projects write it.
 StepsOrNever = Annotated[
     Int, AfterValidator(_or_never), WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}})
 ]
@@ -43,10 +43,10 @@ def _absolute(text: str) -> str:
     return text if "://" in text else os.path.abspath(text)
 
 
-# As it is written; for what only this process reads.
+# A path as written, for files that only this process reads.
 WrittenPath = Annotated[Text, AfterValidator(_path)]
-# A relative path means the working folder of the command, in a file as in an override. Workers may run in another one,
-# and on other machines: they get the absolute path.
+# A relative path is relative to the working folder of the command, in a file as in an override. Workers may run in
+# another folder or on other machines, so they get the absolute path.
 FilePath = Annotated[WrittenPath, AfterValidator(_absolute)]
 
 
@@ -54,6 +54,6 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
-# An empty text names nothing, as `null` does.
+# An empty text means none, as `null` does.
 OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
 OptionalWrittenPath = Annotated[WrittenPath | None, BeforeValidator(_none_if_empty)]

@@ -1,1 +1,1 @@
-"""A tree held against models: pydantic's findings in our words, unknown keys, names of related projects."""
+"""Validation of a tree against models: translated pydantic errors, unknown keys, names of related projects."""

@@ -1,6 +1,6 @@
-"""Names that related projects use for keys. The command line knows them; the models hold our own names only.
+"""Key names of related projects. The command line provides them; the models hold only our own names.
 
-They are looked up where a file has a key that no model knows, and loaded then.
+They are loaded when a file has an unknown key.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Renamed(NamedTuple):
 
 
 class ForeignNames(Protocol):
-    """A source of names. `annotations` are the types allowed where a key stands."""
+    """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names. A key that is given by both names is reported."""
+        """Return `tree` with our names. A key given under both names is reported."""
         ...
 
     def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the further names of fields, each with the field it means."""
+        """Return the aliases of fields, each with its field."""
         ...
 
     def moved_keys(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the keys that stand in another section here, each with its path."""
+        """Return the keys that are in another section here, each with its path."""
         ...
 
     def unavailable_keys(self, annotations: Iterable[object]) -> dict[str, str]:
@@ -57,7 +57,7 @@ class ForeignNames(Protocol):
         ...
 
     def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-        """Return the sections in which `name` is another name of a field, by path and shallowest first, with it."""
+        """Return the sections in which `name` is an alias of a field, with the field, shallowest path first."""
         ...
 
 
@@ -65,7 +65,7 @@ _load: Callable[[], ForeignNames] | None = None
 
 
 def use(load: Callable[[], ForeignNames]) -> None:
-    """Take names from what `load` returns, from the first unknown key on."""
+    """Use the names that `load` returns, which is called at the first unknown key."""
     global _load
     _load = load
 

@@ -1,4 +1,4 @@
-"""Findings about unknown and missing keys, with a guess of the key that was meant."""
+"""Findings about unknown and missing keys, with a guess of the intended key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, ha
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
-# Words for keys of ours that are far from them by their letters.
+# Common words for our keys that have no similar spelling.
 _SYNONYMS = {
     "per_node": ("gpus", "gpu", "num_gpus", "gpus_per_node", "count", "number", "num"),
     "memory_gib": ("memory", "memory_gb", "vram", "vram_gb", "ram", "ram_gb"),
@@ -58,7 +58,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     elif meant:
         hint = f"did you mean `{meant}`?"
     elif torn := _torn_value(tree, path):
-        hint = f"within braces a comma ends a value: write {torn}"
+        hint = f"inside braces a comma ends a value: write {torn}"
     elif elsewhere:
         hint = f"`{name}` belongs {_where(elsewhere[0])}"
     elif moved := _moved_to(model, path):
@@ -78,44 +78,44 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
 def _other_places(model: type[BaseModel], path: Path) -> list[str]:
     """Return other sections that have a key of this name with the same meaning.
 
-    One word (`type`, `model`, `seed`) means something else in another section; several words rarely do.
+    A single word (`type`, `model`, `seed`) has different meanings in different sections; several words rarely do.
     """
     name, here = str(path[-1]), _pattern(path[:-1])
     top = str(path[0])
-    found = [place for place in places_of(model, name) if place != here]
-    return [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+    places = [place for place in places_of(model, name) if place != here]
+    return [place for place in places if "_" in name or place.partition(".")[0] == top or len(path) == 1]
 
 
 def _moved_to(model: type[BaseModel], path: Path) -> str | None:
-    """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
+    """Return our full path for a key of a related project that belongs to another section here."""
     name, top = str(path[-1]), str(path[0])
     source = foreign_names()
-    found = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
-    found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
-    return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))
+    places = [join(place, ours) for place, ours in source.places_of_other_name(model, name)] if source else []
+    places = [place for place in places if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+    return next((place for place in places if place.partition(".")[0] == top), next(iter(places), None))
 
 
 def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
-    """Return the known key beside it, not given yet, that an unknown one was probably meant to be.
+    """Return the sibling key, not set yet, that an unknown key was probably meant to be.
 
-    What a base gives may be given again by the file above it, and what the file gives by an override.
+    Keys of a base may be set again by the extending file, and keys of the file by an override.
     """
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
-    given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
+    own_keys = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
     name, known = (
         str(path[-1]).lower().replace("-", "_"),
-        [key for key in _fields(model, tree, path[:-1]) if key not in given],
+        [key for key in _fields(model, tree, path[:-1]) if key not in own_keys],
     )
-    # A name of several words that lacks the first, as `robot_ip` of `left_robot_ip`, is far from it by its letters.
+    # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]
     return next(iter(synonyms or longer or near(name, known)), None)
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:
-    """Return the entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key."""
+    """Return the intended entry where `{placement: 0-3,8}` makes `8` a key; None for any other key."""
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
     whole: Entry | None = None
@@ -140,7 +140,7 @@ def _has_colon(entry: Entry) -> bool:
 
 
 def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
-    """Return the finding for a required key that is not there, at what should hold it."""
+    """Return the finding for a missing required key, located at its section."""
     name = str(path[-1])
     field = _fields(model, tree, path[:-1]).get(name)
     example = _example(field)
@@ -150,12 +150,12 @@ def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         f"{_holder(path[:-1])} needs `{name}`",
         naming(tree, path[:-1]),
         path,
-        f"add `{name}: {example}`" if example else f"add `{name}:` with what it holds",
+        f"add `{name}: {example}`" if example else f"add the section `{name}:`",
     )
 
 
 def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:
-    """Return what may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
+    """Return the fields allowed at `path`. A robot's keys depend on the `type` beside its list."""
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))
         name = kind.raw if isinstance(kind, ScalarNode) else ""
@@ -164,7 +164,7 @@ def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, 
         try:
             return written_fields(hardware_model(meant))
         except PydanticCustomError:
-            return {}  # its package cannot be loaded, which is a finding of its own
+            return {}  # its package cannot be loaded, which is reported separately
     return fields_at(model, path)
 
 
@@ -177,7 +177,7 @@ def _where(place: str) -> str:
 
 
 def _pattern(path: Path) -> str:
-    """Return `path` as `places_of` writes places."""
+    """Return `path` in the notation of `places_of`."""
     text = ""
     for segment in path:
         text += "[]" if isinstance(segment, int) else f".{segment}" if text else segment
@@ -185,7 +185,7 @@ def _pattern(path: Path) -> str:
 
 
 def _example(field: FieldInfo | None) -> str | None:
-    """Return a value that the field could take, from its examples or its type; None where it is a whole section."""
+    """Return an example value for the field, from its examples or type; None for a section."""
     if field is None:
         return "..."
     if field.examples:

@@ -15,7 +15,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def alternatives(annotation: object) -> Iterator[object]:
-    """Return the members of a union, each without `Annotated`; the annotation itself when it is none."""
+    """Return the members of a union, each without `Annotated`; the annotation itself if it is no union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from alternatives(get_args(annotation)[0])
@@ -29,12 +29,12 @@ def alternatives(annotation: object) -> Iterator[object]:
 
 
 def model_of(annotation: object) -> type[BaseModel] | None:
-    """Return `annotation` when it is a model class."""
+    """Return `annotation` if it is a model class."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a model by the name that a file uses."""
+    """Return the fields of a model by their name in files."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -42,8 +42,7 @@ class ModelPart(NamedTuple):
     """A type inside another one.
 
     Attributes:
-        key: that of a field as a file writes it, `ITEM` for items of a list, `NAME` for values under keys of the
-            user's.
+        key: the field's name in files, `ITEM` for list items, `NAME` for values under user-defined keys.
         annotation: the type.
         field, section: the field of that key and the model that has it; None for items and values.
     """
@@ -101,10 +100,10 @@ def value_type(annotation: object) -> object | None:
 
 def types_at(model: type[BaseModel], path: Path) -> list[object]:
     """Return all types allowed at `path`, unions flattened; empty when the models have no such path."""
-    found: list[object] = [model]
+    types: list[object] = [model]
     for segment in path:
-        found = [below for annotation in found for below in step(annotation, segment)]
-    return [member for annotation in found for member in alternatives(annotation)]
+        types = [below for annotation in types for below in step(annotation, segment)]
+    return [member for annotation in types for member in alternatives(annotation)]
 
 
 def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
@@ -123,14 +122,14 @@ def places_of(model: type[BaseModel], name: str) -> list[str]:
 
 
 def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Return all sections of a file, each with its path, shallowest first: that of `model` itself is empty."""
-    # With the models around each place: one within itself is not entered again.
+    """Return all sections of a file with their paths, shallowest first; the path of `model` itself is empty."""
+    # With the enclosing models, so that recursion stops.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]
     while level:
         below: list[tuple[str, object, frozenset[object]]] = []
         for place, annotation, around in level:
-            found = dict.fromkeys(filter(None, map(model_of, alternatives(annotation))))
-            yield from ((place, section) for section in found if section not in around)
+            models = dict.fromkeys(filter(None, map(model_of, alternatives(annotation))))
+            yield from ((place, section) for section in models if section not in around)
             for part in parts(annotation):
                 if part.section not in around:
                     within = around if part.section is None else around | {part.section}
@@ -139,5 +138,5 @@ def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def join(place: str, key: str) -> str:
-    """Return the path of a part of the value at `place`."""
+    """Return the path of a child of `place`."""
     return f"{place}{key}" if key == ITEM else f"{place}.{key}" if place else key

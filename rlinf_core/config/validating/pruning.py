@@ -13,9 +13,9 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 
 M = TypeVar("M", bound=BaseModel)
 
-# What to do at some paths: None takes the node out, a scalar replaces it.
+# Edits by path: None removes the node, a scalar replaces it.
 Cuts: TypeAlias = dict[Path, ScalarNode | None]
-# By the path of a list in the whole tree: the indexes, there, of the items that are left.
+# By the path of a list in the whole tree: the original indexes of the remaining items.
 Kept: TypeAlias = dict[Path, list[int]]
 
 
@@ -24,13 +24,13 @@ class Validated(Generic[M]):
     """The result of a validation.
 
     Attributes:
-        model: the model of what is sound, or None when too little is.
-        tree: the part of the tree that the model was made of, index for index the same.
-        pruned: the paths, in the whole tree, of what was wrong or missing: left out, or replaced by a stand-in.
-        kept: which items of its lists are left.
-        whole: the whole tree, each key under our name.
-        secret, referred: paths in it whose value no message may show, and that references read.
-        misspelt: paths in it of known keys that are given under a name nobody knows, and so have their defaults.
+        model: the model of the valid part, or None if there is too little.
+        tree: the part of the tree that the model was built from, with equal indexes.
+        pruned: the paths, in the whole tree, of wrong or missing values: removed, or replaced by a stand-in.
+        kept: the remaining items of its lists.
+        whole: the whole tree, with aliases renamed.
+        secret, referred: paths in it whose values must not be shown, and paths that references read.
+        misspelt: paths in it of known keys that are misspelt in the file, and so have their defaults.
     """
 
     model: M | None
@@ -47,11 +47,11 @@ class Validated(Generic[M]):
         return prefixes(self.pruned)
 
     def original(self, path: Path) -> Path:
-        """Return the path in the whole tree of a path in `tree`, whose lists may have lost items."""
+        """Map a path in `tree`, whose lists may have lost items, to the whole tree."""
         return original(path, self.kept)
 
     def damaged(self, path: Path) -> bool:
-        """Return whether the value at `path`, in the whole tree, a part of it, or what holds it was pruned."""
+        """Return whether the value at `path` in the whole tree, a part of it, or a parent was pruned."""
         if not self.pruned:
             return False
         return path in self._above or any(path[:size] in self.pruned for size in range(len(path)))
@@ -63,7 +63,7 @@ def prefixes(paths: Iterable[Path]) -> frozenset[Path]:
 
 
 def original(path: Path, kept: Kept) -> Path:
-    """Return the path in the whole tree of a path in a tree that was cut."""
+    """Map a path in a pruned tree to the whole tree."""
     if not kept:
         return path
     whole: Path = ()
@@ -85,7 +85,7 @@ class _Plan:
 
 
 def cut(tree: MappingNode, cuts: Cuts, kept: Kept) -> MappingNode:
-    """Return `tree` with the cuts made, and update `kept`. A replacement for a key that is not there adds it."""
+    """Return `tree` with the edits applied, and update `kept`. A replacement for a missing key adds it."""
     root = _Plan()
     for path, replacement in cuts.items():
         plan = root

@@ -1,7 +1,7 @@
-"""Validation of a tree as a model: everything pydantic finds becomes a finding at its place.
+"""Validation of a tree as a model: every pydantic error becomes a finding at its place.
 
-One mistake must not hide the next. What pydantic refuses is taken out of the tree and the rest is validated again,
-so that the rules about relations between places can judge whatever is sound.
+One mistake must not hide the next. Invalid values are removed from the tree and the rest is validated again, so that
+the rules about relations between places can check the valid rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=BaseModel)
 
-# A round takes out at least one level of the tree around a mistake; no sound configuration nests deeper than this.
+# Each round removes at least one level of the tree around a mistake; no valid configuration is nested deeper.
 _ROUNDS: Final = 16
 ANY_ITEM: Final = "*"
 StandIns: TypeAlias = Mapping[Path, "int | str | Callable[[str], str | None]"]
@@ -44,9 +44,9 @@ def validate(
     Args:
         model_type: the model of the whole file.
         tree: the file.
-        diagnostics: where the mistakes go.
-        stand_ins: for required values, what to go on with where the value is missing or wrong, or a function of the
-            text that is written; `*` in a path is any index. Rules ask `Validated.damaged` before they believe a value.
+        diagnostics: receives the findings.
+        stand_ins: substitutes for required values that are missing or wrong, or functions of the written text; `*` in a
+        path matches any index. Rules check `Validated.damaged` before they trust a value.
         unresolved, secret, referred: as in `Composed`.
     """
     rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
@@ -92,9 +92,9 @@ class _Rounds(Generic[M]):
         self.hopeless = False
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
-        """Replace aliases of keys, take out values that could not be resolved, and return the model if all is sound."""
-        model, found = self._attempt()
-        if any(located.kind == "extra_forbidden" for located in found):
+        """Replace aliases of keys, remove unresolved values, and return the model if everything is valid."""
+        model, errors = self._attempt()
+        if any(located.kind == "extra_forbidden" for located in errors):
             from rlinf_core.config.validating.foreign_names import foreign_names
 
             source = foreign_names()
@@ -104,12 +104,12 @@ class _Rounds(Generic[M]):
                 self.secret = frozenset(map(renamed.path, self.secret))
                 self.referred = frozenset(map(renamed.path, self.referred))
                 unresolved = [*map(renamed.path, unresolved)]
-                model, found = self._attempt()
+                model, errors = self._attempt()
         if not unresolved:
             return model
-        # A key that nobody knows is told, whatever is wrong with what it holds.
+        # An unknown key is reported even if its value is also wrong.
         holders = prefixes(unresolved)
-        unknown = {each.path for each in found if each.kind == "extra_forbidden" and each.path in holders}
+        unknown = {error.path for error in errors if error.kind == "extra_forbidden" and error.path in holders}
         self._leave_out(unresolved, unknown)
         return None
 
@@ -131,17 +131,19 @@ class _Rounds(Generic[M]):
             return None, [_locate(self.tree, error) for error in failure.errors(include_url=False)]
 
     def run(self) -> M | None:
-        model, found = self._attempt()
+        model, errors = self._attempt()
         if model is not None:
             return model
-        # What an earlier round took out makes its own errors in what held it: those are no news.
+        # Removals of earlier rounds cause errors in their parents, which are not reported again.
         earlier = prefixes(self.pruned)
         # `{a:1}` is a bad key with no value: one mistake.
-        bad_keys = {located.path for located in found if located.of_key}
-        found = [each for each in found if each.of_key or each.error["input"] is not None or each.path not in bad_keys]
+        bad_keys = {located.path for located in errors if located.of_key}
+        errors = [
+            error for error in errors if error.of_key or error.error["input"] is not None or error.path not in bad_keys
+        ]
         reports: list[Diagnostic] = []
         cuts: Cuts = {}
-        for group in _by_union(found):
+        for group in _by_union(errors):
             if original(group[0].path, self.kept) not in earlier:
                 reports += self._report(group)
             for located in group:
@@ -175,7 +177,7 @@ class _Rounds(Generic[M]):
         return None if value is None else ScalarNode(naming(self.whole, path), str(value), value)
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
-        # Imported here and below: a file without mistakes, the common case, needs no words for them.
+        # Imported here and below: a file without mistakes, the common case, needs no messages.
         from rlinf_core.config.validating import key_findings
 
         located = group[0]
@@ -187,7 +189,7 @@ class _Rounds(Generic[M]):
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
-        """Drop the missing key where an unknown one is a misspelling of it: one mistake, told once."""
+        """Drop a missing key if an unknown one is a misspelling of it: one mistake, one finding."""
         from rlinf_core.config.validating.key_findings import meant_key
 
         meant: set[Path] = set()
@@ -204,7 +206,7 @@ class _Rounds(Generic[M]):
         from rlinf_core.config.validating.validation_messages import words_for
 
         field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
-        holds = [key for key, each in fields_at(self.model_type, path).items() if each.is_required()] if path else []
+        holds = [key for key, field in fields_at(self.model_type, path).items() if field.is_required()] if path else []
         words = words_for(located.error, subject_of(path), field, holds)
         if path in self.secret or is_secret(str(path[-1] if path else "")):
             words = words.without(find(self.whole, path))
@@ -233,9 +235,9 @@ def subject_of(path: Path) -> str:
 
 
 class _Located(NamedTuple):
-    """An error of pydantic's with its path in the tree that was validated.
+    """A pydantic error with its path in the validated tree.
 
-    `union` is the path at which its `loc` first went through what is no part of a path, with the name of that: usually
+    `union` is the path at which its `loc` first has a segment that is not part of the path, with that segment: usually
     the member of a union.
     """
 
@@ -253,7 +255,7 @@ class _Located(NamedTuple):
         return self.error.get("ctx") or {}
 
     def span(self, tree: MappingNode, path: Path) -> Span:
-        """Return what to underline: the key, the piece of a scalar that the validator named, or the value."""
+        """Return the span to underline: the key, the part of a scalar that the validator named, or the value."""
         target: Node | None = find(tree, path)
         fallback = place(tree, path)
         if self.of_key:
@@ -288,14 +290,14 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
 
 
-def _by_union(found: list[_Located]) -> list[list[_Located]]:
+def _by_union(errors: list[_Located]) -> list[list[_Located]]:
     """Group the errors of all members of one union at one value; every other error is a group of its own.
 
-    When a member got further into the value than the others, only its errors tell something.
+    If one member matched deeper than the others, only its errors are informative.
     """
     unions: dict[Path, list[_Located]] = {}
     groups: list[list[_Located]] = []
-    for located in found:
+    for located in errors:
         if located.union is None:
             groups.append([located])
         else:
@@ -311,7 +313,7 @@ def _by_union(found: list[_Located]) -> list[list[_Located]]:
 
 
 def _merge_aliases(reports: list[Diagnostic], tree: MappingNode) -> list[Diagnostic]:
-    """Return one finding for the same mistake met twice through an alias, which tells where else it is used."""
+    """Return one finding for the same mistake reached twice through an alias, with its other use."""
     merged: dict[tuple[str, int, int, int], Diagnostic] = {}
     for report in reports:
         span = report.span
@@ -325,7 +327,7 @@ def _merge_aliases(reports: list[Diagnostic], tree: MappingNode) -> list[Diagnos
 
 
 def _use_of_alias(tree: MappingNode, first: Path, second: Path) -> Span | None:
-    """Return where the second of two paths to one node leaves the first: the key or item that holds the alias."""
+    """Return where the second of two paths to a node diverges from the first: the key or item with the alias."""
     for size in range(min(len(first), len(second)), 0, -1):
         here, there = naming(tree, second[:size]), naming(tree, first[:size])
         if (here.source, here.start) != (there.source, there.start):

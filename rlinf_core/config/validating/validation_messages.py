@@ -1,4 +1,4 @@
-"""Translation of pydantic's errors into codes, messages and remedies of ours."""
+"""Translation of pydantic's errors into our codes, messages and remedies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Words:
     help: str | None = None
 
     def without(self, node: Node | None) -> Words:
-        """Return the same without any quotation from a secret value."""
+        """Return the words without quotations from a secret value."""
         if not isinstance(node, ScalarNode):
             return self
 
@@ -69,19 +69,20 @@ class Words:
 
 
 def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None, holds: Sequence[str] = ()) -> Words:
-    """Return the words for one entry of `ValidationError.errors()`, but for unknown and missing keys (`key_findings`).
+    """Return the words for one entry of `ValidationError.errors()`, except for unknown and missing keys
+    (`key_findings`).
 
     Args:
         error: the entry.
-        subject: the name of what is wrong in messages.
-        field: the field that was to take the value.
-        holds: the keys that a mapping in its place must hold.
+        subject: the name of the value in messages.
+        field: the field of the value.
+        holds: the required keys of a mapping in its place.
     """
     kind = error["type"]
     context = error.get("ctx") or {}
-    found: object = error["input"]
+    value: object = error["input"]
     if kind == "wrong-type":
-        return _wrong_type(subject, str(context.get("what", "another value")), found, str(context.get("found", "")))
+        return _wrong_type(subject, str(context.get("what", "another value")), value, str(context.get("found", "")))
     if is_our_code(kind):
         help_text = context.get("help")
         message = str(error["msg"])
@@ -89,26 +90,26 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
             message = f"{subject} {message}"
         return Words(kind, message, str(help_text) if help_text else None)
     if kind in _EXPECTED:
-        if kind.startswith("ip_") and isinstance(found, str):
-            return Words("bad-value", f"{subject}: `{found}` is not {_EXPECTED[kind]}", _near_address(found))
-        words = _wrong_type(subject, _EXPECTED[kind], found)
+        if kind.startswith("ip_") and isinstance(value, str):
+            return Words("bad-value", f"{subject}: `{value}` is not {_EXPECTED[kind]}", _near_address(value))
+        words = _wrong_type(subject, _EXPECTED[kind], value)
         zero = _ZERO.search(field.description) if field is not None and field.description else None
         if kind == "finite_number" and zero:
             return Words(words.code, words.message, f"write 0 for none ({zero[1]})")
         if (
             _EXPECTED[kind] == "a mapping"
             and len(holds) == 1
-            and isinstance(found, str | int | float)
+            and isinstance(value, str | int | float)
             and not words.help
         ):
-            return Words(words.code, words.message, f"write `{{{holds[0]}: {_written(found)}}}`")
+            return Words(words.code, words.message, f"write `{{{holds[0]}: {_written(value)}}}`")
         return words
     if kind in ("literal_error", "enum"):
-        return _not_a_choice(subject, str(context.get("expected", "")), found)
+        return _not_a_choice(subject, str(context.get("expected", "")), value)
     of_text = f"string_{kind}"
-    bound = _BOUNDS.get(of_text if isinstance(found, str | int | float) and of_text in _BOUNDS else kind)
+    bound = _BOUNDS.get(of_text if isinstance(value, str | int | float) and of_text in _BOUNDS else kind)
     if bound is not None:
-        return Words("bad-value", f"{subject} {bound(context)}, found {shown(found)}")
+        return Words("bad-value", f"{subject} {bound(context)}, found {shown(value)}")
     if kind in ("value_error", "assertion_error"):
         return Words("bad-value", f"{subject}: {context.get('error', error['msg'])}")
     text = str(error["msg"])
@@ -116,39 +117,39 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
 
 
 def is_our_code(kind: str) -> bool:
-    """Return whether an error's type is a diagnostic code: kebab case, where pydantic's own types have underscores."""
+    """Return whether an error's type is a diagnostic code: kebab case, while pydantic's own types have underscores."""
     return _OUR_CODE.match(kind) is not None
 
 
-def wrong_kind(subject: str, expected: list[str], found: object) -> Words:
+def wrong_kind(subject: str, expected: list[str], value: object) -> Words:
     """Return the words for a value that no member of a union accepts."""
     kinds = list(dict.fromkeys(_EXPECTED.get(kind, "") or kind for kind in expected))
     text = kinds[0] if len(kinds) == 1 else ", ".join(kinds[:-1]) + " or " + kinds[-1]
-    return _wrong_type(subject, text, found)
+    return _wrong_type(subject, text, value)
 
 
-def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> Words:
-    """Return the words for a value of the wrong type; `kind` describes it where the value itself is not at hand."""
-    if kind == "null" or (found is None and not kind):
+def _wrong_type(subject: str, expected: str, value: object, kind: str = "") -> Words:
+    """Return the words for a value of the wrong type; `kind` describes a value that is not available."""
+    if kind == "null" or (value is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
-    kind = kind or _found_kind(found)
-    return Words("wrong-type", f"{subject}: expected {expected}, found {kind}", _how_to_write(expected, kind, found))
+    kind = kind or _found_kind(value)
+    return Words("wrong-type", f"{subject}: expected {expected}, found {kind}", _how_to_write(expected, kind, value))
 
 
-def _how_to_write(expected: str, kind: str, found: object) -> str | None:
-    """Return the slip behind a value of the wrong kind, where it is easy to see."""
+def _how_to_write(expected: str, kind: str, value: object) -> str | None:
+    """Return the remedy for a common mistake behind a value of the wrong kind, if recognised."""
     if expected == "a list" and kind == "a mapping":
         return "start each item of a list with `- `"
-    if expected == "a list" and isinstance(found, str | int | float) and len(written := _written(found)) <= 40:
+    if expected == "a list" and isinstance(value, str | int | float) and len(written := _written(value)) <= 40:
         return f"write it as a list: `[{written}]`"
-    if isinstance(found, str):
-        if expected == "true or false" and found.lower() in _YES | _NO:
-            return f"write `{'true' if found.lower() in _YES else 'false'}`"
-        if expected in ("an integer", "a number") and _NUMBER.fullmatch(found):
+    if isinstance(value, str):
+        if expected == "true or false" and value.lower() in _YES | _NO:
+            return f"write `{'true' if value.lower() in _YES else 'false'}`"
+        if expected in ("an integer", "a number") and _NUMBER.fullmatch(value):
             return "remove the quotes"
-        if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(found)):
+        if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(value)):
             return f"write the number alone: `{number[1]}`"
-        if expected == "a mapping" and (glued := _GLUED.match(found)):
+        if expected == "a mapping" and (glued := _GLUED.match(value)):
             return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
     return None
 
@@ -159,18 +160,18 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # `key:value`, which YAML reads as one word.
 _GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
-# Of a description: what 0 stands for.
+# The meaning of 0 in a description.
 _ZERO: Final = re.compile(r"\b0: ([^;.]+)")
 _EMPTY_HELP: Final = "give it a value or remove the key"
 
 
-def _not_a_choice(subject: str, expected: str, found: object) -> Words:
+def _not_a_choice(subject: str, expected: str, value: object) -> Words:
     from rlinf_core.suggest import did_you_mean
 
     choices = [choice.strip("'\"") for choice in re.split(r", | or ", expected)]
-    guess = did_you_mean(found, choices) if isinstance(found, str) else None
+    guess = did_you_mean(value, choices) if isinstance(value, str) else None
     listed = ", ".join(f"`{choice}`" for choice in choices)
-    return Words("bad-value", f"{subject} must be one of {listed}, found {shown(found)}", guess)
+    return Words("bad-value", f"{subject} must be one of {listed}, found {shown(value)}", guess)
 
 
 def _near_address(text: str) -> str | None:
@@ -183,7 +184,7 @@ def _near_address(text: str) -> str | None:
 
 
 def _found_kind(value: object) -> str:
-    """Return the kind of a value of the file, in words; of null and booleans, what was written."""
+    """Return the kind of a value of the file, in words; null and booleans as written."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):
@@ -196,7 +197,7 @@ def _written(value: str | int | float) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it: what was written, cut when long."""
+    """Return a value as quoted in messages: as written, truncated if long."""
     if not isinstance(value, str | int | float):
         return _found_kind(value)
     text = _written(value)

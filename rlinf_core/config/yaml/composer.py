@@ -1,8 +1,8 @@
 """Composition of a tree with positions from the parser's events.
 
-Nothing is constructed but the nodes of `tree.py`. The parser's own composer raises at the first unknown alias, loses
-where an alias stands, and takes keys that are given twice. Aliases become the nodes they name, shared, and are counted
-as if they were copied, for that is what they cost later.
+Only the nodes of `tree.py` are constructed. The parser's own composer raises at the first unknown alias, loses the
+position of aliases, and accepts duplicate keys. Aliases become shared nodes, and are counted as if copied, which is
+their later cost.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Limits(NamedTuple):
-    """Limits on the size of a text, far above any real configuration and low enough to stay quick.
+    """Limits on the size of a text, far above any real configuration and low enough to stay fast.
 
     Attributes:
-        nodes: values (keys do not count) after every alias has been replaced by what it stands for.
-        depth: mappings and lists within each other.
+        nodes: values (keys do not count) after expanding every alias.
+        depth: nesting depth of mappings and lists.
     """
 
     file_bytes: int = 8 * 1024 * 1024
@@ -49,11 +49,11 @@ class Limits(NamedTuple):
 
 
 class LimitError(Exception):
-    """A limit was exceeded, which has been reported; there is no tree."""
+    """A limit was exceeded and reported; there is no tree."""
 
 
 class _Anchored(NamedTuple):
-    """A finished node with an anchor: how many values it stands for, and how deep it is (0 for a scalar)."""
+    """A finished node with an anchor: its number of values, and its depth (0 for a scalar)."""
 
     node: Node
     size: int
@@ -61,7 +61,7 @@ class _Anchored(NamedTuple):
 
 
 class Composer:
-    """The composition of one text; `findings` are the mistakes in it that are no syntax errors."""
+    """The composition of one text; `findings` are its mistakes other than syntax errors."""
 
     def __init__(self, layout: Indentation, limits: Limits) -> None:
         self.findings: list[Diagnostic] = []
@@ -76,7 +76,7 @@ class Composer:
         self._path: list[str | int] = []
 
     def compose(self) -> Node | None:
-        """Return the tree of the only document, None for a text without content.
+        """Return the tree of the only document; None for a text without content.
 
         Raises:
             YamlSyntaxError: the text is not YAML.
@@ -92,9 +92,9 @@ class Composer:
         return root
 
     def _node(self, event: Any, key_end: int | None = None, *, is_key: bool = False) -> tuple[Node, int]:
-        """Return the node that starts with `event`, and where its notation ends in the source.
+        """Return the node that starts with `event`, and the end of its notation in the source.
 
-        `key_end` is where the key of a mapping's value ends: the place of an empty one.
+        `key_end` is the end of the key of a mapping's value: the position of an empty value.
         """
         start: int = event.start_mark.index
         end: int = min(event.end_mark.index, len(self._text))
@@ -118,7 +118,7 @@ class Composer:
             node, node_end = self._scalar(event, start, end, tag_span, key_end, is_key)
         else:
             node, node_end = self._collection(event, start, tag_span)
-        if self._anchors[anchor] is None:  # else a node within has taken the name
+        if self._anchors[anchor] is None:  # else a nested node has taken the name
             self._anchors[anchor] = _Anchored(node, max(1, self._nodes - size), self._deepest - self._depth)
         self._deepest = max(deepest, self._deepest)
         return node, node_end
@@ -162,7 +162,7 @@ class Composer:
         return node, node.span.end
 
     def _span_to(self, event: Any, start: int, end: int, bracketed: bool) -> Span:
-        # A block collection's own end mark lies behind the comments that follow it.
+        # A block collection's own end mark is after the comments that follow it.
         end = self._layout.span(0, event.end_mark.index).end if bracketed else end
         return Span(self._layout.source, start, end)
 
@@ -207,10 +207,10 @@ class Composer:
         anchored = self._anchors.get(name)
         if anchored is None:
             if name in self._anchors:
-                message = f"`*{shown(name)}` stands inside the value that it names"
+                message = f"`*{shown(name)}` is inside the value that it names"
                 self._error("recursive-alias", message, span)
             else:
-                message = f"`*{shown(name)}` names no anchor that stands before it"
+                message = f"`*{shown(name)}` names no earlier anchor"
                 help = self._similar_anchor(name) or "quote the value if it is meant to start with `*`"
                 self._error("undefined-alias", message, span, help)
             return ScalarNode(span, f"*{name}", None), span.end
@@ -224,7 +224,7 @@ class Composer:
         return node, span.end
 
     def _similar_anchor(self, name: str) -> str | None:
-        # A file full of slips or of huge names must not make the search for similar ones the longest part.
+        # The search for similar names must not dominate in a file full of mistakes or huge names.
         if len(name) > _LONGEST_NAME or len(self.findings) > _MOST_SUGGESTIONS:
             return None
         return did_you_mean(name, (anchor for anchor in self._anchors if len(anchor) <= _LONGEST_NAME))
@@ -241,7 +241,7 @@ class Composer:
         template = span.text.startswith("{") and span.source.text[span.start - 1 : span.start] == "{"
         self._error(
             "complex-key",
-            f"a {'mapping' if isinstance(node, MappingNode) else 'list'} stands where a key is expected",
+            f"a {'mapping' if isinstance(node, MappingNode) else 'list'} is in the place of a key",
             span.part(0, len(span.text.partition("\n")[0].rstrip())),
             "quote the whole value if `{{ ... }}` is meant as text" if template else "a key is a name or a number",
         )
@@ -258,10 +258,10 @@ class Composer:
         return [node for node in candidates if isinstance(node, MappingNode)]
 
     def _tagged(self, tag: str, raw: str, kind: str, tag_span: Span, span: Span) -> tuple[Any, bool]:
-        """Return the value of a node with a tag and whether it was resolved; report a tag that is not the node's."""
+        """Return the value of a tagged node and whether it was resolved; report a tag that does not fit."""
         verdict, value, plain = tagged_value(tag, raw, kind)
         if verdict == "unknown":
-            message = f"the tag `{shown(tag_span.text)}` is not known; only plain data is read"
+            message = f"the tag `{shown(tag_span.text)}` is unknown; only plain data are read"
             self._error("unknown-tag", message, tag_span, tag_help(tag_span.text))
         elif verdict == "mismatch":
             what = {"map": "a mapping", "seq": "a list"}.get(kind, f"`{shown(raw)}`")
@@ -273,7 +273,7 @@ class Composer:
         r"""Return `raw` with the halves of `"\ud83d\ude00"`, as JSON writes it, joined; a half alone is an error."""
         joined = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         if joined.count("\ufffd") > raw.count("\ufffd"):
-            message = "an escape in this text stands for half a character"
+            message = "an escape in this text is half a character"
             help = "write the character itself, or its full escape such as `\\U0001F600`"
             self._error("lone-surrogate", message, span, help)
         return joined
@@ -283,9 +283,9 @@ class Composer:
     def _count(self, nodes: int, span: Span) -> None:
         self._nodes += nodes
         if self._nodes > self._limits.nodes:
-            by_alias = "once aliases are replaced by what they stand for, " if nodes > 1 else ""
+            by_alias = "after expanding aliases, " if nodes > 1 else ""
             message = f"{by_alias}there are more than {self._limits.nodes} values here"
-            self._error("too-many-nodes", message, span, "write large data to a file of its own and give its path")
+            self._error("too-many-nodes", message, span, "write large data to a separate file and set its path")
             raise LimitError
 
     def _too_deep(self, span: Span) -> None:
@@ -311,7 +311,7 @@ class Composer:
 
 
 class _Merge(NamedTuple):
-    """The `<<` of a mapping: its key, how many entries precede it, and the mappings that it names."""
+    """The `<<` of a mapping: its key, the number of entries before it, and the mappings that it names."""
 
     key: ScalarNode
     place: int
@@ -319,7 +319,7 @@ class _Merge(NamedTuple):
 
 
 def _with_merged(entries: dict[str, Entry], merge: _Merge) -> tuple[Entry, ...]:
-    """Return the entries of a mapping with those of `<<` in its place: own keys win, then the mapping named first."""
+    """Return the entries of a mapping with `<<` expanded in place: own keys win, then the mapping named first."""
     merged: dict[str, Entry] = {}
     for source in merge.sources:
         for entry in source.entries:

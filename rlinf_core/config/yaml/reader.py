@@ -1,6 +1,6 @@
-"""Reading, the first stage of loading: bytes become text, text becomes a tree with positions.
+"""Reading, the first stage of loading: from bytes to text to a tree with positions.
 
-Whatever is wrong becomes a diagnostic at its place; nothing here raises for what a file or a pipe can contain.
+Every error becomes a diagnostic at its place; no content of a file or a pipe raises here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_val
 
 _DEFAULT_LIMITS = Limits()
 _BOM = "\ufeff"
-# Everything but the printable characters of YAML 1.2 (production 1, c-printable), and what of it a text of ASCII alone
-# can hold: most files need no more, and the small set is compiled in no time.
+# All characters but the printable ones of YAML 1.2 (production 1, c-printable), and the ASCII part of that set: it
+# suffices for most files, and compiles quickly.
 _CONTROL = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
 _UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -34,7 +34,7 @@ def load_source(
 ) -> SourceText | None:
     """Return the text of a file, or of standard input for the name `-`; None after reporting why it cannot be read.
 
-    `stdin` stands in for the process's standard input.
+    `stdin` replaces the process's standard input.
     """
     if name == "-":
         try:
@@ -84,8 +84,8 @@ def decode(
 def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> MappingNode | None:
     """Return the tree of a whole file; None after reporting why there is none.
 
-    A syntax error ends the reading and is reported alone. Everything else is reported and the tree made all the same: a
-    duplicate key keeps its first value, a tag is ignored, and an alias that names nothing is null.
+    A syntax error stops the reading and is reported alone. Other errors are reported and the tree is still built: a
+    duplicate key keeps its first value, a tag is ignored, and an undefined alias is null.
     """
     is_yaml, root = read_document(source, diagnostics, limits)
     if isinstance(root, MappingNode) or not is_yaml:
@@ -108,7 +108,7 @@ def read_document(
                 Severity.WARNING,
                 f"every line starts with the same {with_what}, which {'is' if with_what == 'tab' else 'are'} ignored",
                 Span(source, first - len(layout.prefix), first),
-                help="take the indentation off every line",
+                help="remove the indentation from every line",
             )
         )
     _check_version(layout, diagnostics)
@@ -186,7 +186,7 @@ def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: Uni
 
 
 def _read_stdin(size: int) -> bytes:
-    # Python has no standard input at all when the process was started with it closed.
+    # Python has no standard input if it was closed when the process started.
     stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     return stream.read(size) if stream else b""
 
@@ -195,15 +195,15 @@ def _unreadable(source: SourceText, error: OSError | ValueError) -> Diagnostic:
     place = Span(source, 0, 0)
     code, help = "unreadable-file", None
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        code, message, help = "missing-file", "there is no such file", _similar_file(source.name)
+        code, message, help = "missing-file", "no such file", _similar_file(source.name)
     elif isinstance(error, IsADirectoryError):
-        code, message, help = "is-directory", "this is a directory, not a file", "give the name of a file in it"
+        code, message, help = "is-directory", "this is a directory, not a file", "name a file in it"
     elif isinstance(error, OSError):
         # PermissionError, a loop of links, a name that is too long, a failing disk.
         reason = error.strerror or str(error)
         message = f"the file cannot be read: {reason.lower()}"
         if error.errno == errno.EACCES:
-            help = "give yourself the right to read it"
+            help = "make it readable for your user"
     else:
         message = f"the file cannot be read: {error}"
     return Diagnostic(code, Severity.ERROR, message, place, (), help)
@@ -219,13 +219,13 @@ def _similar_file(name: str) -> str | None:
         names = os.listdir(directory or ".")
     except (OSError, ValueError):
         return f"there is no directory `{directory or os.curdir}`"
-    # Compared without their endings: those are alike, and make any two short names look so.
+    # Compared without extensions, which would make any two short names similar.
     stem, ending = os.path.splitext(base)
     endings = (".yaml", ".yml", ending or ".yaml")
-    likely = sorted(names, key=lambda each: (each.endswith(endings), each.endswith(endings[-1])))
-    stems = {os.path.splitext(each)[0]: each for each in likely}
-    found = near(stem, stems)
-    return f"did you mean `{os.path.join(directory, stems[found[0]])}`?" if found else None
+    likely = sorted(names, key=lambda name: (name.endswith(endings), name.endswith(endings[-1])))
+    stems = {os.path.splitext(name)[0]: name for name in likely}
+    similar = near(stem, stems)
+    return f"did you mean `{os.path.join(directory, stems[similar[0]])}`?" if similar else None
 
 
 def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:

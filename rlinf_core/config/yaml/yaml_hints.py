@@ -1,7 +1,7 @@
-"""Explanations of the parser's errors, with what to change.
+"""Explanations of the parser's errors, with a remedy.
 
-Where the parser gave up is, for well-known slips, not where the mistake is. A row of `_RULES` or a function knows one
-family of complaints.
+For common mistakes the parser does not stop at the mistake itself. Each row of `_RULES`, or function, covers one family
+of errors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class _Slip(NamedTuple):
     opened_at: int | None = None
 
 
-# The parser's words, "CONTEXT: PROBLEM"; what is underlined, from where it gave up or, after `<`, from where what it
-# was doing began; and what is said, in which `{first}`, `{piece}` and `{quoted}` are of the piece underlined.
+# The parser's message, "CONTEXT: PROBLEM"; the span to underline, from where it stopped or, after `<`, from the start
+# of the context; and our message, with `{first}`, `{piece}` and `{quoted}` of the underlined text.
 _LEFT_OVER = "(?s).*: expected <block end>, but found "
 _RULES: tuple[tuple[str, str, str, str | None], ...] = (
     (
@@ -50,7 +50,7 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
     (
         "while scanning a double-quoted scalar",
         "escape",
-        "`{piece}` is not an escape that YAML knows",
+        "`{piece}` is not a YAML escape",
         "write `\\\\` for a backslash, or use single quotes, where a backslash is an ordinary character",
     ),
     (
@@ -62,25 +62,25 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
     (
         ".*: mapping values are not allowed here",
         "char",
-        "this `:` follows a value that is complete: a value cannot be `key: value` itself",
+        "this `:` follows a complete value: a value cannot be `key: value` itself",
         "quote the value, or write the key on a line of its own, aligned with the keys it belongs to",
     ),
     (
         f"{_LEFT_OVER}'<block (mapping|sequence) start>'",
         "value",
-        "the indentation of this line fits no line above it",
+        "the indentation of this line matches no line above it",
         "align it with the keys or items it belongs to",
     ),
     (
         f"{_LEFT_OVER}'([?:-]|<block)",
         "value",
-        "items of a list and keys of a mapping stand side by side",
+        "list items and mapping keys are mixed at one level",
         "indent the items below the key they belong to, or start the key with `- `",
     ),
     (
         f"{_LEFT_OVER}'",
         "value",
-        "more follows a value that is complete",
+        "text follows a complete value",
         "quote the whole value; within single quotes write `''` for one, within double quotes `\\\"`",
     ),
     (
@@ -92,7 +92,7 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
     (
         "while scanning a block scalar: expected",
         "<value",
-        "an unquoted `{first}` starts a block of text, which begins on the next line",
+        "an unquoted `{first}` starts a block of text, which must begin on the next line",
         "quote it: {quoted}",
     ),
     (
@@ -105,7 +105,7 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
 
 
 def explain(layout: Indentation, problem: YamlSyntaxError) -> Diagnostic:
-    """Return the finding for a text that the parser refused."""
+    """Return the finding for a text that the parser rejected."""
     text = layout.text
     slip = next(_slips(text, problem))
     help = slip.help
@@ -119,13 +119,13 @@ def explain(layout: Indentation, problem: YamlSyntaxError) -> Diagnostic:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Return a piece of a file as a message quotes it: on one line, and not too long."""
+    """Return a piece of a file as quoted in messages: on one line, and truncated."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def _slips(text: str, problem: YamlSyntaxError) -> Iterator[_Slip]:
-    """Return the explanations that fit, the best first, and a plain one at the end."""
+    """Return the matching explanations, best first, with a generic one at the end."""
     for rule in (_tab, _open_bracket, _missing_space):
         if slip := rule(text, problem):
             yield slip
@@ -179,13 +179,13 @@ def _open_bracket(text: str, problem: YamlSyntaxError) -> _Slip | None:
     if at is None or text[at : at + 1] not in _CLOSING or not problem.context.startswith("while parsing a flow "):
         return None
     closing = _CLOSING[text[at]]
-    message = f"`,` or `{closing}` is expected here, within the `{text[at]}` that is still open"
+    message = f"`,` or `{closing}` is expected here, inside the open `{text[at]}`"
     help = f"close it with `{closing}`, or quote the value if the bracket belongs to it"
     return _Slip(message, problem.at, _word_end(text, problem.at), help, opened_at=at)
 
 
 def _missing_space(text: str, problem: YamlSyntaxError) -> _Slip | None:
-    """Return the slip of a `key:value` without a blank: here within braces, else on the line that was not ended."""
+    """Return the explanation for `key:value` without a space: here inside braces, else on the unfinished line."""
     at = problem.at
     if text[at : at + 2] in (":[", ":{") and (key := re.search(r"[A-Za-z_][\w.-]*\Z", text[:at])):
         return _no_space(at, key[0])

@@ -1,4 +1,4 @@
-"""The text given to the YAML parser, without blanks or a tab before every line, and its offsets in the source."""
+"""The text for the YAML parser, without common indentation, and its offsets in the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLANKS = " \t"
 
 
 class Indentation:
-    """A source, or a piece of one, as handed to the parser: `text`, without the blanks `prefix` before every line."""
+    """A source, or a part of one, for the parser: `text`, without the common indentation `prefix`."""
 
     __slots__ = ("_line_starts", "_shifts", "_start", "prefix", "source", "text")
 
@@ -25,7 +25,7 @@ class Indentation:
 
     @classmethod
     def of_file(cls, source: SourceText) -> Indentation:
-        """Return the whole of a source, without the blanks that all its lines share."""
+        """Return a whole source, without the common indentation of its lines."""
         layout = cls(source, source.text, 0, 0)
         layout.prefix = _shared_prefix(source.text)
         if layout.prefix:
@@ -34,8 +34,8 @@ class Indentation:
 
     @classmethod
     def of_value(cls, source: SourceText, start: int, end: int) -> Indentation:
-        """Return a value that stands within a larger text."""
-        # The blank keeps `%` and `---` from being a directive and a document mark, as they are in a first column.
+        """Return a value inside a larger text."""
+        # The blank keeps `%` and `---` out of the first column, where they are a directive and a document marker.
         return cls(source, " " + source.text[start:end], start, start - 1)
 
     def _take_off_prefix(self) -> None:
@@ -44,7 +44,7 @@ class Indentation:
         self._shifts.clear()
         at = shift = 0
         for line in self.text.split("\n"):
-            # A line of blanks may be shorter than the prefix or hold other blanks.
+            # A blank line may be shorter than the prefix or have other blanks.
             rest = line[len(self.prefix) :] if line.startswith(self.prefix) else line.lstrip(_BLANKS)
             shift += len(line) - len(rest)
             self._line_starts.append(at)
@@ -60,14 +60,14 @@ class Indentation:
         return at + self._shifts[bisect_right(self._line_starts, at) - 1]
 
     def span(self, start: int, end: int) -> Span:
-        """Return the place in the source of the parser's `start` up to but not including `end`."""
+        """Return the span in the source of the parser's range from `start` to before `end`."""
         first = self.offset(start)
-        # The end is where the last character ends, not where the next one starts: a line's prefix lies between.
+        # The end of the last character, not the start of the next one: a line's prefix may be between.
         return Span(self.source, first, self.offset(end - 1) + 1 if end > start else first)
 
 
 def _shared_prefix(text: str) -> str:
-    """Return the blanks that every line which is not blank starts with."""
+    """Return the common indentation of all lines that are not blank."""
     lines = [line for line in text.split("\n") if line.strip(_BLANKS + "\r")]
     if not lines or lines[0][0] not in _BLANKS:
         return ""

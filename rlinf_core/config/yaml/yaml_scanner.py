@@ -1,7 +1,7 @@
-"""The interface to the YAML parser: text becomes a stream of events, or a `YamlSyntaxError`.
+"""The interface to the YAML parser: from text to a stream of events, or a `YamlSyntaxError`.
 
-The scanner of ruamel.yaml is that of YAML 1.1 in places. What it reads otherwise than YAML 1.2 without an error is
-corrected here; the yaml-test-suite says what is left.
+The scanner of ruamel.yaml follows YAML 1.1 in places. Where it silently deviates from YAML 1.2 it is corrected here;
+the yaml-test-suite shows what remains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _Base = Scanner
 
-# Blank lines, comments and directives: what may stand before the content.
+# Blank lines, comments and directives before the content.
 _HEADER = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|%[^\n]*\n)*")
 _VERSION = re.compile(r"^%YAML(?![^\s])[ \t]*([^\n#]*?)[ \t\r]*(?:#[^\n]*)?$", re.MULTILINE)
 # Line ends in YAML 1.1 and ordinary characters in 1.2; the parser would still end a comment or fold a text at them.
@@ -54,8 +54,8 @@ class YamlSyntaxError(Exception):
 
     Attributes:
         problem: the parser's own words.
-        at: the offset at which the parser gave up.
-        context, context_at: what it was doing, or "", and the offset at which that began.
+        at: the offset at which the parser stopped.
+        context, context_at: the construct being parsed, or "", and the offset of its start.
     """
 
     def __init__(self, problem: str, at: int, context: str = "", context_at: int | None = None) -> None:
@@ -78,7 +78,7 @@ class _Scanner(_Base):
         reader.pointer = reader.index = end
 
     def scan_to_next_token(self) -> None:
-        """Skip blanks, line ends and comments. A tab in a block's indentation is refused."""
+        """Skip blanks, line ends and comments. A tab in a block's indentation is an error."""
         reader = self.reader
         text, start, in_block = reader.buffer, reader.pointer, not self.flow_level
         end = cast("re.Match[str]", _GAP.match(text, start)).end()
@@ -99,7 +99,7 @@ class _Scanner(_Base):
         self._go_to(end)
 
     def stale_possible_simple_keys(self) -> None:
-        """Forget keys that no `:` can follow any more. Within braces it may stand on a later line."""
+        """Drop keys that no `:` can follow any more. Inside braces it may be on a later line."""
         reader = self.reader
         for level, key in list(self.possible_simple_keys.items()):
             too_long = reader.index - key.index > 1024
@@ -147,7 +147,7 @@ class _Scanner(_Base):
         return ScalarToken("".join(chunks), True, start, end)
 
     def _space_within_plain(self, indent: int) -> str:
-        """Skip blanks and line ends and return what they are in an unquoted value; "" where it ends."""
+        """Skip blanks and line ends and return their value inside an unquoted value; "" at its end."""
         reader, text = self.reader, self.reader.buffer
         match = _LINE_ENDS.match(text, reader.pointer)
         if match is None:
@@ -182,7 +182,7 @@ class _Scanner(_Base):
 
 
 def version_directives(text: str) -> list[re.Match[str]]:
-    """Return the `%YAML` lines before the content, each with what it asks for as its group 1."""
+    """Return the `%YAML` lines before the content, each with the version as its group 1."""
     header = _HEADER.match(text)
     return list(_VERSION.finditer(text, 0, header.end() if header else 0))
 
@@ -209,7 +209,7 @@ def parse_events(text: str) -> Iterator[Any]:
     text = text.translate({ord(original): stand_in for stand_in, original in stand_ins.items()})
     originals = str.maketrans(stand_ins)
     for directive in version_directives(text):
-        # To the parser it is a comment: it would take `%YAML 1.1` as leave to read the rest by other rules.
+        # Turned into a comment: `%YAML 1.1` would switch the parser to other rules.
         text = text[: directive.start()] + "#" + text[directive.start() + 1 :]
     if text.endswith((" ", "\t")):
         text += "\n"  # a last line of blanks is a line: one of a block of text

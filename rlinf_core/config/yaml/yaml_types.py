@@ -1,6 +1,6 @@
-"""Types of YAML values: the core schema of YAML 1.2 (chapter 10.3), of plain scalars and of tags, and nothing else.
+"""Types of YAML values: only the core schema of YAML 1.2 (chapter 10.3), for plain scalars and tags.
 
-`on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are therefore text, and `010` is ten. Other tags are refused.
+`on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are therefore text, and `010` is ten. Other tags are rejected.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ Resolved: TypeAlias = "bool | int | float | str | None"
 
 _CORE = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("str", "int", "float", "bool", "null"))
-# What may stand before the content of a node: an anchor, a tag, blanks and comments.
+# What may precede the content of a node: an anchor, a tag, blanks and comments.
 _PROPERTY = re.compile(r"&[^ \t\r\n,\[\]{}]+|!<[^>]*>|![^ \t\r\n,\[\]{}]*|[ \t\r\n]+|(?<=[ \t\r\n])#[^\n]*")
 _LAST_TAG = re.compile(r"(?:!<[^>\n]*>|![^ \t\r\n,\[\]{}]*)(?=[ \t\r\n]*\Z)")
 _LONGEST_TAG = 1000
-# Tags of other tools, and what to write here instead.
+# Tags of other tools, with our replacement.
 _HELP = {
     "!env": "write `${env:NAME}` for a variable of the environment",
     "!include": "write `extends: FILE` at the top level to build on another file",
@@ -30,7 +30,7 @@ def find_properties(
     """Return the position of a node's tag, if any, and of its content, `end` at most.
 
     `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
-    Only the node's own properties are skipped: the first key of a mapping may have some too.
+    Only the node's own properties are skipped: the first key of a mapping may have properties too.
     """
     tag: tuple[int, int] | None = None
     if has_anchor and has_tag and (match := _LAST_TAG.search(text[:start], max(0, start - _LONGEST_TAG))):
@@ -51,10 +51,10 @@ def find_properties(
 
 
 def tagged_value(tag: str, raw: str, kind: str) -> tuple[Verdict, Resolved, bool]:
-    """Return the meaning of a tag on a scalar, a "map" or a "seq": verdict, value of a scalar, and whether it was
-    resolved rather than taken as text.
+    """Return the meaning of a tag on a scalar, "map" or "seq": verdict, value of a scalar, and whether it was resolved
+    rather than taken as text.
     """
-    # A lone `!` says that a scalar is text, and nothing of a collection.
+    # A lone `!` makes a scalar text, and has no meaning for a collection.
     name = ("str" if kind == "scalar" else kind) if tag == "!" else tag.removeprefix(_CORE)
     if name not in {*_SCALAR_TAGS, "map", "seq"} or (name == tag != "!"):
         return "unknown", raw, False
@@ -72,13 +72,13 @@ def tagged_value(tag: str, raw: str, kind: str) -> tuple[Verdict, Resolved, bool
 
 
 def tag_help(tag: str) -> str:
-    """Return the replacement for an unknown tag, given as written."""
+    """Return the remedy for an unknown tag."""
     return _HELP.get(tag.lower(), "remove the tag, or quote the value if the `!` belongs to it")
 
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-# A scalar that starts otherwise is text, which spares most scalars the regular expressions.
+# A scalar with another first character is text, which avoids the regular expressions for most scalars.
 _NUMBER_STARTS = frozenset("0123456789+-.")
 _DECIMAL = re.compile(r"[-+]?[0-9]+", re.ASCII)
 _OCTAL = re.compile(r"0o[0-7]+", re.ASCII)
@@ -87,7 +87,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.A
 _INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NANS = frozenset((".nan", ".NaN", ".NAN"))
 
-# Python refuses to convert longer ones to and from text (sys.set_int_max_str_digits); no setting is that large.
+# Python does not convert longer ones from and to text (sys.set_int_max_str_digits); no setting is that large.
 _LONGEST_INTEGER = 1000
 
 

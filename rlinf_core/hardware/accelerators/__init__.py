@@ -1,1 +1,1 @@
-"""Accelerators by vendor: how to find them on a node without torch, and which variable makes them visible."""
+"""Accelerators by vendor: detection without torch, and visibility variables."""

@@ -1,4 +1,4 @@
-"""The facts about a vendor's accelerators that rlinf needs, and the machine on which they are searched for."""
+"""The interface of a vendor's accelerators, and of the machine on which they are detected."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-# A driver that is being reset can hold its vendor's tool for minutes; the device files then answer instead.
+# A driver reset can block its vendor's tool for minutes; device files are used instead.
 TOOL_TIMEOUT_S = 10.0
 
 
 def run_tool(command: Sequence[str]) -> str | None:
-    """Return standard output of a vendor's tool, or None when it is missing, fails or takes longer than 10 s."""
+    """Return the standard output of a vendor's tool, or None if it is missing, fails or takes longer than 10 s."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S, check=True
@@ -36,23 +36,23 @@ class Host:
         return self._at(path).exists()
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file without surrounding blanks, or None when it cannot be read."""
+        """Return the stripped text of a file, or None if it cannot be read."""
         try:
             return self._at(path).read_text(errors="replace").strip()
         except OSError:
             return None
 
     def resolve(self, path: str) -> str:
-        """Return the last name of what a link leads to: `0000:3a:00.0` for a device in sysfs."""
+        """Return the last part of a link's target: `0000:3a:00.0` for a device in sysfs."""
         return self._at(path).resolve().name
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, numbers in them ascending; empty when it cannot be read."""
+        """Return the names in a folder in natural order; empty if it cannot be read."""
         try:
-            found = [path.name for path in self._at(folder).iterdir()]
+            names = [path.name for path in self._at(folder).iterdir()]
         except OSError:
             return []
-        return sorted(found, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
+        return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
         """N of every `prefixN` in a folder, ascending."""
@@ -68,9 +68,9 @@ class Device:
     """One accelerator of a node.
 
     Attributes:
-        index: its number in the vendor's own order, the one that the visibility variable takes.
-        model: its name as the vendor spells it, or None when it cannot be told without the vendor's tools.
-        uuid: a name that never moves, where the vendor gives one; the visibility variable takes it too.
+        index: its number in the vendor's order, as in the visibility variable.
+        model: its name in the vendor's spelling, or None if unknown without the vendor's tools.
+        uuid: a stable name, if the vendor has one; also valid in the visibility variable.
     """
 
     index: int
@@ -82,11 +82,10 @@ class Accelerator(ABC):
     """A vendor's accelerators.
 
     Attributes:
-        name: how messages, placements and the registry call the vendor.
-        visibility_variable: the environment variable that lists the devices a process may see, or None.
-        torch_device: the device type under which torch knows them.
-        models: beginnings of model names, lower case, that only this vendor uses; for files checked without asking a
-            node.
+        name: the vendor's name in messages, placements and the registry.
+        visibility_variable: the environment variable that lists the visible devices, or None.
+        torch_device: their device type in torch.
+        models: lower-case prefixes of model names unique to this vendor, for checking files offline.
     """
 
     name: ClassVar[str]
@@ -96,22 +95,22 @@ class Accelerator(ABC):
 
     @abstractmethod
     def devices(self, host: Host) -> tuple[Device, ...]:
-        """Return the accelerators of `host` in ascending index; empty when it has none. Never raises for what is
-        missing.
+        """Return the accelerators of `host` by ascending index; empty if there are none. Never raises for missing tools
+        or files.
         """
 
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return the devices that a process with `environ` may use, in the order its visibility variable lists them.
+        """Return the devices that a process with `environ` may use, in the order of its visibility variable.
 
-        An unset variable hides nothing, an empty one everything; the list ends at the first entry that names no device.
+        An unset variable hides nothing, an empty one everything; the list ends at the first invalid entry.
         """
-        found = self.devices(host)
+        devices = self.devices(host)
         listed = environ.get(self.visibility_variable) if self.visibility_variable else None
         if listed is None:
-            return found
+            return devices
         chosen: list[Device] = []
         for entry in listed.split(","):
-            device = _named(entry.strip(), found)
+            device = _named(entry.strip(), devices)
             if device is None or device in chosen:
                 break
             chosen.append(device)

@@ -11,8 +11,10 @@ from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Ho
 from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, NoAccelerator, Nvidia
 
 NONE = NoAccelerator()
-# In the order in which a node with several vendors' devices is decided: what somebody bought to compute comes first.
-_ACCELERATORS: dict[str, Accelerator] = {each.name: each for each in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)}
+# In order of preference on a node with devices of several vendors: dedicated compute devices first.
+_ACCELERATORS: dict[str, Accelerator] = {
+    accelerator.name: accelerator for accelerator in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)
+}
 
 
 class Found(NamedTuple):
@@ -23,13 +25,13 @@ class Found(NamedTuple):
 
 
 def register_accelerator(accelerator: Accelerator) -> None:
-    """Add a vendor. Its devices are looked for before those of the vendors known here.
+    """Register a vendor. It takes precedence over the vendors registered before.
 
     Raises:
         ConfigError: the name is taken.
     """
     if accelerator.name in _ACCELERATORS:
-        raise ConfigError(f"accelerator `{accelerator.name}` is registered twice", help="give one of them another name")
+        raise ConfigError(f"accelerator `{accelerator.name}` is registered twice", help="rename one of them")
     known = dict(_ACCELERATORS)
     _ACCELERATORS.clear()
     _ACCELERATORS.update({accelerator.name: accelerator, **known})
@@ -50,13 +52,13 @@ def get_accelerator(name: str) -> Accelerator:
     if accelerator is None:
         from rlinf_core.suggest import did_you_mean
 
-        known = ", ".join(f"`{each}`" for each in _ACCELERATORS)
+        known = ", ".join(f"`{known_name}`" for known_name in _ACCELERATORS)
         raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {known}")
     return accelerator
 
 
 def accelerator_of_model(model: str | None) -> Accelerator:
-    """Return the vendor that makes a model, judged by its name alone; NVIDIA for a name that tells nothing."""
+    """Return the vendor of a model, by its name; NVIDIA for an unknown name."""
     name = (model or "").casefold()
     for accelerator in _ACCELERATORS.values():
         if name.startswith(accelerator.models):

@@ -1,4 +1,4 @@
-"""The accelerators of each vendor: how they are found, which variable hides them, and their device in torch."""
+"""The accelerators of each vendor: detection, visibility variable, and torch device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 
 
 class Nvidia(Accelerator):
-    """Counted by nvidia-smi, which sees what a container was given; by device files where it is missing."""
+    """Detected with nvidia-smi, which respects containers; with device files if it is missing."""
 
     name = "NVIDIA"
     visibility_variable = "CUDA_VISIBLE_DEVICES"
@@ -16,7 +16,7 @@ class Nvidia(Accelerator):
     models = ("nvidia", "geforce", "rtx", "tesla", "quadro")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        # The tool takes a second to say that there is nothing; a device file tells at once. /dev/dxg is WSL's.
+        # The tool takes a second to report no devices; a device file tells at once. /dev/dxg is WSL's.
         if not host.exists("/dev/nvidiactl") and not host.exists("/dev/dxg"):
             return ()
         listed = host.run(_QUERY)
@@ -33,7 +33,7 @@ def _from_tool(listed: str) -> tuple[Device, ...]:
 
 
 def _from_files(host: Host) -> tuple[Device, ...]:
-    """Device minors, renumbered: the driver counts from 0 whatever it was given."""
+    """Return device minors, renumbered: the driver counts from 0 in a container."""
     models = [_model(host, name) for name in host.names("/proc/driver/nvidia/gpus")]
     minors = host.numbered("/dev", "nvidia")
     if len(models) != len(minors):
@@ -53,7 +53,7 @@ _NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 
 class Amd(Accelerator):
-    """Counted by the compute driver's own topology in sysfs, in the order in which HIP numbers them."""
+    """Detected by the compute driver's topology in sysfs, in HIP's order."""
 
     name = "AMD"
     visibility_variable = "HIP_VISIBLE_DEVICES"
@@ -63,17 +63,17 @@ class Amd(Accelerator):
     def devices(self, host: Host) -> tuple[Device, ...]:
         if not host.exists("/dev/kfd"):
             return ()
-        found: list[Device] = []
+        devices: list[Device] = []
         for node in host.names(_NODES):
             properties = _properties(host.read(f"{_NODES}/{node}/properties") or "")
-            # Processors stand in the same list; they have no SIMD units. A container sees every GPU here, but can
-            # open only those whose render node it was given.
+            # CPUs are in the same list, without SIMD units. A container sees every GPU here, but can open only those
+            # whose render nodes it has.
             if properties.get("simd_count", "0") == "0":
                 continue
             minor = properties.get("drm_render_minor")
             if minor is None or host.exists(f"/dev/dri/renderD{minor}"):
-                found.append(Device(len(found), host.read(f"{_NODES}/{node}/name") or None))
-        return tuple(found)
+                devices.append(Device(len(devices), host.read(f"{_NODES}/{node}/name") or None))
+        return tuple(devices)
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ def _properties(text: str) -> dict[str, str]:
 
 
 class Ascend(Accelerator):
-    """Counted by device files; a container sees those it was given, and the runtime numbers them from 0."""
+    """Detected by device files; a container sees only its own, and the runtime numbers them from 0."""
 
     name = "Ascend"
     visibility_variable = "ASCEND_RT_VISIBLE_DEVICES"
@@ -95,7 +95,7 @@ class Ascend(Accelerator):
 
 
 class Musa(Accelerator):
-    """Counted by device files; a container sees those it was given, and the runtime numbers them from 0."""
+    """Detected by device files; a container sees only its own, and the runtime numbers them from 0."""
 
     name = "MUSA"
     visibility_variable = "MUSA_VISIBLE_DEVICES"
@@ -111,9 +111,9 @@ _VENDOR = "0x8086"
 
 
 class Intel(Accelerator):
-    """Counted by render nodes, one a card: the tiles of a card are not told apart.
+    """Detected by render nodes, one per card: tiles are not distinguished.
 
-    Graphics inside a processor, which always sit on bus 0 of the processor's own root, don't count.
+    Integrated graphics, always on bus 0 of the CPU's own root, do not count.
     """
 
     name = "Intel"

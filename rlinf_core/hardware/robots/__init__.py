@@ -1,1 +1,1 @@
-"""Hardware other than accelerators, by the `type` a node group gives: one module per robot."""
+"""Hardware other than accelerators, by the `type` of a node group: one module per robot."""

@@ -1,4 +1,4 @@
-"""The stand-in for a robot whose type is unknown, so that a wrong type hides no other mistake of its units."""
+"""The stand-in for a robot of unknown type, so that a wrong type hides no other mistakes in its units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.suggest import near
 
 
 class _Described(RobotUnit):
-    """A unit of which only those keys are judged that robots of known types have, and those that look like one."""
+    """A unit of which only keys of known robot types, and similar ones, are checked."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -21,8 +21,8 @@ class _Described(RobotUnit):
     def _drop_keys_of_its_own(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        given = cast("dict[str, Any]", data)
-        return {key: value for key, value in given.items() if near(str(key), cls.model_fields)}
+        values = cast("dict[str, Any]", data)
+        return {key: value for key, value in values.items() if near(str(key), cls.model_fields)}
 
 
 def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:

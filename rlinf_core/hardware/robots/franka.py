@@ -21,16 +21,14 @@ from rlinf_core.hardware.robots.unit import (
 )
 from rlinf_core.scalars import Bool
 
-# Where an arm's controller listens when nothing else is said: below the ports that systems give out by themselves.
+# The default port of an arm's controller, below the ephemeral range.
 ROBOT_PORT = 17310
 
 _GRIPPERS = "`franka` (Franka Hand) or `robotiq`"
-_CONNECTION = (
-    "Device that the gripper is attached to, as in `/dev/ttyUSB0`; the controller is told. Default: the arm's own."
-)
+_CONNECTION = "Device of the gripper, as in `/dev/ttyUSB0`, passed to the controller. Default: the arm's own."
 _CONTROLLER_RANK = (
-    "Rank of the node on which the arm's controller runs, where that is another than `node_rank`. It is told where the"
-    " controller does not answer; rlinf starts none."
+    "Rank of the node that runs the arm's controller, if not `node_rank`. It is named if the controller does not"
+    " answer; rlinf does not start controllers."
 )
 
 
@@ -45,16 +43,16 @@ class Franka(RobotUnit):
     robot_ip: IpAddress = Field(description=f"IP address of the arm's controller, {FROM_NODE}.")
     robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of the arm's controller.")
     camera_serials: Serials = Field(
-        default=(), description="Serial numbers of the arm's cameras, in the order the environment shows them."
+        default=(), description="Serial numbers of the arm's cameras, in the order of the environment's images."
     )
-    camera_type: CameraType = Field(default="realsense", description="Make of the cameras: `realsense` or `zed`.")
+    camera_type: CameraType = Field(default="realsense", description="Vendor of the cameras: `realsense` or `zed`.")
     gripper_type: GripperType = Field(default="franka", description=f"Gripper on the arm: {_GRIPPERS}.")
     gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
     controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
     workspace: Workspace | None = Field(
         default=None,
-        description="Two points [x, y, z] in metres, as seen from the arm's base, the lower corner first, between which"
-        " the hand must stay; the controller is told, and clips motions. Default: the controller's own.",
+        description="Workspace of the hand: two corners [x, y, z] in metres relative to the arm's base, the lower"
+        " one first; the controller clips motions to it. Default: the controller's own.",
     )
     disable_validate: Bool = Field(
         default=False, description="Skip the check that arm and cameras answer before a job starts."
@@ -71,7 +69,7 @@ class Franka(RobotUnit):
 
 @register_hardware("DualFranka")
 class DualFranka(RobotUnit):
-    """Two Franka arms that act as one robot. A package of yours brings its controller."""
+    """Two Franka arms that act as one robot. Its controller comes from a user's package."""
 
     exclusive: ClassVar[tuple[str, ...]] = (
         "left_robot_ip",
@@ -88,18 +86,18 @@ class DualFranka(RobotUnit):
     robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of both controllers.")
     left_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the left wrist.")
     right_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the right wrist.")
-    base_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras that stand apart.")
+    base_camera_serials: Serials = Field(default=(), description="Serial numbers of the external cameras.")
     camera_type: CameraType = Field(
-        default="realsense", description="Make of the cameras where none is given for a place: `realsense` or `zed`."
+        default="realsense", description="Default vendor of the cameras: `realsense` or `zed`."
     )
     left_camera_type: CameraType | None = Field(
-        default=None, description="Make of the cameras on the left wrist. Default: `camera_type`."
+        default=None, description="Vendor of the cameras on the left wrist. Default: `camera_type`."
     )
     right_camera_type: CameraType | None = Field(
-        default=None, description="Make of the cameras on the right wrist. Default: `camera_type`."
+        default=None, description="Vendor of the cameras on the right wrist. Default: `camera_type`."
     )
     base_camera_type: CameraType | None = Field(
-        default=None, description="Make of the cameras that stand apart. Default: `camera_type`."
+        default=None, description="Vendor of the external cameras. Default: `camera_type`."
     )
     left_gripper_type: GripperType = Field(default="franka", description=f"Gripper on the left arm: {_GRIPPERS}.")
     right_gripper_type: GripperType = Field(default="franka", description=f"Gripper on the right arm: {_GRIPPERS}.")

@@ -1,4 +1,4 @@
-"""Robots with a checked description and a driver from a user's package."""
+"""Robots with a validated description and a driver from a user's package."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from rlinf_core.scalars import Bool, Data, Text, problem
 def _target(text: str) -> str:
     module, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise problem("bad-value", f"`{text}` names no class", help="write `package.module:Class`")
+        raise problem("bad-value", f"`{text}` does not name a class", help="write `package.module:Class`")
     return text
 
 
 def _serial_device(text: str) -> str:
     if variable_of(text) is None and not text.startswith("/dev/"):
-        raise problem("bad-value", f"`{text}` is no device", help="write its file, as in `/dev/ttyACM0`")
+        raise problem("bad-value", f"`{text}` is not a device", help="write its device file, as in `/dev/ttyACM0`")
     return text
 
 
 DriverTarget = Annotated[Text, AfterValidator(_target)]
 SerialDevice = Annotated[Connection, AfterValidator(_serial_device)]
-_DRIVER = "Class that moves the robot in `env_type: robot`, `package.module:Class` (docs/robots.md)"
+_DRIVER = "Driver class for `env_type: robot`, `package.module:Class` (docs/robots.md)"
 
 
 class PluginDrivenRobot(RobotUnit):
-    """A robot with cameras and a driver of the user's."""
+    """A robot with cameras and a user's driver."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("camera_serials",)
 
-    driver: DriverTarget | None = Field(default=None, description=f"{_DRIVER}. Default: none, for an own `env_type`.")
+    driver: DriverTarget | None = Field(default=None, description=f"{_DRIVER}. Default: none, for a custom `env_type`.")
     camera_serials: Serials = Field(
-        default=(), description="Serial numbers of the robot's cameras, in the order the environment shows them."
+        default=(), description="Serial numbers of the robot's cameras, in the order of the environment's images."
     )
-    camera_type: CameraType = Field(default="realsense", description="Make of the cameras: `realsense` or `zed`.")
+    camera_type: CameraType = Field(default="realsense", description="Vendor of the cameras: `realsense` or `zed`.")
     disable_validate: Bool = Field(
         default=False, description="Skip the check that the robot and its cameras answer before a job starts."
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="What else the robot's driver is to be told, by name."
+        default_factory=dict[str, Any], description="Additional options of the robot's driver, by name."
     )
 
     @property
     def place(self) -> str:
-        """The address of the robot, in words; its node where none is known."""
+        """The address of the robot, in words; its node if it has none."""
         return f"node {self.node_rank}"
 
 
 @register_hardware("Robot")
 class GenericRobot(PluginDrivenRobot):
-    """Any robot: an address, and the class that moves it."""
+    """Any robot: an address and a driver class."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("address", "camera_serials")
     variables: ClassVar[tuple[str, ...]] = ("address",)
 
     driver: DriverTarget = Field(description=f"{_DRIVER}.")  # pyright: ignore[reportIncompatibleVariableOverride]
     address: Connection = Field(
-        description=f"Where the driver reaches the robot: a host, `HOST:PORT`, a URL, a device file, {FROM_NODE}."
+        description=f"Address of the robot for the driver: a host, `HOST:PORT`, a URL, a device file, {FROM_NODE}."
     )
 
     @property
@@ -70,7 +70,7 @@ class GenericRobot(PluginDrivenRobot):
         return self.address
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """See `RobotUnit`: of `HOST:PORT` only; what another address means is known to the driver."""
+        """See `RobotUnit`: only for `HOST:PORT`; other addresses are interpreted by the driver."""
         host, _, port = self.address.rpartition(":")
         named = host.removeprefix("[").removesuffix("]")
         if self.disable_validate or not named or "/" in host or not port.isascii() or not port.isdigit():
@@ -80,17 +80,17 @@ class GenericRobot(PluginDrivenRobot):
 
 @register_hardware("SO-101")
 class SO101(PluginDrivenRobot):
-    """An SO-101 arm on a serial port of its node. A package of yours brings its driver."""
+    """An SO-101 arm on a serial port of its node. Its driver comes from a user's package."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("device", "camera_serials")
     variables: ClassVar[tuple[str, ...]] = ("device",)
 
     device: SerialDevice = Field(
-        description="Serial port of the arm's motor bus, best by its id, as in"
+        description="Serial port of the arm's motor bus, preferably by id, as in"
         f" `/dev/serial/by-id/usb-1a86_USB_Single_Serial_58FD-if00`, {FROM_NODE}."
     )
     calibration: Connection | None = Field(
-        default=None, description="Name or file of the arm's calibration, as its driver has it. Default: the driver's."
+        default=None, description="Name or file of the arm's calibration, in the driver's terms. Default: the driver's."
     )
 
     @property
@@ -101,13 +101,13 @@ class SO101(PluginDrivenRobot):
 
 @register_hardware("DOSW1")
 class DOSW1(PluginDrivenRobot):
-    """A DOS-W1 with its two arms, reached over the network. A package of yours brings its driver."""
+    """A two-arm DOS-W1, reached over the network. Its driver comes from a user's package."""
 
     variables: ClassVar[tuple[str, ...]] = ("robot_url",)
 
     robot_url: Connection = Field(
         default="127.0.0.1",
-        description=f"Host at which the robot's arms answer, {FROM_NODE}. Default: the robot's own node.",
+        description=f"Host of the robot's arms, {FROM_NODE}. Default: the robot's own node.",
     )
 
     @property
@@ -118,9 +118,9 @@ class DOSW1(PluginDrivenRobot):
 
 @register_hardware("Turtle2")
 class Turtle2(PluginDrivenRobot):
-    """A Turtle2 with its two arms. A package of yours brings its driver."""
+    """A two-arm Turtle2. Its driver comes from a user's package."""
 
 
 @register_hardware("GimArm")
 class GimArm(PluginDrivenRobot):
-    """A GimArm on its node's CAN bus. A package of yours brings its driver."""
+    """A GimArm on its node's CAN bus. Its driver comes from a user's package."""

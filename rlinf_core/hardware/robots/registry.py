@@ -1,11 +1,11 @@
-"""Registry of robots by the name that `hardware.type` gives.
+"""Registry of robots by the name in `hardware.type`.
 
-A package of your own adds one with a subclass of `RobotUnit`, the decorator, and an entry point of the same name:
+A package adds one with a subclass of `RobotUnit`, the decorator, and an entry point of the same name:
 
     [project.entry-points."rlinf.hardware"]
     Gantry = "my_lab.gantry:Gantry"
 
-It is loaded only when a file names a type that is not known yet.
+It is loaded only when a file names a type that is not registered yet.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rlinf_core.scalars import problem
 
 ENTRY_POINT_GROUP = "rlinf.hardware"
 
-# Stands for a type that nobody knows, where the rest of a file is checked. It ends with a character that nobody types.
+# Stand-in for an unknown type, so that the rest of a file is checked. It ends with a character that users do not type.
 UNKNOWN_TYPE: Final = "robot\N{ZERO WIDTH SPACE}"
 
 U = TypeVar("U", bound=RobotUnit)
 
-# Our own, by module, so that a file pays only for the robots it names.
+# Built-in types, by module, so that only those in use are imported.
 _FRANKA = "rlinf_core.hardware.robots.franka"
 _PLUGIN_DRIVEN = "rlinf_core.hardware.robots.plugin_driven"
 _BUILT_IN = {
@@ -45,7 +45,7 @@ def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
     """Make `hardware: {type: NAME}` mean the decorated model.
 
     Raises:
-        ConfigError: another model has the name already.
+        ConfigError: the name is taken by another model.
     """
 
     def register(model: type[U]) -> type[U]:
@@ -54,7 +54,7 @@ def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
             raise ConfigError(
                 f"hardware type `{name}` is registered twice",
                 why=f"by {present.__module__}.{present.__qualname__} and {model.__module__}.{model.__qualname__}",
-                help="give one of them another name",
+                help="rename one of them",
             )
         _registered[name] = model
         return model
@@ -66,7 +66,7 @@ def hardware_model(name: str) -> type[RobotUnit]:
     """Return the model of one unit of hardware type `name`.
 
     Raises:
-        PydanticCustomError: `unknown-hardware-type`: nobody offers it, or the package that does cannot be loaded.
+        PydanticCustomError: `unknown-hardware-type`: it is unknown, or its package cannot be loaded.
     """
     if name == UNKNOWN_TYPE:
         return _unknown_robot()
@@ -80,7 +80,7 @@ def hardware_model(name: str) -> type[RobotUnit]:
     from rlinf_core.suggest import did_you_mean
 
     known = hardware_types()
-    listed = ", ".join(f"`{each}`" for each in known)
+    listed = ", ".join(f"`{known_name}`" for known_name in known)
     hint = did_you_mean(name, known)
     raise problem(
         "unknown-hardware-type",
@@ -97,7 +97,7 @@ def _unknown_robot() -> type[RobotUnit]:
 
 
 def hardware_types() -> list[str]:
-    """Return every name that `hardware.type` may take, installed packages' ones included, in alphabetical order."""
+    """Return all names for `hardware.type`, including installed packages, in alphabetical order."""
     return sorted({*_registered, *_BUILT_IN, *_plugin_names()})
 
 
@@ -114,11 +114,11 @@ def _load_plugin(name: str) -> None:
         try:
             model = point.load()
         except Exception as error:
-            # A user's package may fail in any way; the finding says how.
+            # A user's package may fail in any way; the finding holds the error.
             raise problem(
                 "unknown-hardware-type",
                 f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}",
-                help="repair or remove the package that offers it",
+                help="fix or remove the package that provides it",
             ) from error
         if isinstance(model, type) and issubclass(model, RobotUnit):
             _registered.setdefault(name, model)
@@ -126,5 +126,5 @@ def _load_plugin(name: str) -> None:
         raise problem(
             "unknown-hardware-type",
             f"hardware type `{name}`: `{point.value}` is not a subclass of RobotUnit",
-            help="repair or remove the package that offers it",
+            help="fix or remove the package that provides it",
         )

@@ -11,15 +11,15 @@ from pydantic import AfterValidator, Field, ValidationError
 from rlinf_core.errors import ConfigError
 from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
 
-# A variable of the node's environment, in place of an address: `$ROBOT_IP`.
+# A variable of the node's environment in place of an address: `$ROBOT_IP`.
 FROM_NODE: Final = "or `$NAME`: the value of this variable on the node"
 _VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def variable_of(text: str) -> str | None:
-    """Return the name of the variable that stands in place of an address; None: it is an address."""
-    found = _VARIABLE.fullmatch(text)
-    return None if found is None else found[1]
+    """Return the variable's name if a variable is in place of an address, else None."""
+    match = _VARIABLE.fullmatch(text)
+    return None if match is None else match[1]
 
 
 def _ip_address(text: str) -> str:
@@ -41,7 +41,7 @@ def _serial(text: str) -> str:
 
 def _port(number: int) -> int:
     if not 0 < number < 65536:
-        raise problem("bad-value", f"{number} is no TCP port", help="write a number from 1 to 65535")
+        raise problem("bad-value", f"{number} is not a TCP port", help="write a number from 1 to 65535")
     return number
 
 
@@ -56,7 +56,7 @@ Serial = Annotated[Text, AfterValidator(_serial)]
 Serials = tuple[Serial, ...]
 Port = Annotated[Int, AfterValidator(_port)]
 NodeRank = Annotated[Int, Field(ge=0)]
-# Where something is reached: a device file, a URL, a host.
+# An address: a device file, a URL, a host.
 Connection = Annotated[Text, AfterValidator(_word)]
 CameraType = Literal["realsense", "zed"]
 GripperType = Literal["franka", "robotiq"]
@@ -65,7 +65,7 @@ GripperType = Literal["franka", "robotiq"]
 def _box(corners: tuple[Point, Point]) -> tuple[Point, Point]:
     low, high = corners
     if any(least >= most for least, most in zip(low, high, strict=True)):
-        raise problem("bad-value", "there is no room between the two points", help="write the lower corner first")
+        raise problem("bad-value", "the box between the two points is empty", help="write the lower corner first")
     return corners
 
 
@@ -75,12 +75,11 @@ Workspace = Annotated[tuple[Point, Point], AfterValidator(_box)]
 
 
 class RobotUnit(StrictModel):
-    """One robot: an entry of `hardware.configs`. A new robot is a subclass with fields of its own.
+    """One robot: an entry of `hardware.configs`. A new robot is a subclass with additional fields.
 
     Attributes:
-        exclusive: fields whose values belong to one unit only, as the address of an arm. Two with the same are an
-            error.
-        node_ranks: further fields that hold the rank of a node, besides `node_rank`.
+        exclusive: fields whose values must be unique, as the address of an arm.
+        node_ranks: fields besides `node_rank` that hold the rank of a node.
         variables: the fields whose values may come from the node's environment: `$NAME` is its variable `NAME`.
     """
 
@@ -91,11 +90,12 @@ class RobotUnit(StrictModel):
     node_rank: NodeRank = Field(description="Rank of the node that the robot is attached to.")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return where the robot must answer before a job starts: pairs of host and TCP port. None by default."""
+        """Return the addresses where the robot must answer before a job starts: pairs of host and TCP port. None by
+        default."""
         return ()
 
     def controller_nodes(self) -> tuple[int | None, ...]:
-        """Return the rank of the node that runs the controller at each of `addresses`; None where nothing is said."""
+        """Return the rank of the node that runs the controller at each of `addresses`; None if unspecified."""
         return ()
 
     def cameras(self) -> tuple[tuple[str, str], ...]:
@@ -109,20 +109,20 @@ class RobotUnit(StrictModel):
         return tuple((str(getattr(self, "camera_type", "realsense")), serial) for serial in serials)
 
     def on_node(self, environ: Mapping[str, str]) -> Self:
-        """Return the unit with the values of its node's variables in their places.
+        """Return the unit with its variables replaced by their values on the node.
 
         Args:
             environ: the environment of a process on the node.
 
         Raises:
-            ConfigError: a variable is not set there, or holds no such value.
+            ConfigError: a variable is not set there, or its value is invalid.
         """
         names = {field: name for field in self.variables if (name := variable_of(str(getattr(self, field))))}
         if not names:
             return self
         for field, name in names.items():
             if not environ.get(name) or variable_of(environ[name]) is not None:
-                raise self._unset(field, name, "is not set" if not environ.get(name) else "holds another variable")
+                raise self._unset(field, name, "is not set" if not environ.get(name) else "refers to another variable")
         values = {field: environ[name] for field, name in names.items()}
         try:
             return type(self).model_validate({**self.model_dump(), **values})

@@ -1,11 +1,11 @@
-"""Checkpoints: written aside, checked, and given their name in one step, so that half of one is never taken for whole.
+"""Checkpoints: written to a temporary folder, verified, and renamed atomically, so that they are complete or absent.
 
 checkpoints/
   global_step_100/          complete: it has a manifest, and every file that the manifest lists
     manifest.json
     ...                     whatever the workers wrote
-  .writing-global_step_200  being written, or left behind by a run that was killed
-  latest                    the name of the newest, for people and other tools
+  .writing-global_step_200  being written, or left behind by a killed run
+  latest                    the name of the newest, for users and other tools
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Fact: TypeAlias = str | int | float | bool | None
 
 
 class Manifest(NamedTuple):
-    """The description of a checkpoint, kept beside it.
+    """The description of a checkpoint, stored in it.
 
     Attributes:
         step: the training step after which it was written.
         config_hash: of the run's configuration.
-        facts: what another run must agree in to continue, by the path of the key, as in `actor.model.hidden_dim`.
+        facts: values that a resuming run must share, by the path of the key, as in `actor.model.hidden_dim`.
         metrics: the newest value of every metric.
-        weight_version: how often the weights had changed.
-        world_sizes: number of processes of each component; another number is fine.
+        weight_version: number of weight updates.
+        world_sizes: number of processes of each component; need not match.
         versions: of rlinf, python and torch.
         time: when it was written, in seconds since 1970.
         files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
@@ -80,9 +80,9 @@ class Checkpoint(NamedTuple):
     manifest: Manifest
 
     def check(self, facts: Mapping[str, Fact]) -> None:
-        """Refuse to be continued by a run that it does not fit.
+        """Check that a run can resume from this checkpoint.
 
-        `facts` are those of the run, as `Manifest.facts`. One that the checkpoint does not know is not judged.
+        `facts` are those of the run, as `Manifest.facts`. Facts missing in the checkpoint are not compared.
 
         Raises:
             CheckpointError: with every difference.
@@ -95,20 +95,20 @@ class Checkpoint(NamedTuple):
         ]
         if differences:
             raise CheckpointError(
-                f"this run cannot continue from step {self.step}",
+                f"this run cannot resume from step {self.step}",
                 where=str(self.path),
                 why="; ".join(differences),
-                help="give these keys the checkpoint's values, or start anew without `runner.resume_dir`",
+                help="set these keys to the checkpoint's values, or start from scratch without `runner.resume_dir`",
             )
 
     def verify(self) -> None:
-        """Read every file, and refuse the checkpoint where one is not as it was written; see `verify_files`.
+        """Read and verify every file; see `verify_files`.
 
         Raises:
-            CheckpointError: with the first such file.
+            CheckpointError: with the first damaged file.
         """
         if not self.manifest.digests:
-            _LOGGER.warning("%s has no digests: an earlier rlinf wrote it, and damage shows by size alone", self.path)
+            _LOGGER.warning("%s has no digests: it is from an earlier rlinf, and only sizes are verified", self.path)
         verify_files(self.path, self.manifest)
 
 
@@ -116,8 +116,8 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        folder: where they are; made when the first one is begun.
-        keep: how many complete ones stay, the newest; -1: all.
+        folder: their folder; created with the first one.
+        keep: how many of the newest complete ones to keep; -1: all.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP_ALL) -> None:
@@ -125,9 +125,9 @@ class CheckpointStore:
         self.keep = keep
 
     def begin(self, step: int) -> Path:
-        """Return an empty folder aside, for the workers to write the checkpoint of `step` into; then comes `commit`.
+        """Return an empty temporary folder, for the workers to write the checkpoint of `step` into before `commit`.
 
-        What an earlier process left half-written is removed: a run has one writer.
+        Partial checkpoints of earlier processes are removed: a run has one writer.
 
         Raises:
             CheckpointError: the folder cannot be written.
@@ -141,15 +141,15 @@ class CheckpointStore:
         return work
 
     def commit(self, step: int, manifest: Manifest) -> Path:
-        """Make what was written since `begin` the checkpoint of `step`, and remove those that are too many.
+        """Turn the files written since `begin` into the checkpoint of `step`, and remove surplus checkpoints.
 
-        One of the same step that exists is replaced, and stays until the new one has its name.
+        An existing one of the same step is replaced, atomically.
 
         Returns:
             Its folder, `global_step_N`.
 
         Raises:
-            CheckpointError: nothing was begun for this step, or the folder cannot be written.
+            CheckpointError: `begin` was not called for this step, or the folder cannot be written.
         """
         work, final = self.folder / f"{_WRITING}{_name(step)}", self.folder / _name(step)
         if not work.is_dir():
@@ -173,29 +173,29 @@ class CheckpointStore:
         return final
 
     def abandon(self, step: int) -> None:
-        """Remove what was written since `begin`: it will not be whole, and may be what filled the disk."""
+        """Remove the files written since `begin`, which are incomplete and may have filled the disk."""
         durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
 
     def latest(self) -> Checkpoint | None:
         """Return the complete checkpoint of the highest step, or None.
 
-        It is looked for, not read from the file `latest`: a run can be killed between the two.
+        Determined from the folders, not from the file `latest`: a run can be killed between the two.
         """
-        return next((each for each in map(_look, self._folders()) if each is not None), None)
+        return next((checkpoint for checkpoint in map(_look, self._folders()) if checkpoint is not None), None)
 
     def latest_sound(self) -> Checkpoint | None:
-        """Return the complete checkpoint of the highest step whose files are as they were written, or None.
+        """Return the undamaged complete checkpoint of the highest step, or None.
 
-        A damaged one is passed over with a warning. All files of the checkpoint are read.
+        Damaged ones are skipped with a warning. All files of the checkpoint are read.
         """
         return first_sound(reversed(self.complete()))
 
     def complete(self) -> list[Checkpoint]:
-        """Return all complete checkpoints, those of the lowest steps first."""
-        return [each for each in map(_look, reversed(self._folders())) if each is not None]
+        """Return all complete checkpoints, lowest step first."""
+        return [checkpoint for checkpoint in map(_look, reversed(self._folders())) if checkpoint is not None]
 
     def recover(self) -> None:
-        """Clear away what a process that was killed left half-done. Only the process that writes calls it."""
+        """Clean up after a killed process. Only the writing process may call this."""
         for path in self._entries():
             if path.name.startswith((_WRITING, _DISCARDED)):
                 durable.remove_tree(path)
@@ -209,7 +209,7 @@ class CheckpointStore:
                 path.unlink(missing_ok=True)
 
     def _retain(self) -> None:
-        """Remove what the newest checkpoint and `keep` have made superfluous, each by one step out of sight first."""
+        """Remove surplus checkpoints, each renamed first so that it vanishes atomically."""
         if self.keep != KEEP_ALL:
             for old in self.complete()[: -self.keep]:
                 durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
@@ -221,9 +221,9 @@ class CheckpointStore:
         return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _folders(self) -> list[Path]:
-        """Return the folders with a checkpoint's name, complete or not; the highest step first."""
-        found = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        """Return the folders named like checkpoints, complete or not, highest step first."""
+        folders = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(folders, reverse=True)]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -245,11 +245,10 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     Args:
         path: the folder `global_step_N`.
         manifest: of it; None: it is loaded.
-        within: beginnings of the paths that are compared; all by default.
+        within: path prefixes of the files to verify; all by default.
 
     Raises:
-        CheckpointError: a file is missing, or is not as it was written. Where the manifest has no digests the sizes are
-            compared alone.
+        CheckpointError: a file is missing or damaged. If the manifest has no digests, only sizes are compared.
     """
     manifest = load_manifest(path) if manifest is None else manifest
     begin = tuple(within)
@@ -262,30 +261,29 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
             damage = f"`{name}` cannot be read: {error.strerror or error}"
             break
         if digest != manifest.digests.get(name):
-            damage = f"`{name}` has other bytes than were written: its SHA-256 is not the one in {MANIFEST}"
+            damage = f"`{name}` was changed: its SHA-256 differs from the one in {MANIFEST}"
             break
     if damage is not None:
         raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
 
 
 def first_sound(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Return the first one whose files are as they were written, or None; damaged ones are named in a warning."""
+    """Return the first undamaged one, or None; warn about damaged ones."""
     for checkpoint in checkpoints:
         try:
             checkpoint.verify()
         except CheckpointError as error:
-            _LOGGER.warning("%s is damaged and not used, but the one before it: %s", checkpoint.path, error.why)
+            _LOGGER.warning("%s is damaged and is skipped: %s", checkpoint.path, error.why)
         else:
             return checkpoint
     return None
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Return what the checkpoint in the folder `path` says about itself, complete or not.
+    """Return the manifest of the checkpoint in the folder `path`, complete or not.
 
     Raises:
-        CheckpointError: there is none, it is of a version that this rlinf does not know, or one of its fields has a
-            value that it cannot have.
+        CheckpointError: there is none, it has an unknown version, or a field is invalid.
     """
     try:
         content = read_model(path / MANIFEST, ManifestFile)
@@ -296,20 +294,20 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def config_hash(text: str) -> str:
-    """Return what tells one resolved configuration from another; `text` is its YAML."""
+    """Return a digest of a resolved configuration; `text` is its YAML."""
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a checkpoint was made with, torch's where it is installed."""
+    """Return the versions for a checkpoint's manifest, with torch's if installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"rlinf": __version__, "python": platform.python_version()}
+    versions_by_name = {"rlinf": __version__, "python": platform.python_version()}
     try:
-        found["torch"] = version("torch")
+        versions_by_name["torch"] = version("torch")
     except PackageNotFoundError:
-        return found
-    return found
+        return versions_by_name
+    return versions_by_name
 
 
 _ANOTHER: Final = "name another `global_step_N` folder, or `runner.resume_dir=auto` for the newest complete one"
@@ -327,19 +325,19 @@ def _look(path: Path) -> Checkpoint | None:
 
 
 def _damage(path: Path, manifest: Manifest) -> str | None:
-    """Return the first file of the manifest that is not there as it was written, in words."""
+    """Return the first missing or resized file of the manifest, in words."""
     for name, size in manifest.files.items():
         try:
-            found = os.stat(path / name).st_size
+            size_on_disk = os.stat(path / name).st_size
         except OSError:
             return f"`{name}` is missing"
-        if found != size:
-            return f"`{name}` has {found} bytes, {size} were written"
+        if size_on_disk != size:
+            return f"`{name}` has {size_on_disk} bytes, {size} were written"
     return None
 
 
 def _encode(manifest: Manifest) -> str:
-    # JSON has no NaN: a metric without a number is null.
+    # JSON has no NaN: it is written as null.
     metrics = {
         name: value if value is not None and math.isfinite(value) else None for name, value in manifest.metrics.items()
     }
@@ -360,5 +358,5 @@ def _unwritable(folder: Path, error: OSError) -> CheckpointError:
         "a checkpoint cannot be written",
         where=str(folder),
         why=error.strerror or str(error),
-        help="make room there or correct its permissions; the checkpoints before are untouched",
+        help="free some space or fix its permissions; earlier checkpoints are intact",
     )

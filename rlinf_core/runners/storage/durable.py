@@ -1,6 +1,6 @@
-"""Changes of the file system that leave the old or the new state when a process, or a machine, dies at any moment.
+"""File system changes that are atomic even if the process or the machine dies at any moment.
 
-And the opening of files that others may have made.
+Also opens files that others may have created.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Final
 
 from rlinf_core.foreign.files import create_aside, open_below
 
-# What file systems say that know no locks.
+# Errors of file systems without locks.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that readers find the old one or the new one, and never a part.
+    """Write a file atomically: readers find the old one or the new one.
 
-    A link of this name is replaced, and what it leads to stays as it is. Whatever writes a whole file into the folder
-    of a run uses this.
+    A link of this name is replaced, and its target untouched. All writers of whole files in a run folder use this.
 
     Args:
         path: of the file.
@@ -33,7 +32,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
         mode: of the file, before the process's umask.
 
     Raises:
-        OSError: it cannot be written; nothing is left of the attempt.
+        OSError: it cannot be written; no partial file is left.
     """
     descriptor, part = create_aside(path, mode)
     try:
@@ -50,9 +49,9 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
 
 
 def write_short(path: Path, text: str) -> None:
-    """Write a short file as `write_whole`, and where the disk is full over the old one, whose room it has.
+    """Write a short file as `write_whole`; on a full disk, overwrite the old one in place.
 
-    A machine that goes down at that very moment may leave a part; a file that tells nothing of the end would be worse.
+    A crash at that moment may leave a partial file; a missing end status would be worse.
 
     Raises:
         OSError: it cannot be written.
@@ -73,9 +72,9 @@ def write_short(path: Path, text: str) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Generator[bool, None, None]:
-    """Hold an exclusive lock on a file within the block; yield False where another process holds it.
+    """Hold an exclusive lock on a file within the block; yield False if another process holds it.
 
-    `write_whole` replaces the file: read it within the block. Where the file system has no locks everybody gets it.
+    `write_whole` replaces the file: read it within the block. On a file system without locks, every process gets it.
     """
     descriptor = open_below(path.parent, path.name, os.O_RDWR)
     try:
@@ -89,12 +88,12 @@ def claimed(path: Path) -> Generator[bool, None, None]:
                 raise
         yield True
     finally:
-        # Closing gives the lock back.
+        # Closing releases the lock.
         os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
-    """Put every file below `folder`, and the names of them, on the disk itself."""
+    """Sync all files below `folder`, and their names, to disk."""
     for parent, _, files in os.walk(folder):
         for name in files:
             _sync(Path(parent) / name)
@@ -102,22 +101,22 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in `folder` on the disk itself, where its file system knows how."""
+    """Sync the names in `folder` to disk, if its file system supports that."""
     try:
         _sync(folder)
     except OSError:
-        # Some network file systems refuse this for folders; they order names by themselves.
+        # Some network file systems refuse this for folders, but order name changes themselves.
         return
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or folder another name in its folder, for good."""
+    """Rename a file or folder within its folder, durably."""
     os.rename(old, new)
     sync_folder(new.parent)
 
 
 def keep_old(path: Path) -> None:
-    """Give an earlier file of this name, if there is one, the first number that is free: `config.1.yaml`."""
+    """Rename an existing file with the first free number: `config.1.yaml`."""
     if os.path.lexists(path):
         number = 1
         while os.path.lexists(older := path.with_name(f"{path.stem}.{number}{path.suffix}")):
@@ -126,7 +125,7 @@ def keep_old(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and what is in it; one that is gone already is fine."""
+    """Remove a folder with its contents, if it exists."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The fields of a checkpoint's `manifest.json`, as they may be."""
+"""The validated form of a checkpoint's `manifest.json`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders of checkpoints outside of their run's folder, and the mark that says whose they are.
+"""Ownership marks of checkpoint folders outside of their run's folder.
 
-`run.json` may name any folder, and a copy of a run names the same one as the original. So what lies outside is the
-run's own only where it says so itself: its mark has the run's id, and the place and inode of the run's folder.
+`run.json` may name any folder, and a copy of a run names the same one as the original. So an outside folder belongs to
+a run only if its mark has the run's id, and the path and inode of the run's folder.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_BYTES: Final = 1 << 16
 
 
 class Mark(FileModel):
-    """The owner of a folder of checkpoints, as its mark tells it.
+    """The owner of a checkpoint folder, from its mark.
 
     Attributes:
         run_id: of the run.
-        folder, inode: of the run's folder, which a copy of it has not in common.
-        place: the folder of checkpoints itself, which a copy of that has not in common.
+        folder, inode: of the run's folder, which a copy does not share.
+        place: the path of the checkpoint folder itself, which a copy does not share.
     """
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -39,13 +39,13 @@ class Mark(FileModel):
 
 
 def outside(run: Path, state: RunState) -> Path | None:
-    """Return the folder of a run's checkpoints where it is not below the run's own folder; else None."""
+    """Return the folder of a run's checkpoints if it is outside of the run's folder; else None."""
     path = Path(os.path.normpath(run / state.checkpoints))
     return None if path.is_relative_to(run) and path != run else path
 
 
 def mark(checkpoints: Path, run: Path, run_id: str) -> None:
-    """Write into a folder of checkpoints that was just made that it belongs to the run in the folder `run`.
+    """Mark a new checkpoint folder as owned by the run in the folder `run`.
 
     Raises:
         OSError: it cannot be written.
@@ -55,26 +55,26 @@ def mark(checkpoints: Path, run: Path, run_id: str) -> None:
 
 
 def why_not_own(run: Path, state: RunState) -> str | None:
-    """Return why the folder of a run's checkpoints is not the run's to write into and to delete; None where it is."""
+    """Return why a run may not write to or delete its checkpoint folder; None if it may."""
     path = outside(run, state)
     if path is None:
         return _why_linked(run, state)
     if path.is_symlink():
         return "it is a link"
     if not state.run_id:
-        return "an earlier rlinf made the run, and left no mark there"
+        return "the run is from an earlier rlinf, which left no mark there"
     try:
         if not stat.S_ISREG((path / MARK).lstat().st_mode):
-            return f"its `{MARK}` is no file"
+            return f"its `{MARK}` is not a file"
         owner = read_model(path / MARK, Mark, _MOST_BYTES)
     except FileNotFoundError:
         return f"it has no mark of this run, `{MARK}`"
     except OSError:
         return f"its `{MARK}` cannot be read"
     if owner.run_id != state.run_id or owner.place != str(path.resolve()):
-        return "it is marked as that of another run"
+        return "it is marked as owned by another run"
     if (owner.folder, owner.inode) != (str(run.resolve()), run.stat().st_ino):
-        return f"it is marked as that of the run in {owner.folder}, of which this is a copy, or which was moved"
+        return f"it is marked as owned by the run in {owner.folder}; this run is a copy, or was moved"
     return None
 
 

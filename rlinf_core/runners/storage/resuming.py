@@ -1,7 +1,7 @@
-"""The checkpoint that `runner.resume_dir` means, and whether a run is the one that a configuration describes.
+"""Resolution of `runner.resume_dir`, and matching of runs with configurations.
 
-A run is what its configuration says: `auto` goes on with the newest run of the same configuration and seeds, whatever
-else lies beside it. Only what lengthens a run, or says what is kept of it, may differ.
+A run is identified by its configuration: `auto` resumes the newest run with the same configuration and seeds. Only keys
+for the length of a run, and for what is saved, may differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, first_sound, open_checkpoint
 from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
 
-# Keys that may differ between a run and what goes on with it; a key stands for all below it.
+# Keys that may differ between a run and its resumption; a key covers everything below it.
 FREE_KEYS: Final = (
     *("runner.max_steps", "runner.max_epochs", "runner.resume_dir", "runner.max_restarts", "runner.trace"),
     "runner.only_eval",
@@ -45,7 +45,7 @@ class _Candidate(NamedTuple):
 
 
 def values_of(config_text: str) -> Values | None:
-    """Return the values of a resolved configuration that make a run what it is; None where the text is no mapping.
+    """Return the identifying values of a resolved configuration; None if the text is not a mapping.
 
     Args:
         config_text: as YAML.
@@ -71,17 +71,16 @@ def config_id(values: Values) -> str:
 def find_source(
     resume_dir: str | None, log_path: Path, experiment: str, config_text: str | None = None
 ) -> Checkpoint | None:
-    """Return the checkpoint that `runner.resume_dir` means; None where a run begins anew.
+    """Return the checkpoint for `runner.resume_dir`; None for a fresh start.
 
     Args:
         resume_dir: of the configuration.
-        log_path: where runs are.
-        experiment: whose runs `auto` looks through.
-        config_text: the resolved configuration, which must be that of the run `auto` goes on with; None: of any.
+        log_path: the folder of the runs.
+        experiment: the experiment that `auto` searches.
+        config_text: the resolved configuration that the run for `auto` must have; None: any.
 
     Raises:
-        CheckpointError: there is no complete checkpoint where it says, or no run of the experiment is of this
-            configuration.
+        CheckpointError: there is no complete checkpoint there, or no run of the experiment has this configuration.
     """
     if resume_dir is None:
         return None
@@ -90,8 +89,8 @@ def find_source(
         values = values_of(config_text) if config_text is not None else None
         if values is not None:
             candidates = _of_configuration(candidates, values)
-        complete = [each for run in candidates for each in run.store.complete()]
-        return first_sound(sorted(complete, key=lambda each: each.manifest.time, reverse=True))
+        complete = [checkpoint for run in candidates for checkpoint in run.store.complete()]
+        return first_sound(sorted(complete, key=lambda checkpoint: checkpoint.manifest.time, reverse=True))
     path = Path(resume_dir).absolute()
     if (path / STATE).is_file():
         store = CheckpointStore(path / read_state(path).checkpoints)
@@ -103,15 +102,15 @@ def find_source(
         return checkpoint
     latest = store.latest()
     if latest is None:
-        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
+        raise CheckpointError("there is no complete checkpoint to resume from", where=str(path))
     latest.verify()
     return latest
 
 
 def run_of(checkpoint: Path, log_path: Path) -> Path | None:
-    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
+    """Return the run folder of a checkpoint; None for one that was copied elsewhere."""
     store = checkpoint.resolve().parent
-    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
+    # The second is for checkpoints outside of their run (`actor.checkpoint_save_path`).
     for path in (store.parent, log_path / store.name):
         try:
             state = read_state(path)
@@ -123,15 +122,15 @@ def run_of(checkpoint: Path, log_path: Path) -> Path | None:
 
 
 def differences(old: Values, new: Values) -> list[str]:
-    """Return what differs between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
+    """Return the differences between two configurations, in words: `actor.optim.lr` is `0.1` there and `0.2` now."""
     names = [name for name in (*old, *(name for name in new if name not in old)) if old.get(name) != new.get(name)]
     return [f"`{name}` is {_shown(old, name)} there and {_shown(new, name)} now" for name in names]
 
 
 def _candidates(log_path: Path, experiment: str) -> list[_Candidate]:
-    """Return the runs of an experiment, the youngest first."""
+    """Return the runs of an experiment, newest first."""
     runs = [(path, state) for path, state in runs_in(log_path) if state.experiment == experiment]
-    runs.sort(key=lambda each: (each[1].created, each[0].name), reverse=True)
+    runs.sort(key=lambda run: (run[1].created, run[0].name), reverse=True)
     return [_Candidate(path, state, CheckpointStore(path / state.checkpoints)) for path, state in runs]
 
 
@@ -139,27 +138,28 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
     """Return the candidates of a configuration.
 
     Raises:
-        CheckpointError: there are some with checkpoints, and none is of it.
+        CheckpointError: there are some with checkpoints, but none with this configuration.
     """
     own = config_id(values)
-    same = [each for each in candidates if _id_of(each) == own]
-    others = [each for each in candidates if each.checkpoint is not None]
+    same = [candidate for candidate in candidates if _id_of(candidate) == own]
+    others = [candidate for candidate in candidates if candidate.checkpoint is not None]
     if same or not others:
         return same
-    listed = [f"{each.path}: {_why_other(each, values)}" for each in others[:_MOST_CANDIDATES]]
+    listed = [f"{other.path}: {_why_other(other, values)}" for other in others[:_MOST_CANDIDATES]]
     if len(others) > _MOST_CANDIDATES:
         listed.append(f"and {len(others) - _MOST_CANDIDATES} older runs")
     raise CheckpointError(
         "`runner.resume_dir=auto` finds no run of this configuration",
         where=str(others[0].path.parent),
         why="\n".join(listed),
-        help=f"name the run to continue from, as in `runner.resume_dir={others[0].path}`, or leave `runner.resume_dir`"
-        " out to start anew; only keys of length and logging may differ (docs/run-folder.md)",
+        help=f"name the run to continue from, as in `runner.resume_dir={others[0].path}`, or omit"
+        " `runner.resume_dir` to start from scratch; only keys of length and logging may differ"
+        " (docs/run-folder.md)",
     )
 
 
 def _id_of(candidate: _Candidate) -> str | None:
-    """Return the digest of a candidate's configuration; an earlier rlinf kept none, but the configuration itself."""
+    """Return the digest of a candidate's configuration, computed from the file for runs of an earlier rlinf."""
     if candidate.state.config_id:
         return candidate.state.config_id
     values = _values_in(candidate.path)
@@ -178,12 +178,12 @@ def _why_other(candidate: _Candidate, values: Values) -> str:
     if old is None:
         return "its configuration cannot be read"
     words = differences(old, values)
-    more = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
-    return "; ".join(words[:_MOST_DIFFERENCES]) + more or "its configuration was another before it was changed"
+    omitted = f"; and {len(words) - _MOST_DIFFERENCES} more" if len(words) > _MOST_DIFFERENCES else ""
+    return "; ".join(words[:_MOST_DIFFERENCES]) + omitted or "its configuration file was changed"
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
-    """Return every value by its path, but those of free keys. An empty list or mapping is a value."""
+    """Return every value by its path, except those of free keys. An empty list or mapping is a value."""
     if path in FREE_KEYS:
         return
     if isinstance(data, dict) and data:
@@ -193,7 +193,7 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
         for index, value in enumerate(cast("list[object]", data)):
             yield from _leaves(value, f"{path}[{index}]")
     else:
-        # One number has one spelling: 1 and 1.0 are no difference.
+        # Normalise numbers: 1 and 1.0 are equal.
         yield path, int(data) if isinstance(data, float) and data.is_integer() else data
 
 

@@ -6,13 +6,13 @@
       metrics.jsonl   one JSON object for each step
       logs/COMPONENT/rank_N.log
       checkpoints/    see `rlinf_core.runners.storage.checkpoint`
-      memory.json     the most memory that each process held, by phase
+      memory.json     the peak memory of each process, by phase
       trace.json      with `runner.trace: true`
       curve.png, curve.svg
-      events.jsonl    its start, checkpoints, restarts and end, one JSON object a line
+      events.jsonl    its start, checkpoints, restarts and end, one JSON object per line
       origins.json, placement.json, placement.svg, report.html
 
-Imports nothing heavy: commands look into run folders too.
+Imports nothing heavy, as commands use it, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunFolder:
 
     Attributes:
         path: the folder, absolute.
-        resumed_from: the checkpoint that this process continues from, or None; `create` sets it.
+        resumed_from: the checkpoint that this process resumes from, or None; set by `create`.
     """
 
     def __init__(self, path: Path, state: RunState, keep: int = KEEP_ALL, resumed_from: Path | None = None) -> None:
@@ -59,9 +59,9 @@ class RunFolder:
         self.resumed_from = resumed_from
         self._state = state
         self._keep = keep
-        # The resolved configuration of a resumed run, which is written when the run has its workers.
+        # The resolved configuration of a resumed run, written once its workers have started.
         self._pending_config: str | None = None
-        # Gives back what the process that drives the run holds open of it.
+        # Releases the driver process's open handles of the folder.
         self._let_go: Callable[[], object] = lambda: None
 
     @classmethod
@@ -73,24 +73,24 @@ class RunFolder:
         facts: Mapping[str, Fact] | None = None,
         config_text: str | None = None,
     ) -> Self:
-        """Return the folder of a run that starts now, in this process.
+        """Return the folder of a run that starts in this process.
 
-        Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
-        is the folder of that checkpoint. Where that has newer ones, or is a copy whose checkpoints belong to another
-        folder, they stay, and the new run begins in a new folder with the metrics up to the checkpoint.
+        Without `runner.resume_dir`, or with `auto` for an experiment without checkpoints, it is a new one. Else it is
+        the folder of that checkpoint. If that has newer ones, or is a copy whose checkpoints belong to another folder,
+        these stay, and the run starts in a new folder with the metrics up to the checkpoint.
 
         Args:
             runner: the run's own section.
-            recipe: what is trained.
-            checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
-            facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
-            config_text: the resolved configuration, secrets masked: `auto` goes on with a run of the same one only
-                (`resuming`); None: with any.
+            recipe: the recipe's name.
+            checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder named after the run in it.
+            facts: values that must match the checkpoint (`Manifest.facts`); None: not checked here.
+            config_text: the resolved configuration, secrets masked: `auto` only resumes a run with the same one
+            (`resuming`); None: any.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `resume_dir` says, it does not fit, or `auto` finds
-                only runs of other configurations; no folder was changed.
-            RunError: the folder cannot be written, or the run to continue is still going on.
+            CheckpointError: there is no complete checkpoint at `resume_dir`, it does not match, or `auto` finds only
+            runs of other configurations; no folder was changed.
+            RunError: the folder cannot be written, or the run to resume is still active.
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
@@ -104,7 +104,7 @@ class RunFolder:
                 folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
                 folder._begin(runner, source)
                 return folder
-            # Of two commands that come at the same moment one goes on with the run.
+            # Of two concurrent commands only one resumes the run.
             with durable.claimed(home.path / STATE) as ours:
                 if not ours or home.refresh().going_on:
                     raise _going_on(home)
@@ -122,26 +122,26 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Return the run folder at `path`, to look into.
+        """Return the run folder at `path`, for reading.
 
         Raises:
-            RunError: it is none.
+            RunError: it is not a run folder.
         """
         folder = Path(path).absolute()
         return cls(folder, read_state(folder))
 
     @classmethod
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
-        """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
-        found = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
-        wanted = [each for each in found if experiment in (None, each.state.experiment)]
-        return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
+        """Return the newest run folder in `log_path`, of one experiment or of any; None if there is none."""
+        runs = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
+        wanted = [run for run in runs if experiment in (None, run.state.experiment)]
+        return max(wanted, key=lambda run: (run.state.created, run.path.name), default=None)
 
     @classmethod
     def _make(cls, log_path: Path, recipe: str, experiment: str, checkpoint_save_path: str | None) -> Self:
-        """Return a new folder with a state; no folder that exists is touched, and two runs never share one."""
+        """Return a new folder with a state; existing folders are never reused."""
         log_path.mkdir(parents=True, exist_ok=True)
-        # A name may hold anything, a folder's name may not; a leading dot would hide it.
+        # An experiment name may contain characters invalid in folder names; a leading dot would hide the folder.
         name = f"{_UNSAFE.sub('_', experiment).lstrip('.') or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
         number = 1
         while True:
@@ -162,10 +162,10 @@ class RunFolder:
         return folder
 
     def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
-        """Write that this process drives the run from now on; a resumed run's earlier end is kept until `started`."""
+        """Record this process as the run's driver; a resumed run's earlier end status is kept until `started`."""
         self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
-        # Whoever is about to signal the process that `run.json` names looks whether it has the folder open.
+        # Before the process in `run.json` is signalled, it is checked that it has the folder open.
         opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._let_go = weakref.finalize(self, os.close, opened)
         earlier = self._state.before_attempt()
@@ -195,7 +195,7 @@ class RunFolder:
 
     @property
     def memory_file(self) -> Path:
-        """The most memory that each process held, by phase."""
+        """The peak memory of each process, by phase."""
         return self.path / "memory.json"
 
     @property
@@ -204,7 +204,7 @@ class RunFolder:
         return self.path / "logs"
 
     def log_file(self, component: str, rank: int) -> Path:
-        """Return the log of one worker. On another machine it is there only where this folder is shared."""
+        """Return the log of one worker. On another machine it is only there if this folder is shared."""
         return self.logs / component / f"rank_{rank}.log"
 
     @property
@@ -214,11 +214,11 @@ class RunFolder:
 
     @property
     def state(self) -> RunState:
-        """The state of the run, as this object read or wrote it last."""
+        """The state of the run, as last read or written by this object."""
         return self._state
 
     def refresh(self) -> RunState:
-        """Return the state as it is on the disk now.
+        """Reread the state from disk.
 
         Raises:
             RunError: it cannot be read.
@@ -227,7 +227,7 @@ class RunFolder:
         return self._state
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state, by their names in `RunState`, and write it whole.
+        """Change fields of the state, by their names in `RunState`, and write it.
 
         Raises:
             RunError: it cannot be written.
@@ -242,7 +242,7 @@ class RunFolder:
         self._state = state
 
     def started(self) -> None:
-        """Write that the run has its workers: from now on it is this attempt that the folder tells of.
+        """Record that the workers have started: from now on the state is that of this attempt.
 
         Raises:
             RunError: it cannot be written.
@@ -254,9 +254,9 @@ class RunFolder:
             self.update(earlier=None)
 
     def end(self, status: str, reason: str = "") -> None:
-        """Write how the run ended: its `RunStatus`, and the first line of why it failed.
+        """Record the end of the run: its `RunStatus`, and the first line of the reason for a failure.
 
-        A resumed run that did not get as far as `started` is again what it was.
+        A resumed run that did not reach `started` gets its previous state back.
 
         Raises:
             RunError: it cannot be written.
@@ -271,7 +271,7 @@ class RunFolder:
             self._let_go()
 
     def write_config(self, job: Job) -> str:
-        """Keep the resolved configuration, defaults included and secrets masked; return its `config_hash`.
+        """Save the resolved configuration, defaults included and secrets masked; return its `config_hash`.
 
         Raises:
             RunError: it cannot be written.
@@ -279,9 +279,9 @@ class RunFolder:
         return self.write_config_text(config_text_of(job))
 
     def write_config_text(self, text: str) -> str:
-        """Keep YAML as the run's configuration, and return its `config_hash`.
+        """Save YAML as the run's configuration, and return its `config_hash`.
 
-        An earlier one that says something else gets a number. That of a resumed run is written by `started`.
+        An earlier, different one is renamed with a number. For a resumed run, `started` writes it.
 
         Raises:
             RunError: it cannot be written.
@@ -306,12 +306,12 @@ class RunFolder:
 def config_text_of(job: Job) -> str:
     """Return the resolved configuration of a job as YAML, defaults included and secrets masked."""
     if job.tree is None:
-        raise ValueError("a job that could not be read has no configuration to keep")
+        raise ValueError("a job that could not be read has no configuration to save")
     return resolved_text(mask(job.tree, job.secret), job.config)
 
 
 def _made(run: Path, checkpoints: Path | None) -> bool:
-    """Make the folders of a new run; return False where one of that name is there, of whichever run it is."""
+    """Create the folders of a new run; return False if the name is taken."""
     try:
         run.mkdir()
     except FileExistsError:
@@ -338,16 +338,16 @@ def _other_text(path: Path, text: str) -> bool:
 
 def _going_on(run: RunFolder) -> RunError:
     state = run.state
-    why, help = "another command goes on with it", "wait for its end, or end it with `rlinf stop`"
+    why, help = "another command is resuming it", "wait for its end, or end it with `rlinf stop`"
     match state.presence:
         case Presence.ALIVE:
-            why = f"process {state.pid} on {state.host} drives it"
+            why = f"its driver is process {state.pid} on {state.host}"
         case Presence.UNKNOWN:
-            why = f"{state.process} drives it, or did: that cannot be told from here"
-            help = f"end it there; where it has ended for certain, `rlinf stop {run.path} --force` gives it up"
+            why = f"its driver is, or was, {state.process}, which is not visible from here"
+            help = f"end it there; if it has certainly ended, `rlinf stop {run.path} --force` releases it"
         case Presence.GONE:
             pass
-    return RunError("the run to continue from is still going on", where=str(run.path), why=why, help=help)
+    return RunError("the run to resume is still active", where=str(run.path), why=why, help=help)
 
 
 def _copy_metrics(old: Path, new: Path, step: int) -> None:
@@ -361,5 +361,5 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
         "the run folder cannot be written",
         where=str(folder),
         why=error.strerror or str(error),
-        help="make room there or correct its permissions, or choose another folder by `runner.logger.log_path`",
+        help="free some space or fix its permissions, or choose another folder with `runner.logger.log_path`",
     )

@@ -1,4 +1,4 @@
-"""The state of a run, as `run.json` keeps it. Imports nothing heavy: commands look into run folders too."""
+"""The state of a run, in `run.json`. Imports nothing heavy, as commands use it, too."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rlinf_core.runners.storage.run_status import RunStatus
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
 _MOST_BYTES: Final = 1 << 20
-# A reason is one line; an exception may carry a whole tensor in its own.
+# A reason is one line of limited length; an exception's may contain a whole tensor.
 _MOST_REASON: Final = 4000
 
 Ending = Literal["running", "finished", "failed", "interrupted"]
 
 
 class Attempt(FileModel):
-    """The fields of a run's state that belong to one attempt to run it; a failed attempt to resume gives them back.
+    """The fields of a run's state that belong to one attempt; a failed attempt to resume restores them.
 
     Attributes:
         status: a `RunStatus` but `unknown`.
-        step: the last step that is done.
-        reason: why it failed, in one line, else empty.
-        pid, start, host, boot, pid_namespace, machine: of the process that drives it, see `ProcessIdentity`.
-        address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
+        step: the last finished step.
+        reason: why it failed, in one line; else empty.
+        pid, start, host, boot, pid_namespace, machine: of its driver process, see `ProcessIdentity`.
+        address: the address of its Ray, as in `10.0.0.1:6379`; empty before it is known.
         ended: when the run ended, or None.
-        resumed_from: the checkpoint that it continued from last, or None.
+        resumed_from: the checkpoint that it last resumed from, or None.
     """
 
     status: Ending = "running"
@@ -52,16 +52,16 @@ class Attempt(FileModel):
 
 
 class RunState(Attempt):
-    """The state of a run, in `run.json`. Moments are seconds since 1970.
+    """The state of a run, in `run.json`. Times are seconds since 1970.
 
     Attributes:
-        recipe: what is trained.
-        experiment: the name that begins its folder's name.
-        config_id: digest of its configuration but for length and logging, see `resuming`; empty where it is not known.
-        run_id: drawn when the folder was made, and the same in every copy of it; empty where an earlier rlinf made it.
-        created, updated: when the folder was made, and when this was written.
+        recipe: the recipe's name.
+        experiment: the prefix of its folder's name.
+        config_id: digest of its configuration except length and logging, see `resuming`; empty if unknown.
+        run_id: random, drawn when the folder was created, equal in all copies; empty for runs of an earlier rlinf.
+        created, updated: when the folder was created, and when this was written.
         checkpoints: the folder of its checkpoints.
-        earlier: while the run is being resumed and has no workers yet, how it had ended before; else None.
+        earlier: the previous end status, while a resumed run has no workers yet; else None.
     """
 
     recipe: Name
@@ -75,42 +75,42 @@ class RunState(Attempt):
 
     @property
     def process(self) -> ProcessIdentity:
-        """The process that drives the run, or did."""
+        """The driver process of the run, past or present."""
         return ProcessIdentity(self.pid, self.start, self.host, self.boot, self.pid_namespace, self.machine)
 
     @property
     def presence(self) -> Presence:
-        """Whether its process is there, as far as that can be told from here; GONE for a run that wrote its end."""
+        """Whether its process is alive, as far as visible from here; GONE for a run with an end status."""
         return look(self.process, self.updated) if self.status == RunStatus.RUNNING else Presence.GONE
 
     @property
     def alive(self) -> bool:
-        """Whether it is going on on this machine, and its process was seen."""
+        """Whether it is active on this machine, with a visible process."""
         return self.presence is Presence.ALIVE
 
     @property
     def going_on(self) -> bool:
-        """Whether it is going on, or may be: its process is seen, or cannot be looked for from here."""
+        """Whether it is or may be active: its process is visible, or cannot be checked from here."""
         return self.presence is not Presence.GONE
 
     def changed(self, **changes: Any) -> Self:
-        """Return a state with other values of some fields.
+        """Return a state with changed fields.
 
         Raises:
-            ValueError: one is none that the field takes.
+            ValueError: a value is invalid for its field.
         """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         reason = str(changes.get("reason", self.reason))
         return type(self).model_validate({**fields, **changes, "reason": reason[:_MOST_REASON]})
 
     def before_attempt(self) -> Attempt | None:
-        """Return how the run had ended before the present attempt, or ended now; None for one that never ran."""
+        """Return the end status before the current attempt, or of a finished run; None for one that never ran."""
         if self.earlier is not None:
             return self.earlier
         return Attempt(**{name: getattr(self, name) for name in Attempt.model_fields}) if self.pid else None
 
     def as_before(self) -> Self:
-        """Return the state without the present attempt, which came to nothing."""
+        """Return the state without the current attempt, which failed to start."""
         earlier = self.earlier or Attempt()
         return self.changed(**{name: getattr(earlier, name) for name in Attempt.model_fields}, earlier=None)
 
@@ -139,37 +139,35 @@ def read_state(folder: Path) -> RunState:
     """Return the state of the run in a folder.
 
     Raises:
-        RunError: it is not the folder of a run, or a field of `run.json` has a value that it cannot have.
+        RunError: it is not a run folder, or a field of `run.json` is invalid.
     """
     try:
         return read_model(folder / STATE, _StateFile, _MOST_BYTES).state()
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError(
-            "this is not the folder of a run", where=str(folder), why=f"there is no `{STATE}` in it"
-        ) from None
+        raise RunError("this is not a run folder", where=str(folder), why=f"there is no `{STATE}` in it") from None
     except OSError as error:
         raise RunError(
             "the state of a run cannot be read",
             where=str(folder),
             why=f"`{STATE}` {_reason(error)}",
-            help="nothing was done with this run; correct the file, or delete the folder by hand",
+            help="the run was not touched; fix the file, or delete the folder by hand",
         ) from None
 
 
 def runs_in(log_path: Path) -> Iterator[tuple[Path, RunState]]:
-    """Return the run folders in `log_path`; whatever else lies there is none of ours."""
+    """Return the run folders in `log_path`; other contents are ignored."""
     for path, state in _look_into(log_path):
         if isinstance(state, RunState):
             yield path, state
 
 
 def unreadable_runs(log_path: Path) -> list[UnreadableRun]:
-    """Return the folders in `log_path` that have a `run.json` that cannot be used."""
+    """Return the folders in `log_path` with an unusable `run.json`."""
     return [UnreadableRun(path, state) for path, state in _look_into(log_path) if isinstance(state, str)]
 
 
 def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
-    """Return the run folders in `log_path`, each with its state, or why that cannot be read."""
+    """Return the run folders in `log_path`, each with its state or the reading error."""
     try:
         paths = sorted(log_path.iterdir())
     except OSError:

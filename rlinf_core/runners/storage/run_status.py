@@ -1,4 +1,4 @@
-"""The status of a run. Imports nothing: options of commands name it before anything else is needed."""
+"""The status of a run. Imports nothing, as options of commands use it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """The status of a run: going on, or how it ended.
+    """The status of a run: active, or how it ended.
 
-    `unknown` is written by no run. It is told of one that says it is running where its process cannot be looked for: it
+    `unknown` is never written. It is reported for a run marked as running whose process cannot be checked, since it
     belongs to another container or machine.
     """
 

@@ -1,4 +1,4 @@
-"""Trained policies, loaded for use apart from their run."""
+"""Loading of trained policies for use outside of their run."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
     """Return a trained policy, ready to act. It needs neither a cluster nor the environment.
 
     Args:
-        path: a run folder, whose newest checkpoint is taken; a checkpoint `global_step_N`; or a folder that `rlinf
+        path: a run folder, for its newest checkpoint; a checkpoint `global_step_N`; or a folder that `rlinf
             export --format safetensors` wrote.
         checkpoint: another checkpoint of the run.
-        device: where it acts, as torch names it.
+        device: its torch device.
 
     Raises:
         RunError: there is no such folder.
         CheckpointError: there is no checkpoint, or it cannot be read.
-        ConfigError: the recipe has no policies of this kind, or what is there is of another.
+        ConfigError: the recipe does not support this, or the policy is of another recipe.
     """
     folder = Path(path)
     job: Job | None = None
     recipe: Recipe | None = None
     if (run := _run_of(folder)) is not None:
-        # What the file finds fault with on this machine, such as a simulator that is missing, is no matter here.
+        # Findings about this machine, such as a missing simulator, do not matter here.
         job = load_job(str(run.config_file))
         recipe = job.recipe
     if (folder / STATE).is_file() and run is not None:
@@ -54,18 +54,18 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
             raise CheckpointError("the run has no checkpoint", where=str(run.path))
         folder = Path(checkpoint) if checkpoint is not None else latest.path if latest is not None else folder
         folder = open_checkpoint(folder).path
-    elif (found := CheckpointStore(folder).latest()) is not None:
-        folder = found.path
+    elif (newest := CheckpointStore(folder).latest()) is not None:
+        folder = newest.path
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
     function = recipe.function("policy")
     if function is None:
-        raise ConfigError(f"recipe `{recipe.name}` has no policies that `load_policy` can load")
+        raise ConfigError(f"recipe `{recipe.name}` does not support `load_policy`")
     return function(folder, job.config if job is not None else None, device)
 
 
 def _run_of(folder: Path) -> RunFolder | None:
-    """Return the run that a run folder, its `checkpoints` or one of its checkpoints belongs to, if it is there."""
+    """Return the run of a run folder, its `checkpoints` or one of its checkpoints, if it exists."""
     for path in (folder, folder.absolute().parent, folder.absolute().parent.parent):
         if (path / STATE).is_file():
             return RunFolder.open(path)
@@ -73,7 +73,7 @@ def _run_of(folder: Path) -> RunFolder | None:
 
 
 def _recipe_of(folder: Path) -> str:
-    """Return the name of the recipe whose policy is in a folder apart from a run."""
+    """Return the recipe's name of a policy folder outside of a run."""
     try:
         return str(load_json_object((folder / _DESCRIPTION).read_bytes())["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -72,5 +72,5 @@ def test_ended_process_reports_closed_to_later_calls(troupe: Any, until: Until) 
     assert (channel.qsize(), channel.full(), channel.peek_all(), channel.losses()) == (0, False, [], [])
     figures = channel.statistics()["default"]
     assert (figures.puts, figures.gets) == (3, 3)
-    with pytest.raises(InvalidNameError, match=f"there was a channel named `{channel.name}`, which is closed"):
+    with pytest.raises(InvalidNameError, match=f"a channel named `{channel.name}` existed and is closed"):
         Channel.create(channel.name)

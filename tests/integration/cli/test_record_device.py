@@ -21,7 +21,7 @@ from recipes.demonstrations.load_set import load_demonstrations
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.remote.remote_control import connect
-from recipes.embodied.interventions.remote.remote_messages import encode, message_of
+from recipes.embodied.interventions.remote.remote_messages import encode, to_message
 from recipes.embodied.interventions.scripted import takeover_steps
 from recipes.embodied.interventions.source_options import ScriptedOptions
 from tests.waiting import until
@@ -101,7 +101,7 @@ def test_a_person_elsewhere_records_an_episode_and_judges_it(tmp_path: Path) -> 
         person, hz = found[0]
         with person:
             for controls in [Controls(linear=(1.0, 0.0, 0.0))] * 10 + [Controls()] * 10 + [Controls(verdict="success")]:
-                person.sendall(encode(message_of(controls)))
+                person.sendall(encode(to_message(controls)))
                 time.sleep(1 / hz)
             job.wait(240)
     ((_, episode),) = episodes(tmp_path / "shown")

@@ -79,7 +79,7 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
     out, err = running.communicate(timeout=100)
     assert (running.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert "` goes on from the last checkpoint" in err
+    assert "` to resume from the last checkpoint" in err
     run = last_run()
     assert (run.state.status, run.state.reason) == ("interrupted", "interrupted")
     kept = run.checkpoints.latest()

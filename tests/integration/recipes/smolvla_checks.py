@@ -142,7 +142,7 @@ def check_folders(home: Path) -> None:
     np.testing.assert_allclose(read.to_env(wanted), wanted[..., -ACTIONS:].numpy() * 0.1 + 0.5, atol=1e-6)
     refuse("vlm_path`, a folder of SmolVLM2", model_path=str(folder))
     refuse("chunks of 2 actions", model_path=str(folder), options=options, num_action_chunks=4)
-    refuse("no policy of lerobot", model_path=str(home), options=options)
+    refuse("no lerobot policy", model_path=str(home), options=options)
     weights = load_file(folder / "model.safetensors")
     weights.pop("model.state_proj.bias")
     save_file(weights, folder / "model.safetensors")

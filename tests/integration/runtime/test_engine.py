@@ -218,7 +218,7 @@ def test_forked_child_ends_and_leaves_the_cluster_alone() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     *child, parent = done.stdout.splitlines()
     assert len(child) == 2
-    assert all(line.startswith("this process is a fork of one in a cluster") for line in child)
+    assert all(line.startswith("this process was forked from one in a cluster") for line in child)
     assert parent == "7 [0] [0]"
 
 

@@ -239,7 +239,7 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
     for handle in (waiting, filling):
         error = only_error(handle)
         assert isinstance(error, WorkerDiedError)
-        assert "the kernel killed a process there because memory ran out" in str(error)
+        assert "the kernel killed a process there because it was out of memory" in str(error)
     mortal.shutdown()
 
 
@@ -247,7 +247,7 @@ def test_missing_group_is_named_with_a_suggestion(waiters: WorkerGroup[Peer]) ->
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
     assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
     assert seconds > 0.4
-    assert "`waitres:0` was not there within 0.5 s" in error
+    assert "`waitres:0` did not appear within 0.5 s" in error
     assert "did you mean `waiters`?" in error
 
 

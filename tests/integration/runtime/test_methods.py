@@ -98,7 +98,7 @@ def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: 
         getattr(givers, method)().wait(timeout=HANGS)
     for error in caught.value.exceptions:
         assert isinstance(error, TypeError)
-        assert f"`Giver.{method}` gave a generator, which cannot travel: return a list" in str(error)
+        assert f"`Giver.{method}` returned a generator, which cannot be sent: return a list" in str(error)
 
 
 def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[Giver]) -> None:
@@ -135,9 +135,9 @@ def test_a_rank_may_be_a_number_of_numpy(givers: WorkerGroup[Giver]) -> None:
 
 @pytest.mark.parametrize("share", [5, {1, 2}, {0: 1, 1: 2}, (each for each in range(2)), np.array(2), None])
 def test_what_has_no_item_for_each_rank_is_refused(givers: WorkerGroup[Giver], share: Any) -> None:
-    with pytest.raises(ValueError, match="is no sequence for 2 workers: give an item for each"):
+    with pytest.raises(ValueError, match="is not a sequence for 2 workers: pass one item for each"):
         givers.add.scatter(share)
-    with pytest.raises(ValueError, match="is no sequence for 2 workers: give an item for each"):
+    with pytest.raises(ValueError, match="is not a sequence for 2 workers: pass one item for each"):
         givers.add.scatter(number=share)
 
 

@@ -78,11 +78,11 @@ def test_a_node_that_cannot_be_asked_is_3(cli: Cli, file: Callable[[str], Path])
     path = file("cluster: {num_nodes: 2, hosts: 'nobody[0-1].invalid', ssh: {connect_timeout: 5}}\n")
     ended = cli("validate", path, "--live")
     assert ended.code == 3
-    assert "2 of 2 nodes could not be asked" in ended.err
+    assert "2 of 2 nodes could not be probed" in ended.err
     assert "node 1 (nobody1.invalid)" in ended.err
 
 
 def test_an_assumption_about_nodes_that_are_asked_is_refused(cli: Cli, file: Callable[[str], Path]) -> None:
     ended = cli("validate", file(UNDECLARED % "all"), "--live", "--assume", "8")
     assert ended.code == 2
-    assert "`--assume` says what `--live` asks" in ended.err
+    assert "`--assume` and `--live` exclude each other" in ended.err

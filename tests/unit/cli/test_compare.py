@@ -199,15 +199,15 @@ def test_another_metric_and_a_picture(cli: Cli) -> None:
 
     assert ended.code == 0
     assert "env/return" in ended.out.splitlines()[0]
-    assert "the runs differ in nothing that is recorded" in ended.out
+    assert "no recorded difference between the runs" in ended.out
     assert "<svg" in Path("both.svg").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("a",), 2, "two runs or more"),
-        (("a", "a"), 2, "two runs or more"),
+        (("a",), 2, "two or more different runs"),
+        (("a", "a"), 2, "two or more different runs"),
         (("a", "c"), 1, "there is no run `c`"),
         (("a", "b", "--metric", "env/retrun"), 1, "the run has no metric `env/retrun`"),
         (("a", "b", "--plot", "both.xyz"), 1, "the curves cannot be written"),

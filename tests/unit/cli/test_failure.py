@@ -47,7 +47,7 @@ def test_the_first_failure_in_full(logs: Path) -> None:
     assert block.where.endswith(" in raised")
     assert block.why is not None
     first, *tail, last = block.why.splitlines()
-    assert first == "its log ends with"
+    assert first == "last log lines"
     assert [line.split()[-1] for line in tail] == [str(i) for i in range(30, 40)]
     assert last == "because of it also failed: rollout:0 (WorkerDiedError), rollout:2 (ChannelClosed)"
     assert block.do is not None
@@ -61,7 +61,7 @@ def test_a_group_is_told_with_its_component(logs: Path) -> None:
     assert block.where is not None
     assert block.where.startswith("component `rollout`; node 1 (10.0.0.2), pid 4711; ")
     assert block.why is not None
-    assert block.why.startswith("its log ends with\n")
+    assert block.why.startswith("last log lines\n")
     assert block.do is not None
     assert block.do.startswith("`rlinf logs runs/x --component rollout --rank 1`")
 
@@ -110,7 +110,7 @@ def test_a_death_is_told_by_its_own_words() -> None:
 
 def test_a_constructor_that_raised() -> None:
     error = WorkerGroupError("actor", "__init__", {0: raised(ImportError("no torch"), "actor:0")}, 1)
-    assert reason_of(error) == "`actor:0` failed while it was made: ImportError: no torch"
+    assert reason_of(error) == "`actor:0` failed in its constructor: ImportError: no torch"
 
 
 def test_the_driver_itself() -> None:

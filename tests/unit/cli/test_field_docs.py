@@ -74,7 +74,7 @@ def test_names_and_indexes_are_left_open(path: str) -> None:
         ("optimiser", "did you mean `optimizer`?"),
         ("lr", "there is `optimizer.lr`, `parts.NAME[].lr`"),
         ("name.lr", "there is `optimizer.lr`, `parts.NAME[].lr`"),
-        ("name.zzz", "nothing stands below it"),
+        ("name.zzz", "it has no fields"),
         ("zzz", "known keys: `name`, `steps`, `optimizer`, `tags`, `parts`"),
         ("a b", "names are separated by `.`"),
         ("[0]", None),

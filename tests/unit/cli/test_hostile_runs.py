@@ -99,7 +99,7 @@ class TestStop:
         forged("x", pid=stranger.pid, start=process_identity.identity(stranger.pid))
         ended = cli("stop", "x", "--force")
         assert ended.code == 1
-        assert "nothing was ended: it is not certain that the process is the one" in ended.err
+        assert "no signal was sent: the process may not be" in ended.err
         assert stranger.poll() is None
 
     def test_a_copy_does_not_stop_the_run_that_it_is_of(self, cli: Cli, here: Path, done: list[Any]) -> None:
@@ -116,7 +116,7 @@ class TestStop:
         monkey = cli("stop", "--timeout", "0")
         assert [call[0] for call in done] == ["send"]
         assert done[0][2] == signal.SIGTERM
-        assert "runs/worse is left out: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
+        assert "runs/worse is skipped: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
         assert run.state.alive
 
 
@@ -161,7 +161,7 @@ class TestOneBadFolder:
         ended = cli("runs")
         assert (ended.code, len(ended.out.splitlines())) == (0, 2)
         if content != "nowhere":
-            assert "runs/bad is left out: `run.json` " in ended.err
+            assert "runs/bad is skipped: `run.json` " in ended.err
             assert why in ended.err
             (told,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
             assert why in told["reason"]
@@ -181,7 +181,7 @@ class TestPrune:
         assert cli("runs", "prune", "--status", "failed", "--delete").code == 0
         for arguments in (["--keep", "0", "--older-than", "0m"], [run.path.name]):
             ended = cli("runs", "prune", *arguments, "--delete")
-            assert "may be going on and stays" in ended.err
+            assert "may be active and is kept" in ended.err
         assert run.path.is_dir()
 
     def test_a_copy_leaves_the_checkpoints_of_the_original(self, cli: Cli, here: Path) -> None:
@@ -193,11 +193,11 @@ class TestPrune:
         listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
         kept = here / "weights" / original.path.name
         assert f"checkpoints in {kept} stay: it is" in listed.out
-        assert "it is marked as that of the run in" in listed.out
+        assert "it is marked as owned by the run in" in listed.out
         assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
         assert not list((here / "backup").iterdir())
         assert original.checkpoints.latest() is not None
-        # The original's own go with it, and the listing says so before.
+        # The original's own are deleted with it, and the listing says so before.
         assert f"{kept}, " in cli("runs", "prune", "--status", "finished").out
         assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
         assert (original.path.exists(), kept.exists()) == (False, False)

@@ -43,7 +43,7 @@ def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
     written.write_text("mine")
     ended = cli("import", str(job))
     assert ended.code == 2
-    assert "is there already" in ended.err
+    assert "already exists" in ended.err
     assert written.read_text() == "mine"
     assert cli("import", str(job), "--replace").code == 0
     assert written.read_text() != "mine"
@@ -86,7 +86,7 @@ def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job
 
 
 def test_json_tells_of_a_file_that_is_none(cli: Cli, contract: Callable[[str, str], Any]) -> None:
-    for name, message in (("ours.yaml", "a file of rlinf already"), ("empty.yaml", "the file is empty")):
+    for name, message in (("ours.yaml", "an rlinf file already"), ("empty.yaml", "the file is empty")):
         ended = cli("import", str(DATA / "bad" / name), "--output", "json")
         assert ended.code == 2
         assert not contract("import", ended.out)["ok"]
@@ -125,11 +125,11 @@ def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) 
         ("cycle_a.yaml", ["cycle_b.yaml:2:5", "`cycle_a.yaml` -> `cycle_b.yaml` -> `cycle_a.yaml`"]),
         ("not_yaml.yaml", ["not_yaml.yaml:2:1", "tab"]),
         ("empty.yaml", ["the file is empty"]),
-        ("strange_default.yaml", ["no item of a defaults list"]),
-        ("ours.yaml", ["a file of rlinf already"]),
-        ("nobodys.yaml", ["no job file of RLinf or verl", "`lr`, `batch`"]),
-        ("nowhere.yaml", ["there is no such file"]),
-        ("model", ["there is no job file"]),
+        ("strange_default.yaml", ["not a valid item of a defaults list"]),
+        ("ours.yaml", ["an rlinf file already"]),
+        ("nobodys.yaml", ["not a job file of RLinf or verl", "`lr`, `batch`"]),
+        ("nowhere.yaml", ["no such file"]),
+        ("model", ["no job file"]),
     ],
 )
 def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:
@@ -144,7 +144,7 @@ def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words
 def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
     ended = cli("import", str(DATA / "verl" / "extra" / "sft_language.yaml"), "--out", str(tmp_path / "out.yaml"))
     assert ended.code == 2
-    assert "no recipe trains a language model on given answers" in ended.err
+    assert "no recipe fine-tunes a language model on given answers" in ended.err
     assert not (tmp_path / "out.yaml").exists()
 
 

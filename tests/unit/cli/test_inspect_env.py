@@ -31,7 +31,7 @@ def test_only_what_the_process_needs_must_be_known(cli: Cli, mixed: Path) -> Non
     """The accelerators of `sim` are unknown, which is no matter for a robot."""
     ended = cli("inspect", "env", mixed, "-c", "env", "-r", "1")
     assert ended.code == 0
-    assert "the node's own  Ray's own; with `rlinf up` it is the path of rlinf itself\n" in ended.out
+    assert "the node's own  Ray's; with `rlinf up`: the path of rlinf itself\n" in ended.out
     ended = cli("inspect", "env", mixed, "-c", "sim", "-r", "0")
     assert ended.code == 2
     suggested = ended.err.partition("`rlinf ")[2].partition("`")[0].split()
@@ -59,7 +59,7 @@ def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_pat
     path.write_text(TWO_GROUPS)
     env, rollout = (cli("inspect", "env", path, "-c", name, "-r", "0").out for name in ("env", "rollout"))
     assert "OMP_NUM_THREADS" not in env
-    assert "the node's own  Ray's own; with `rlinf up` it is /opt/rollout/bin/python\n" in env
+    assert "the node's own  Ray's; with `rlinf up`: /opt/rollout/bin/python\n" in env
     assert "OMP_NUM_THREADS" in rollout
     assert f"/opt/rollout/bin/python  env_configs of rollout, {path}:11\n" in rollout
     data = json.loads(cli("inspect", "env", path, "-c", "env", "-r", "0", "--output", "json").out)
@@ -67,7 +67,7 @@ def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_pat
     ended = cli("validate", path)
     assert ended.code == 0
     assert (
-        "`env` is placed through `cluster`: the `env_configs` of `rollout` on node 0 do not reach it"
+        "`env` is placed through `cluster`: the `env_configs` of `rollout` on node 0 do not apply"
         in ended.out + ended.err
     )
 

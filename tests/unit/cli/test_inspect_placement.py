@@ -275,8 +275,8 @@ def test_which_accelerators_a_component_sees(cli: Cli) -> None:
     assert sees == {
         "actor": "its own",
         "rollout": "its own",
-        "env": "all of its node's, none reserved",
-        "agent": "all of its node's, none reserved",
+        "env": "all of its node, none reserved",
+        "agent": "all of its node, none reserved",
     }
 
 

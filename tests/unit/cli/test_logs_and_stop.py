@@ -212,16 +212,16 @@ class TestStop:
         pid = run.state.pid
         ended = cli("stop")
         assert ended.code == 0
-        assert ended.out.startswith(f"runs/{run.path.name} is ended: process {pid}, after step ")
+        assert ended.out.startswith(f"runs/{run.path.name} has ended: process {pid}, after step ")
         assert identity(pid) is None
         assert (run.refresh().status, run.state.reason) == ("interrupted", "terminated")
         again = cli("stop")
         assert again.code == 1
         assert (
-            f"error: no run is going on\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
+            f"error: no run is active\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
         )
         named = cli("stop", run.path.name)
-        assert (named.code, named.out) == (0, f"runs/{run.path.name} is interrupted already\n")
+        assert (named.code, named.out) == (0, f"runs/{run.path.name} is already interrupted\n")
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
@@ -249,22 +249,24 @@ class TestStop:
         run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
         unnamed = cli("stop", "--force")
         assert unnamed.code == 1
-        assert f"`rlinf stop runs/{run.path.name} --force` gives the run up" in unnamed.err
+        assert f"`rlinf stop runs/{run.path.name} --force` releases the run" in unnamed.err
         assert run.refresh().going_on
         ended = cli("stop", run.path.name, "--force")
         assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert ended.out.startswith(f"runs/{run.path.name} is given up after step 0; nothing was killed: it was ")
+        assert ended.out.startswith(
+            f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was "
+        )
         assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
         assert run.state.reason == (
-            f"given up by `rlinf stop --force`; it was driven by process {run.state.pid} on farm-7"
+            f"released by `rlinf stop --force`; its driver was process {run.state.pid} on farm-7"
         )
 
     def test_one_whose_process_is_gone(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(start=f"{os.getpid()}:1")
         ended = cli("stop", run.path.name)
-        assert (ended.code, ended.out) == (0, f"runs/{run.path.name} is failed already\n")
+        assert (ended.code, ended.out) == (0, f"runs/{run.path.name} is already failed\n")
 
 
 class TestSeveralLiveRuns:
@@ -284,7 +286,7 @@ class TestSeveralLiveRuns:
         assert (ended.code, ended.out) == (2, "")
         said = " ".join(ended.err.split())
         names = ", ".join(f"runs/{each.path.name}" for each in runs)
-        assert f"2 runs are going on: name one of {names}" in said
+        assert f"2 runs are active: name one of {names}" in said
         assert all(each.refresh().alive for each in runs)
 
     def test_one_that_is_named(self, cli: Cli, runs: list[RunFolder]) -> None:

@@ -30,4 +30,4 @@ def test_a_forecast_that_cannot_be_read_names_its_file(text: str, tmp_path: Path
 def test_a_run_without_a_forecast_says_why(tmp_path: Path) -> None:
     run = empty_run(str(tmp_path))
     run.write_config_text("cluster: {num_nodes: 1}\n")
-    assert make_forecast(run.path) == "a file without a recipe has no forecast of memory"
+    assert make_forecast(run.path) == "a file without a recipe has no memory forecast"

@@ -83,8 +83,8 @@ def test_units_follow_the_size() -> None:
     assert "activations 9,000 MiB" in lines[2]
     assert "20.1 GiB" in lines[3]
     assert (
-        "node 0: 30.0 GiB of 24.0 GiB, the memory of this machine; `memory_gib` of a node group or `--available GIB`"
-        " says that of another" in lines
+        "node 0: 30.0 GiB of 24.0 GiB, this machine's memory; for others set `memory_gib` of the node group or"
+        " `--available GIB`" in lines
     )
     declared = memory_text(view(nodes={0: NodeMemory(24 * 1024 * MIB)})).splitlines()
     assert "node 0: 30.0 GiB of 24.0 GiB" in declared
@@ -112,11 +112,11 @@ def test_accelerators_have_a_line_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("change", "last"),
     [
-        (("a.b=1", "c.d=2"), "it would fit with: a.b=1 c.d=2"),
+        (("a.b=1", "c.d=2"), "fits with: a.b=1 c.d=2"),
         (
             None,
-            "a node does not have enough memory, and no change of the file is known that fits:"
-            " most is `simulators`, 20.0 GiB in the process of `env`",
+            "a node does not have enough memory, and no known change of the file fits; the largest part is"
+            " `simulators`, 20.0 GiB in the process of `env`",
         ),
     ],
 )
@@ -132,8 +132,8 @@ def test_fullest_part_is_named_where_an_accelerator_is_too_small() -> None:
         nodes={0: NodeMemory(64 * 1024 * MIB, 80 * MIB)},
     )
     assert memory_text(small).splitlines()[-1] == (
-        "an accelerator does not have enough memory, and no change of the file is known that fits:"
-        " most is `weights`, 100 MiB in each of 2 processes of `actor`"
+        "an accelerator does not have enough memory, and no known change of the file fits; the largest part is"
+        " `weights`, 100 MiB in each of 2 processes of `actor`"
     )
 
 
@@ -150,14 +150,14 @@ def test_node_has_the_least_that_its_groups_declare() -> None:
     cluster = load_job("-", stdin=TWO_GROUPS.encode()).cluster
     assert cluster is not None
     here = 24 * 2**30
-    assert node_memory(cluster, range(3), given=None, here=here) == {
+    assert node_memory(cluster, range(3), host_gib=None, here=here) == {
         0: NodeMemory(512 * 2**30, 80 * 2**30),
         1: NodeMemory(64 * 2**30, 80 * 2**30),
         2: NodeMemory(here, None, is_here=True),
     }
-    given = node_memory(cluster, range(3), given=16, here=here)
+    given = node_memory(cluster, range(3), host_gib=16, here=here)
     assert {each.host for each in given.values()} == {16 * 2**30}
-    assert node_memory(cluster, [2], given=None, here=None) == {2: NodeMemory()}
+    assert node_memory(cluster, [2], host_gib=None, here=None) == {2: NodeMemory()}
 
 
 @pytest.mark.parametrize(

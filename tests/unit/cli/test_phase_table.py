@@ -31,9 +31,9 @@ def test_each_step_of_few_nodes_is_a_line(
 ) -> None:
     table = PhaseTable(nodes(2), Phase.VERIFY)
     with table.shown():
-        table.tell(Event(1, Phase.JOIN, Progress.BEGUN, deadline=60))
-        table.tell(Event(1, Phase.JOIN, Progress.DONE, "10.0.0.2"))
-        table.tell(Event(0, Phase.HEAD, Progress.FAILED, "port 1 is taken"))
+        table.update(Event(1, Phase.JOIN, Progress.BEGUN, deadline=60))
+        table.update(Event(1, Phase.JOIN, Progress.DONE, "10.0.0.2"))
+        table.update(Event(0, Phase.HEAD, Progress.FAILED, "port 1 is taken"))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == ["node 1 (h1): join ok (10.0.0.2)", "node 0 (h0): start head failed (port 1 is taken)"]
@@ -44,7 +44,7 @@ def test_of_many_nodes_only_failures_are_lines(
 ) -> None:
     table = PhaseTable(nodes(100), Phase.VERIFY)
     for rank in range(100):
-        table.tell(Event(rank, Phase.PROBE, Progress.DONE if rank != 7 else Progress.FAILED, "x"))
+        table.update(Event(rank, Phase.PROBE, Progress.DONE if rank != 7 else Progress.FAILED, "x"))
     assert capsys.readouterr().err.splitlines() == ["node 7 (h7): probe failed (x)"]
 
 
@@ -53,7 +53,7 @@ def test_a_wait_is_told_with_its_deadline(
 ) -> None:
     table = PhaseTable(nodes(5), Phase.VERIFY)
     for rank in range(5):
-        table.tell(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
+        table.update(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
     table.remind()
     assert capsys.readouterr().err == ""
     table._word_at = 0.0
@@ -81,8 +81,8 @@ def test_a_terminal_gets_a_table(
     table = PhaseTable(nodes(count), Phase.VERIFY)
     with table.shown():
         for rank in range(count):
-            table.tell(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
-        table.tell(Event(2, Phase.JOIN, Progress.FAILED, "a reason that is far too long for a terminal " * 3))
+            table.update(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
+        table.update(Event(2, Phase.JOIN, Progress.FAILED, "a reason that is far too long for a terminal " * 3))
     shown = screen.getvalue()
     assert "join, 0 of 60 s" in shown
     assert "join failed" in shown

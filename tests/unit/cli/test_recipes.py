@@ -63,7 +63,7 @@ def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(registry, "recipe_names", lambda: ["embodied", "unprogrammed"])
     find = registry.find_recipe
     monkeypatch.setattr(registry, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
-    why = "no program in this version; its files can be validated and laid out"
+    why = "it has no program in this version; its files can only be validated and laid out"
     text = cli("recipes").out
     assert f"\n`unprogrammed` cannot be run: {why}\n" in text
     assert "`embodied` cannot be run" not in text
@@ -74,4 +74,4 @@ def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_an_interpreter_lacks_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
-    assert "`embodied` cannot be run: needs `torch`, which this Python does not have\n" in cli("recipes").out
+    assert "`embodied` cannot be run: needs `torch`, not installed in this Python\n" in cli("recipes").out

@@ -186,7 +186,7 @@ def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     assert ended.code == 0
     page = written(tmp_path / "page.html")
     assert second.path.name in page
-    assert "the runs differ in nothing that is recorded" in page
+    assert "no recorded difference between the runs" in page
     assert "env/return of each run over steps" in asset(page, "application/json")
 
 

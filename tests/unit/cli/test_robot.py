@@ -118,7 +118,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         state = client.state()
     assert np.abs(state.joints - HOME).max() > 0.01
     assert state.holder is None
-    assert "stands still until it is reset" in said("stop", file)
+    assert "stopped until reset" in said("stop", file)
     assert "asked for it" in said("list", file)
 
 
@@ -143,9 +143,9 @@ def test_a_fault_is_told_and_nothing_moves(arm: Franka, tmp_path: Path, capsys: 
     path = tmp_path / "robot.yaml"
     path.write_text(FILE.format(port=arm.robot_port, camera="c9"))
     assert main(["robot", "check", str(path)]) == 1
-    assert "c9 is not there" in capsys.readouterr().out
+    assert "c9 is not connected" in capsys.readouterr().out
     assert main(["robot", "reset", str(path)]) == 1
-    assert "not fit to move" in capsys.readouterr().err
+    assert "not ready to move" in capsys.readouterr().err
     with FrankaClient(arm) as client:
         assert client.state().stopped == "it has just been switched on"
 
@@ -188,7 +188,7 @@ def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "robot.yaml"
     path.write_text(FILE.format(port=1, camera="c1"))
     assert main(["robot", "check", str(path)]) == 1
-    assert "does not answer" in capsys.readouterr().out
+    assert "does not respond" in capsys.readouterr().out
     assert main(["robot", "list", str(path)]) == 0
     assert "refused" in capsys.readouterr().out
     assert main(["robot", "stop", str(path)]) == 1
@@ -208,5 +208,5 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 
 def test_nothing_listens_where_a_run_should_be() -> None:
-    with pytest.raises(InterventionError, match="does not answer"):
+    with pytest.raises(InterventionError, match="does not respond"):
         connect("127.0.0.1", 1, "x" * 32)

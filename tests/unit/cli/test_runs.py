@@ -108,7 +108,7 @@ def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
     ended = cli("runs", "--log-path", tmp_path / "nowhere")
 
     assert (ended.code, ended.out) == (0, "")
-    assert "there is no run in" in ended.err
+    assert "no runs in" in ended.err
 
 
 class TestPrune:
@@ -135,7 +135,7 @@ class TestPrune:
         ended = cli("runs", "prune", runs["live"].path.name, runs["sums"].path, "--delete")
 
         assert ended.code == 0
-        assert f"{runs['live'].path.name} is going on and stays" in ended.err
+        assert f"{runs['live'].path.name} is active and kept" in ended.err
         assert [name for name, run in runs.items() if run.path.exists()] == ["good", "bad", "live"]
 
     def test_the_newest_are_kept(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
@@ -171,7 +171,7 @@ class TestPrune:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ((), "say which runs"),
+            ((), "name the runs"),
             (("--older-than", "soon"), "36h"),
             (("--status", "lost"), "lost"),
         ],

@@ -64,7 +64,7 @@ def test_the_last_step_is_shown_whole(cli: Cli, run: RunFolder) -> None:
     assert ended.code == 0
     assert asked(ended.out) == ["0+1=", "1+1=", "2+1="]
     assert "reward 0.5 (number), style 0.25" in ended.out
-    assert "cut at its limit" in ended.out
+    assert "cut off at the length limit" in ended.out
     # What a model writes is no terminal control.
     assert "\x1b" not in ended.out
     assert "step 10: 3 of 3 samples" in ended.err

@@ -104,7 +104,7 @@ def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
 
 def test_terminal_reading_is_announced_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     child = pexpect.spawn(str(RLINF), ["validate", "-"], cwd=str(tmp_path), timeout=30, encoding="utf-8")
-    child.expect("reading standard input, end it with Ctrl-D")
+    child.expect("reading standard input; end it with Ctrl-D")
     child.sendintr()
     child.expect(pexpect.EOF)
     child.close()

@@ -216,12 +216,12 @@ class TestADryRun:
         (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
         ended = cli("train", "job.yaml", "runner.max_steps=2")
         assert ended.code == 0
-        assert "the placement is known when the nodes have told their accelerators" in ended.err
+        assert "the placement depends on the nodes' accelerators, which the file does not declare" in ended.err
 
     def test_a_run_assumes_nothing(self, cli: Cli) -> None:
         ended = cli("train", "recipe=fake", "--assume", "8")
         assert ended.code == 2
-        assert "it goes with --dry-run" in ended.err
+        assert "use it with --dry-run" in ended.err
 
 
 class TestMistakes:
@@ -235,7 +235,7 @@ class TestMistakes:
         ("arguments", "said"),
         [
             (("recipe=fak",), "there is no recipe `fak`"),
-            (("fake",), "`fake` is a recipe and no file: say `recipe=fake`"),
+            (("fake",), "`fake` is a recipe, not a file: write `recipe=fake`"),
             (("runner.max_steps=3",), "name a file or a recipe, as in `rlinf train recipe=embodied`"),
             (("a.yaml", "b.yaml"), "one file at a time, not 2"),
             (("hetero18",), "the file selects no recipe, so there is nothing to run"),
@@ -264,7 +264,7 @@ class TestMistakes:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
         ended = cli("train", "recipe=fake")
         assert (ended.code, ended.out) == (1, "")
-        assert "error: training needs `ray`, which this Python does not have\n" in ended.err
+        assert "error: training needs `ray`, not installed in this Python\n" in ended.err
         assert f"run `{sys.executable} -m pip install 'ray>=2.60,<2.61'`" in ended.err
         assert list(folder.iterdir()) == []
 
@@ -314,7 +314,7 @@ class TestAFailure:
         ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
-        assert "how the run ended could not be written to " in ended.err
+        assert "the end of the run could not be recorded in " in ended.err
         assert "Input/output error" in ended.err
         assert contract("train", ended.out)["status"] == "failed"
 
@@ -328,7 +328,7 @@ class TestAFailure:
         monkeypatch.setattr(logging.FileHandler, "emit", emit)
         ended = cli("train", "recipe=fake")
         assert ended.code == 0
-        assert ended.err.count("cannot be written any more: [Errno 28] No space left on device") == 1
+        assert ended.err.count("can no longer be written: [Errno 28] No space left on device") == 1
         assert "Traceback" not in ended.err
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ class TestAnEndBeforeItsTime:
         # The step under way is finished, as far as there was one.
         assert state.step in (1, 2)
         assert f"{word} after step {state.step}; the run folder is runs/" in err
-        assert "\nnothing is kept: no checkpoint was written\n" in err
+        assert "\nnothing was saved: no checkpoint was written\n" in err
         assert "Traceback" not in err
         assert (state.status, state.reason) == ("interrupted", word)
 
@@ -375,7 +375,7 @@ class TestAnEndBeforeItsTime:
         assert process.stderr is not None
         process.send_signal(signal.SIGINT)
         for line in process.stderr:
-            if line == "ending; Ctrl-C again ends at once\n":
+            if line == "ending; press Ctrl-C again to end at once\n":
                 break
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

@@ -62,7 +62,7 @@ def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) ->
     record("farm")
     ended = cli("train", "farm.yaml", "runner.max_steps=7", "--output", "json", "--verbose")
     assert (ended.code, ended.out) == (143, "")
-    assert "the driver runs on trainer, and the run folder is there" in ended.err
+    assert "the driver and the run folder are on trainer" in ended.err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
     assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]
@@ -115,7 +115,7 @@ def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monk
 def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head) -> None:
     ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
     assert ended.code == 0
-    assert "runs on a Ray of its own on this machine\n" in ended.err
+    assert "runs on a private Ray on this machine\n" in ended.err
 
 
 def test_the_cluster_of_another_file_is_joined_where_it_fits(
@@ -142,5 +142,5 @@ def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytes
 def test_hosts_that_nobody_brought_up(cli: Cli, head: Head, fake_recipe: Path) -> None:
     ended = cli("train", "farm.yaml", "-q")
     assert (ended.code, ended.out) == (3, "")
-    assert "error: the machines of the file are not up\n  where: farm.yaml\n" in ended.err
+    assert "error: the file's machines are not up\n  where: farm.yaml\n" in ended.err
     assert not (fake_recipe / "runs").exists()

@@ -82,7 +82,7 @@ def test_ctrl_c_twice_leaves_the_terminal_as_it_was(start: Start) -> None:
     child = start("fake.seconds=0.1", "fake.end=500", "runner.max_steps=100000")
     child.expect("collecting rollouts")
     child.sendintr()
-    child.expect("ending; Ctrl-C again ends at once")
+    child.expect("ending; press Ctrl-C again to end at once")
     child.sendintr()
     code, rest = end(child)
     assert code == 130

@@ -51,7 +51,7 @@ def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) 
     assert ended.out.startswith("cluster lab is up: 3 nodes, head 10.0.0.1:20000 (3 started), ")
     assert "node 2 (h2): join ok (10.0.0.3)" in ended.err.splitlines()
     again = cli("up", "lab.yaml", "--quiet")
-    assert "(nothing was missing)" in again.out
+    assert "(nothing to start)" in again.out
     assert again.err == ""
 
 
@@ -83,8 +83,8 @@ def test_a_failure_names_node_phase_cause_and_remedy(cli: Cli, site: FakeCluster
         "         b",
         "     do: h",
     ]
-    assert ended.out.startswith("cluster lab is not whole: 2 of 3 nodes are up, head 10.0.0.1:20000 (2 started)")
-    assert "`rlinf down` ends them" in ended.err
+    assert ended.out.startswith("cluster lab is incomplete: 2 of 3 nodes are up, head 10.0.0.1:20000 (2 started)")
+    assert "`rlinf down` to end all" in ended.err
 
 
 def test_rollback_takes_down_what_was_started(cli: Cli, site: FakeCluster) -> None:
@@ -116,7 +116,7 @@ def test_what_contradicts_is_an_error_of_status_1(cli: Cli, site: FakeCluster) -
     cli("up", "lab.yaml")
     ended = cli("up", "lab.yaml", "cluster.ports=21000-21999")
     assert ended.code == 1
-    assert "what runs is not what the file says" in ended.err
+    assert "the running nodes do not match the file" in ended.err
     assert ended.out == ""
 
 
@@ -143,7 +143,7 @@ def test_down_without_a_record_asks_the_nodes_of_the_file(cli: Cli, site: FakeCl
     assert cli("down", "--name", "lab").out == "cluster lab is not up\n"
     ended = cli("down", "lab.yaml")
     assert ended.code == 0
-    assert ended.out.startswith("cluster lab: nothing of it was on 3 nodes, ")
+    assert ended.out.startswith("cluster lab: found nothing on 3 nodes, ")
     assert [rank for rank, verb in site.log if verb == "stop"] == [1, 2, 0]
 
 
@@ -165,7 +165,7 @@ def test_down_on_the_machine_of_a_node_that_started_itself(
     assert cli("down", "--name", "other").out == "cluster other is not up\n"
     ended = cli("down", "--node-rank", "1")
     assert ended.code == 2
-    assert "it goes with FILE" in ended.err
+    assert "it requires FILE" in ended.err
 
 
 def test_down_asks_about_jobs(cli: Cli, site: FakeCluster) -> None:

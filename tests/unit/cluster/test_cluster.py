@@ -52,7 +52,7 @@ def test_a_variable_that_is_none_of_ours_is_told_once(
             with pytest.raises(ConnectedError):
                 Cluster(num_nodes=1)
     assert [record.getMessage() for record in caplog.records if "RLINF_TIMOUT" in record.getMessage()] == [
-        "`RLINF_TIMOUT` in the environment is no variable of rlinf; did you mean `RLINF_TIMEOUT`?"
+        "`RLINF_TIMOUT` in the environment is not a variable of rlinf; did you mean `RLINF_TIMEOUT`?"
     ]
 
 
@@ -108,5 +108,5 @@ def test_a_busy_node_is_waited_for_and_a_lost_one_is_told(monkeypatch: pytest.Mo
     if seconds < 100:
         assert cluster._answer("facts", NodeMember("id", "10.0.0.2"), 0.0) == "facts"
     else:
-        with pytest.raises(ClusterError, match=r"the node at 10\.0\.0\.2 does not answer since"):
+        with pytest.raises(ClusterError, match=r"the node at 10\.0\.0\.2 has not answered since"):
             cluster._answer("facts", NodeMember("id", "10.0.0.2"), 0.0)

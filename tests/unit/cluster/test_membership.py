@@ -28,14 +28,14 @@ def entry(rank: int, alive: bool, reason: str = "") -> dict[str, Any]:
 
 def test_ranks_that_are_gone_are_told_with_the_reason() -> None:
     nodes = [entry(0, True), entry(1, False), entry(1, True), entry(2, False, "missed heartbeats\nand more")]
-    assert departed(nodes) == ["node 2 (10.0.0.3) was there and is gone: missed heartbeats"]
+    assert departed(nodes) == ["node 2 (10.0.0.3) joined and was lost: missed heartbeats"]
 
 
 @pytest.mark.parametrize(
     ("error", "message", "help"),
     [
-        ("GetTimeoutError", "the node at 10.0.0.3 does not answer since ", "rlinf status"),
-        ("NodeDiedError", "the node at 10.0.0.3 does not answer since ", "rlinf status"),
+        ("GetTimeoutError", "the node at 10.0.0.3 has not answered since ", "rlinf status"),
+        ("NodeDiedError", "the node at 10.0.0.3 has not answered since ", "rlinf status"),
         ("RayTaskError", "the node at 10.0.0.3 joined, but cannot run rlinf", "install the same rlinf"),
     ],
 )

@@ -13,7 +13,7 @@ from rlinf_core.errors import ClusterError
 
 @pytest.mark.parametrize("text", ["auto", "10.0.0.1", ":6379", "head:", "ray://head:x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ClusterError, match=f"`{text}` is no address") as caught:
+    with pytest.raises(ClusterError, match=f"`{text}` is not the address") as caught:
         reachable.check(text)
     assert "HOST:PORT" in str(caught.value.help)
 
@@ -29,9 +29,9 @@ def test_where_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "said nothing within 0.2 s"),
-        (b"", "or hung up"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answers in another way"),
+        (None, "sent nothing within 0.2 s"),
+        (b"", "or closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak gRPC"),
     ],
 )
 def test_where_something_else_than_a_head_listens(
@@ -56,5 +56,5 @@ def test_where_something_else_than_a_head_listens(
         with pytest.raises(ClusterError, match=f"the cluster at {address} does not answer") as caught:
             reachable.check(address)
         thread.join()
-    assert str(caught.value.why).startswith("what listens there is no head of Ray: it ")
+    assert str(caught.value.why).startswith("the listener there is not a Ray head: it ")
     assert why in str(caught.value.why)

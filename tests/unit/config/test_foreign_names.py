@@ -96,7 +96,7 @@ def test_a_finding_stands_at_the_name_that_is_written(tree_of: TreeOf) -> None:
 def test_both_names_at_once_are_one_mistake(tree_of: TreeOf) -> None:
     found, view = check(tree_of("part:\n  optim: {rate: 1, learning_rate: 2}\n"))
     assert [(each.code, each.span.text) for each in found] == [("duplicate-key", "learning_rate")]
-    assert found[0].message == "`learning_rate` is another name of `rate`, which is given too"
+    assert found[0].message == "`learning_rate` is an alias of `rate`, which is set too"
     assert view.model is not None
     assert view.model.part.optim.rate == 1
 

@@ -154,7 +154,7 @@ def test_places_are_in_the_arguments(tree_of: TreeOf) -> None:
         ("cluster", "override-syntax", "cluster", "no `=`"),
         ("", "override-syntax", "", "missing"),
         ("=3", "override-syntax", "=", "missing"),
-        ("a b=3", "override-syntax", " ", "cannot stand"),
+        ("a b=3", "override-syntax", " ", "not valid here"),
         ("a[0=3", "override-syntax", "[0=3", "never closed"),
         ("~cluster.num_nodes=3", "override-syntax", "=3", "deletes"),
         ("a=1\nb=2", "override-syntax", "\N{REPLACEMENT CHARACTER}", "line end"),
@@ -169,8 +169,8 @@ def test_places_are_in_the_arguments(tree_of: TreeOf) -> None:
         ("cluster.node_groups.label=1", "override-path", "label", "is a list"),
         ("cluster.node_groups.0.label=1", "override-path", "0", "is a list"),
         ("cluster.node_groups[2].label=1", "override-path", "[2]", "`[0]` to `[1]`"),
-        ("cluster.num_nodes[0]=1", "override-path", "[0]", "is no list"),
-        ("cluster.component_placement[0]=1", "override-path", "[0]", "is no list"),
+        ("cluster.num_nodes[0]=1", "override-path", "[0]", "is not a list"),
+        ("cluster.component_placement[0]=1", "override-path", "[0]", "is not a list"),
         ("nothing[0]=1", "override-path", "[0]", "is not set"),
         ("~cluster.num_node", "override-path", "num_node", "no `cluster.num_node` to delete"),
         ("~x.y.z", "override-path", "x", "no `x` to delete"),
@@ -186,10 +186,10 @@ def test_what_is_refused(tree_of: TreeOf, argument: str, code: str, underlined: 
 
 def test_hints(tree_of: TreeOf) -> None:
     tree = tree_of(FILE)
-    assert refused(tree, "++a.b=1").help == "write `a.b=1`: a key that the file leaves out can be set like any other"
+    assert refused(tree, "++a.b=1").help == "write `a.b=1`: keys missing from the file can be set like any other"
     assert refused(tree, "~cluster.num_node").help == "did you mean `num_nodes`?"
-    assert refused(tree, "cluster.node_groups.0.label=1").help == "an item of it is `cluster.node_groups[0]`"
-    assert refused(tree, "a={lr:1e-4}").help == "write a blank after the colon: `lr: 1e-4`"
+    assert refused(tree, "cluster.node_groups.0.label=1").help == "its items are `cluster.node_groups[0]`, ..."
+    assert refused(tree, "a={lr:1e-4}").help == "write a space after the colon: `lr: 1e-4`"
 
 
 def test_a_key_of_a_reference_is_not_overridden_behind_its_back(tree_of: TreeOf) -> None:

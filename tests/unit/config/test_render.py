@@ -124,8 +124,8 @@ def test_secret_values_are_never_shown() -> None:
 def test_related_places_are_named() -> None:
     diagnostic = finding(LINES, "0-64")
     related = Span(diagnostic.span.source, 0, 7)
-    with_related = Diagnostic("x", Severity.ERROR, "m", diagnostic.span, related=((related, "first given at"),))
-    assert render_text(with_related).endswith("\n      = first given at: configs/hetero.yaml:1:1")
+    with_related = Diagnostic("x", Severity.ERROR, "m", diagnostic.span, related=((related, "first set at"),))
+    assert render_text(with_related).endswith("\n      = first set at: configs/hetero.yaml:1:1")
 
 
 def test_color_changes_nothing_but_color() -> None:

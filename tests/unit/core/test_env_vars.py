@@ -87,8 +87,8 @@ def test_all_wrong_register_entries_are_reported() -> None:
 def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
     told = env_vars.unknown({"RLINF_TIMOUT": "3", "RLINF_WEATHER": "fine", "RLINF_TIMEOUT": "3", "PATH": "/bin"})
     assert told == [
-        "`RLINF_TIMOUT` in the environment is no variable of rlinf; did you mean `RLINF_TIMEOUT`?",
-        "`RLINF_WEATHER` in the environment is no variable of rlinf",
+        "`RLINF_TIMOUT` in the environment is not a variable of rlinf; did you mean `RLINF_TIMEOUT`?",
+        "`RLINF_WEATHER` in the environment is not a variable of rlinf",
     ]
 
 

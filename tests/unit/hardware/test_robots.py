@@ -172,7 +172,7 @@ def test_an_address_may_be_a_variable_of_the_node() -> None:
     [
         ({}, "`robot_ip: $ARM_IP` of node 16: the variable `ARM_IP` is not set there"),
         ({"ARM_IP": ""}, "the variable `ARM_IP` is not set there"),
-        ({"ARM_IP": "$OTHER"}, "the variable `ARM_IP` holds another variable there"),
+        ({"ARM_IP": "$OTHER"}, "the variable `ARM_IP` refers to another variable there"),
         ({"ARM_IP": "10.0.0"}, "the variable `ARM_IP` is wrong: "),
     ],
 )

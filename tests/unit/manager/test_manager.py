@@ -77,9 +77,9 @@ def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
 def test_what_cannot_be_found(join: Join) -> None:
     driver = join("driver")
     driver.open_group("actor", 1, 5)
-    with pytest.raises(PeerNotFoundError, match=r"`actro:0` was not there within 0\.2 s(.|\n)*did you mean `actor`"):
+    with pytest.raises(PeerNotFoundError, match=r"`actro:0` did not appear within 0\.2 s(.|\n)*did you mean `actor`"):
         driver.lookup(WorkerAddress("actro", 0), 0.2)
-    with pytest.raises(PeerNotFoundError, match="`actor:0` is being launched"):
+    with pytest.raises(PeerNotFoundError, match="`actor:0` is launching"):
         driver.lookup(WorkerAddress("actor", 0), 0.2)
     with pytest.raises(PeerNotFoundError, match="has no rank 3"):
         driver.lookup(WorkerAddress("actor", 3), 5)
@@ -118,7 +118,7 @@ def test_the_word_of_a_past_life_does_not_count(join: Join) -> None:
     driver.tell(CloseGroup("actor"))
     assert driver.open_group("actor", 1, 5) == first + 1
     join("actor:0", first)
-    with pytest.raises(PeerNotFoundError, match="is being launched"):
+    with pytest.raises(PeerNotFoundError, match="is launching"):
         driver.lookup(WorkerAddress("actor", 0), 0.3)
 
 

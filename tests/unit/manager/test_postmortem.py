@@ -53,5 +53,5 @@ def test_nothing_is_made_up(tmp_path: Path) -> None:
 
 def test_a_kill_for_memory_is_told() -> None:
     assert postmortem.describe_end(None, postmortem.memory_kills() - 1) == (
-        "the kernel killed a process there because memory ran out"
+        "the kernel killed a process there because it was out of memory"
     )

@@ -18,7 +18,7 @@ def registry() -> WorkerRegistry[str]:
 
 
 def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry[str]) -> None:
-    assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is being launched")
+    assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is launching")
     assert registry.ready(ACTOR_0, 1, "info 0", "node 0")
     found = registry.look_up(ACTOR_0)
     assert isinstance(found, WorkerRecord)
@@ -29,7 +29,7 @@ def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry[str])
 
 def test_an_unknown_group_may_still_come_and_near_names_are_told(registry: WorkerRegistry[str]) -> None:
     assert registry.look_up(WorkerAddress("actr", 0)) == NotYet(
-        "no group is named `actr`, it may be launched yet", "did you mean `actor`?"
+        "no group is named `actr`; it may still be launched", "did you mean `actor`?"
     )
 
 
@@ -38,7 +38,7 @@ def test_a_group_that_was_not_declared_is_wrong_at_once(registry: WorkerRegistry
     with pytest.raises(UnknownGroupError, match="did you mean `rollout`"):
         registry.look_up(WorkerAddress("rolout", 0))
     waits = registry.look_up(WorkerAddress("rollout", 0))
-    assert waits == NotYet("the group `rollout` is declared and not launched yet")
+    assert waits == NotYet("the group `rollout` is declared but not launched yet")
 
 
 def test_a_group_that_was_launched_needs_no_declaration(registry: WorkerRegistry[str]) -> None:
@@ -82,7 +82,7 @@ def test_the_dead_are_named_with_their_cause(registry: WorkerRegistry[str]) -> N
 
 def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegistry[str]) -> None:
     registry.open_group("replay", 1, channel=True)
-    with pytest.raises(InvalidNameError, match=r"a channel named `replay` is there already(.|\n)*Channel.connect"):
+    with pytest.raises(InvalidNameError, match=r"a channel named `replay` already exists(.|\n)*Channel.connect"):
         registry.open_group("replay", 1)
     with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
         registry.open_group("actor", 1, channel=True)
@@ -92,7 +92,7 @@ def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegi
 def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: WorkerRegistry[str]) -> None:
     registry.open_group("replay", 1, channel=True)
     registry.died(WorkerAddress("replay", 0), 1, now=1.0, cause=CLOSED)
-    with pytest.raises(InvalidNameError, match="there was a channel named `replay`, which is closed"):
+    with pytest.raises(InvalidNameError, match="a channel named `replay` existed and is closed"):
         registry.open_group("replay", 1, channel=True)
     registry.open_group("inbox", 1, channel=True)
     registry.died(WorkerAddress("inbox", 0), 1, now=1.0, cause="it was killed")

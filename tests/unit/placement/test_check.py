@@ -42,14 +42,14 @@ def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
     ("written", "code", "message", "help"),
     [
         ("«64-127»", "placement-out-of-range", "asks for resources 64-127", "did you mean 0-63?"),
-        ("0-3,«3»,4-63", "placement-not-ascending", "lists resource 3 of `a800` twice", "behind a colon"),
+        ("0-3,«3»,4-63", "placement-not-ascending", "lists resource 3 of `a800` twice", "after a colon"),
         ("8-63,«0-7»", "placement-not-ascending", "lists resources 0-7 after 8-63", "did you mean `0-7,8-63`?"),
         ("0-3,«all»", "placement-not-ascending", "lists resources of `a800` twice", "write it alone"),
         ("«0-63:0-47»", "placement-counts-dont-divide", "puts 48 processes on 64 resources", "`0-63:0-63`"),
         ("«0-63:0-99»", "placement-counts-dont-divide", "puts 100 processes on 64 resources", "`0-63:0-127`"),
         ("«0-63:1-64»", "process-ranks-gap", "starts its process ranks at 1", "did you mean `0-63:0-63`?"),
-        ("0-31:0-31,«32-63:40-71»", "process-ranks-gap", "leaves out process ranks 32-39", "`32-63:32-63`"),
-        ("0-31:0-31,«32-63:31-62»", "process-ranks-gap", "gives process rank 31 twice", "`32-63:32-63`"),
+        ("0-31:0-31,«32-63:40-71»", "process-ranks-gap", "skips process ranks 32-39", "`32-63:32-63`"),
+        ("0-31:0-31,«32-63:31-62»", "process-ranks-gap", "lists process rank 31 twice", "`32-63:32-63`"),
         (
             "«4-63:0-4»",
             "process-spans-nodes",

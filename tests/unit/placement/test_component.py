@@ -56,13 +56,13 @@ def test_an_unknown_component_gets_the_nearest() -> None:
     ("topology", "placement", "message", "part", "help"),
     [
         (ONE_BY_EIGHT, "4-8", "asks for resource 8, but `cluster` has resources 0-7", None, "did you mean 4-7?"),
-        (ONE_BY_EIGHT, "0-3,3", "lists resource 3 of `cluster` twice", "3", "behind a colon"),
+        (ONE_BY_EIGHT, "0-3,3", "lists resource 3 of `cluster` twice", "3", "after a colon"),
         (ONE_BY_EIGHT, "5,0-3", "lists resources 0-3 after 5", "0-3", "did you mean `0-3,5`?"),
         (ONE_BY_EIGHT, "0-7:0-2", "puts 3 processes on 8 resources", None, "`0-7:0-3`"),
-        (ONE_BY_EIGHT, "0:0,1:2", "leaves out process rank 1", "1:2", "did you mean `1:1`?"),
+        (ONE_BY_EIGHT, "0:0,1:2", "skips process rank 1", "1:2", "did you mean `1:1`?"),
         (ONE_BY_EIGHT, "0:1", "starts its process ranks at 1", None, "did you mean `0:0`?"),
-        (TWO_BY_EIGHT, "6-9:0", "resources 6-9 of `cluster`, which lie on nodes 0 and 1", None, "2 nodes x 8"),
-        (CPU, "0-1:0", "resources 0-1 of `cluster`, which lie on nodes 0 and 1", None, "every node a process"),
+        (TWO_BY_EIGHT, "6-9:0", "resources 6-9 of `cluster`, which are on nodes 0 and 1", None, "2 nodes x 8"),
+        (CPU, "0-1:0", "resources 0-1 of `cluster`, which are on nodes 0 and 1", None, "every node a process"),
     ],
 )
 def test_a_map_that_cannot_be_laid_out_is_refused(
@@ -80,7 +80,7 @@ def test_a_map_that_cannot_be_laid_out_is_refused(
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("0-7:all", "`all` cannot stand for process ranks"),
+        ("0-7:all", "`all` cannot be used for process ranks"),
         ("", "a rank or a range is missing here"),
         ([], "the list is empty"),
         ({"placement": "0", "node_groups": "node"}, "unknown key `node_groups`"),
@@ -192,7 +192,7 @@ def test_a_job_that_would_compute_on_the_cpu_unasked_says_so(caplog: pytest.LogC
     caplog.clear()
     ComponentPlacement(config, with_one)
     assert not caplog.records
-    with pytest.raises(PlacementError, match="no accelerator found, so that ranks count nodes"):
+    with pytest.raises(PlacementError, match="no accelerator found, so ranks count nodes"):
         ComponentPlacement(
             {"cluster": {"component_placement": {"actor": "0-3"}}}, ClusterTopology.from_nodes([NodeInfo(0, 0)])
         )

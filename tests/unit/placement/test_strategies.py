@@ -89,7 +89,7 @@ def test_flexible_refuses_lists_that_say_nothing(ranks: list[list[int]], message
     ("ranks", "message", "help"),
     [
         ([[0], [16]], "process 1 asks for resource 16, but `cluster` has resources 0-15", "2 nodes x 8 accelerators"),
-        ([[7, 8]], "process 0 would hold resources 7,8 of `cluster`, which lie on nodes 0-1", "one node"),
+        ([[7, 8]], "process 0 would hold resources 7,8 of `cluster`, which are on nodes 0-1", "one node"),
         ([[1, 2, 1]], "process 0 is given resource 1 twice", "once"),
     ],
 )

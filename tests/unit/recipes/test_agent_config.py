@@ -33,7 +33,7 @@ def test_http_needs_hosts(findings: Any) -> None:
 def test_hosts_that_are_none(findings: Any, host: str) -> None:
     found = findings(HTTP + f"[example.org, {host}]", messages=True)
     assert [each[:2] for each in found] == [("bad-value", host)]
-    assert "is no host" in found[0][2]
+    assert "is not a valid host" in found[0][2]
 
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings(servers.replace("[python3, server.py]", "python3")) == []
     found = findings(servers.replace("python3", "no-such-program"), messages=True)
     assert [(each[0], each[2]) for each in found] == [
-        ("unusable-path", "there is no `no-such-program` on this machine")
+        ("unusable-path", "the command `no-such-program` does not exist on this machine")
     ]
     assert [each[0] for each in findings(servers.replace("command: [python3, server.py], ", ""))] == ["missing-key"]
     assert [each[0] for each in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]

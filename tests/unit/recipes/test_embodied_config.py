@@ -39,7 +39,12 @@ class TestComponents:
     def test_a_missing_one(self, findings: Any) -> None:
         text = LAPTOP.replace("actor,rollout,env", "actor,rollout")
         assert findings(text, messages=True) == [
-            ("missing-component", "component_placement", "recipe `embodied` needs a place for `env`", "add `env: 0`")
+            (
+                "missing-component",
+                "component_placement",
+                "recipe `embodied` needs a placement for `env`",
+                "add `env: 0`",
+            )
         ]
 
     def test_a_mistyped_one(self, findings: Any) -> None:
@@ -59,7 +64,7 @@ def test_staleness_is_said_once(findings: Any) -> None:
     assert findings(text) == [("conflicting-settings", "4")]
 
 
-REMOVE = "or remove it: a batch is then about a quarter of a step's samples, whatever their number"
+REMOVE = "or remove it: a batch is then about a quarter of a step's samples"
 
 
 class TestBatches:
@@ -69,9 +74,10 @@ class TestBatches:
             (
                 "batch-not-divisible",
                 "30",
-                "`actor.global_batch_size` does not divide: 800 / (micro_batch_size 30 x 8 ranks = 240) = 3.33333",
+                "`actor.global_batch_size` does not divide evenly: 800 / (micro_batch_size 30 x 8 ranks = 240)"
+                " = 3.33333",
                 # No batch is whole micro batches of 30 on 8 ranks and divides 3200.
-                f"`actor.global_batch_size` could be 640 or 800, without `actor.micro_batch_size`; {REMOVE}",
+                f"nearest valid `actor.global_batch_size`: 640 or 800, without `actor.micro_batch_size`; {REMOVE}",
             )
         ]
 
@@ -80,8 +86,8 @@ class TestBatches:
             LAPTOP.replace("actor,rollout,env", "rollout,env") + "    actor: {node_group: node, placement: '0:0-2'}\n"
         )
         found = findings(text + "actor:\n  global_batch_size: 800\n", messages=True)
-        message = "`actor.global_batch_size` does not divide: 800 / 3 ranks = 266.667"
-        help_text = f"3 actors cannot share 3200 samples evenly with a batch size of their own: {REMOVE[3:]}"
+        message = "`actor.global_batch_size` does not divide evenly: 800 / 3 ranks = 266.667"
+        help_text = f"3 actors cannot split 3200 samples evenly with a fixed batch size: {REMOVE[3:]}"
         assert found == [("batch-not-divisible", "800", message, help_text)]
         assert findings(text) == []
 
@@ -103,9 +109,9 @@ class TestBatches:
             (
                 "batch-not-divisible",
                 "900",
-                "a step has total_num_envs 48 x max_steps_per_rollout_epoch 50 x rollout_epoch 2 = 4800 samples, which"
-                " `actor.global_batch_size` 900 does not divide",
-                f"`actor.global_batch_size` could be 800 or 960; {REMOVE}",
+                "a step has total_num_envs 48 x max_steps_per_rollout_epoch 50 x rollout_epoch 2 = 4800 samples, not a"
+                " multiple of `actor.global_batch_size` 900",
+                f"nearest valid `actor.global_batch_size`: 800 or 960; {REMOVE}",
             )
         ]
 
@@ -145,8 +151,9 @@ class TestEnvironments:
             (
                 "envs-not-divisible",
                 "3",
-                "`env.train.total_num_envs` does not divide: 64 / (8 workers x pipeline_stage_num 3 = 24) = 2.66667",
-                "`env.train.total_num_envs` could be 48 or 72",
+                "`env.train.total_num_envs` does not divide evenly: 64 / (8 workers x pipeline_stage_num 3 = 24)"
+                " = 2.66667",
+                "nearest valid `env.train.total_num_envs`: 48 or 72",
             )
         ]
 
@@ -160,7 +167,7 @@ class TestEnvironments:
         found = findings(text, messages=True)
         assert [each[:2] for each in found] == [("groups-not-divisible", "16")]
         assert "64 / (8 workers x pipeline_stage_num 1 = 8) = 8 environments, / group_size 16 = 0.5" in found[0][2]
-        assert found[0][3] == "`env.train.total_num_envs` could be 128"
+        assert found[0][3] == "nearest valid `env.train.total_num_envs`: 128"
 
     def test_chunks_fill_a_pass(self, findings: Any) -> None:
         assert findings(LAPTOP + "actor:\n  model:\n    num_action_chunks: 8\n") == [("envs-not-divisible", "8")]
@@ -389,7 +396,7 @@ class TestPasses:
     def test_where_passes_reset_a_longer_episode_is_refused(self, findings: Any, rest: str) -> None:
         (found,) = findings(LAPTOP + rest, messages=True)
         assert (found[0], found[1]) == ("conflicting-settings", "60")
-        assert "an episode has up to 60 steps, a pass 50" in found[2]
+        assert "an episode has up to 60 steps, but a pass has 50" in found[2]
         assert found[3] == "write `max_steps_per_rollout_epoch: 60` or more, or `max_episode_steps: 50`"
 
     def test_the_limit_of_the_arm_counts_as_well(self, findings: Any) -> None:
@@ -470,7 +477,7 @@ class TestImports:
         text = f"env: {{train: {env}}}\nactor: {{model: {{model_type: cnn_policy}}}}\n"
         (found,) = findings(LAPTOP + text, messages=True)
         assert (found[0], found[1]) == ("conflicting-settings", "cnn_policy")
-        assert found[2] == f"`cnn_policy` needs images, and `{where}` observes none"
+        assert found[2] == f"`cnn_policy` needs images, but `{where}` has none"
         assert found[3] == "write `model_type: mlp_policy`"
 
 
@@ -517,7 +524,7 @@ class TestManyActorsAndFewArms:
         found = findings(f"recipe: embodied\n{text}", messages=True)
         (warned,) = [each for each in found if each[0] not in self.NOTES]
         assert warned[0] == "unused-robots"
-        assert warned[2] == "`env` is placed on the robots of `franka`, and `env_type: franka_kin` uses none"
+        assert warned[2] == "`env` is placed on the robots of `franka`, but `env_type: franka_kin` uses none"
         assert "env_type: franka_robot" in warned[3]
 
 
@@ -576,7 +583,7 @@ class TestLearningRates:
         ((code, _, message, help_text),) = findings(LAPTOP, *falling, messages=True)
         assert (code, message) == (
             "conflicting-settings",
-            "`lr_scheduler: cosine` falls until the last step, and this run has none",
+            "`lr_scheduler: cosine` decays until the last step, but this run has no last step",
         )
         assert "actor.optim.total_training_steps" in help_text
         assert findings(LAPTOP, *falling, "actor.optim.total_training_steps=40") == []
@@ -588,7 +595,7 @@ class TestLearningRates:
         )
         assert (code, message) == (
             "conflicting-settings",
-            "`lr_warmup_steps: 20` is not over before the last of 20 steps",
+            "`lr_warmup_steps: 20` does not end before the last of 20 steps",
         )
 
 

@@ -35,9 +35,9 @@ def test_the_samples_of_a_step(findings: Any) -> None:
         (
             "batch-not-divisible",
             "256",
-            "a step has rollout_batch_size 30 x group_size 8 = 240 answers, which `actor.global_batch_size` 256 does"
-            " not divide",
-            "`actor.global_batch_size` could be 240",
+            "a step has rollout_batch_size 30 x group_size 8 = 240 answers, not a multiple of"
+            " `actor.global_batch_size` 256",
+            "nearest valid `actor.global_batch_size`: 240",
         )
     ]
     assert findings(LAPTOP + "data:\n  rollout_batch_size: 30\n") == []
@@ -57,8 +57,8 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
         (
             "conflicting-settings",
             "1500",
-            "max_prompt_length 1024 + max_new_tokens 1500 = 2524 tokens, more than `runner.seq_length` 2048",
-            "`runner.seq_length` could be 2524",
+            "max_prompt_length 1024 + max_new_tokens 1500 = 2524 tokens exceed `runner.seq_length` 2048",
+            "raise `runner.seq_length` to 2524",
         )
     ]
 
@@ -157,7 +157,7 @@ def test_engines_that_never_stop_want_accelerators_of_their_own(
     findings: Any, engines: str, staleness: int, warned: bool
 ) -> None:
     found = findings(SHARED.format(engines=engines, staleness=staleness), messages=True)
-    assert any("on the same accelerators" in each[2] for each in found) == warned
+    assert any("they share accelerators" in each[2] for each in found) == warned
 
 
 def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path) -> None:
@@ -276,8 +276,8 @@ def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
         ("config.json", None, "no config.json"),
         ("model.safetensors", None, "has no weights"),
         ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks `model-2.safetensors`"),
-        ("tokenizer.json", None, "there is no tokenizer"),
-        ("config.json", '{"vocab_size": 2}', "has 3 tokens, and the model 2"),
+        ("tokenizer.json", None, "has no tokenizer"),
+        ("config.json", '{"vocab_size": 2}', "has 3 tokens, but the model only 2"),
     ],
 )
 def test_what_a_folder_lacks_is_found_before_a_run(
@@ -305,7 +305,7 @@ def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
 
     (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     broken = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
-    assert [(each[0], "there is no tokenizer" in each[2]) for each in broken] == [("unusable-path", True)]
+    assert [(each[0], "has no tokenizer" in each[2]) for each in broken] == [("unusable-path", True)]
 
 
 TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -322,9 +322,9 @@ NO_ASSISTANT = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.conten
         (NO_SYSTEM, "", None),
         (NO_SYSTEM, "  system_prompt: Be brief.\n", ("Be brief.", "no system")),
         ("{{ messages[-1].content }}", "  system_prompt: Be brief.\n", ("Be brief.", "text of the `system` message")),
-        ("{{ messages|length }}", "", ("true", "does not write what a user says")),
+        ("{{ messages|length }}", "", ("true", "omits the user's message")),
         ("{{ raise_exception('never') }}", "", ("true", "never")),
-        ("{% broken", "", ("true", "does not write what a user says")),
+        ("{% broken", "", ("true", "omits the user's message")),
         (TURNS + "{{ thinks }}", "  chat_template_kwargs: {thinks: true}\n", None),
         (TURNS, "  chat_template_kwargs: {thinks: true}\n", ("chat_template_kwargs", "does not read")),
         (TURNS, "  apply_chat_template_kwargs: {}\n", None),
@@ -403,7 +403,7 @@ def test_missing_folder_may_be_elsewhere_until_a_run_starts() -> None:
 
     assert job.diagnostics.ok
     assert [each.code for each in job.diagnostics] == ["unusable-path"]
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         require_model(cast("Any", job.config))
 
 

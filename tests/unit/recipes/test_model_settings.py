@@ -34,4 +34,4 @@ def test_header_of_weights_that_is_nested_deeply_is_a_fault(tmp_path: Path) -> N
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     fault = fault_of_weights(file)
     assert fault is not None
-    assert "is no safetensors file" in fault.message
+    assert "is not a safetensors file" in fault.message

@@ -132,10 +132,10 @@ class TestKnownOrOwn:
     @pytest.mark.parametrize(
         ("name", "help"),
         [
-            ("gren", "did you mean `green`? your own is written `package.module:name`"),
-            ("blue", "known: `red`, `green`; your own is written `package.module:name`"),
-            ("my lab:Teal", "known: `red`, `green`; your own is written `package.module:name`"),
-            ("colours:", "known: `red`, `green`; your own is written `package.module:name`"),
+            ("gren", "did you mean `green`? your own: `package.module:name`"),
+            ("blue", "known: `red`, `green`; your own: `package.module:name`"),
+            ("my lab:Teal", "known: `red`, `green`; your own: `package.module:name`"),
+            ("colours:", "known: `red`, `green`; your own: `package.module:name`"),
             ("rouge", "write `red`"),
         ],
     )

@@ -153,7 +153,7 @@ def test_one_of_two_simultaneous_commands_resumes_a_run(tmp_path: Path) -> None:
         assert ours
         with pytest.raises(RunError, match="still going on") as raised:
             RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
-    assert "another command goes on with it" in str(raised.value)
+    assert "another command is resuming it" in str(raised.value)
     assert first.refresh() == before
     again = RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
     assert (again.path, again.state.alive) == (first.path, True)

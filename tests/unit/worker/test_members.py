@@ -48,5 +48,5 @@ def test_a_source_is_a_pair_or_an_address() -> None:
 
 @pytest.mark.parametrize("src", ["w:0", "wo", 0, None, ("w",), ("w", 0, 1), 1.5], ids=repr)
 def test_what_is_no_source_is_refused_with_the_form_that_is(src: Any) -> None:
-    with pytest.raises(InvalidNameError, match=r"cannot be .*\n.*\n  help: write `\(\"actor\", 0\)`"):
+    with pytest.raises(InvalidNameError, match=r"is not a valid source .*\n.*\n  help: write `\(\"actor\", 0\)`"):
         source_address(src)

@@ -21,7 +21,7 @@ def test_a_method_named_like_one_of_every_worker_is_refused(name: str) -> None:
     for each in (clash, derived):
         with pytest.raises(InvalidNameError, match=f"`Clash.{name}` cannot be called on a group") as caught:
             each.create_group()
-        assert caught.value.why == f"every worker has a `{name}` of its own, which it would replace"
+        assert caught.value.why == f"it would replace the `{name}` of every worker"
 
 
 def test_a_mixin_cannot_replace_what_workers_have() -> None:

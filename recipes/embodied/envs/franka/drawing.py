@@ -23,7 +23,7 @@ Color: TypeAlias = tuple[int, int, int]
 _COLORS: Final[dict[str, Color]] = {"red": (215, 50, 45), "green": (40, 165, 70)}
 _BACKGROUND, _TABLE, _ARM, _JOINT, _HAND = (238, 238, 234), (200, 195, 185), (120, 125, 135), (70, 75, 85), (40, 40, 45)
 _OPEN, _CLOSED = (150, 150, 150), (235, 150, 20)
-# Radii of the arm's links, of its joints, of its hand and of what tells that the fingers are closed, in metres.
+# Radii of the arm's links, of its joints, of its hand and of the mark of closed fingers, in metres.
 _ARM_RADIUS, _JOINT_RADIUS, _HAND_RADIUS, _TIP_RADIUS = 0.028, 0.016, 0.016, 0.013
 
 
@@ -57,7 +57,7 @@ def draw_arm(joints: NDArray[Any], spots: Sequence[Spot], closed: NDArray[np.boo
             canvas = _Canvas(_TABLE if view else _BACKGROUND)
             if not view:
                 canvas.fill_below(-_SIDE_LOW, _TABLE)
-            *links, tip = [_seen(each, view) for each in arm]
+            *links, tip = [_seen(point, view) for point in arm]
             _paint_links(canvas, links, tip)
             # What is held is seen around the tip of the fingers.
             for spot in spots:

@@ -155,8 +155,8 @@ class FrankaMujocoEnv(VectorEnv):
     def look(self, rows: IntArray) -> State:
         """See `VectorEnv`."""
         scene = self._scene
-        found = {"joints": scene.joints, "body": scene.body, "target": self._task.target}
-        return {**{name: array[:, rows].T for name, array in found.items()}, "closed": scene.closed[rows]}
+        arrays = {"joints": scene.joints, "body": scene.body, "target": self._task.target}
+        return {**{name: array[:, rows].T for name, array in arrays.items()}, "closed": scene.closed[rows]}
 
     def picture(self, seen: State) -> NDArray[np.uint8]:
         """See `VectorEnv`: from the side and from above; the puck or block red, points to reach green."""

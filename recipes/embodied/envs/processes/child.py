@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
-from recipes.embodied.envs.processes.json_pipe import Lines
+from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.rendering_device import render_on_own_accelerator
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
 from recipes.embodied.envs.processes.simulator import BatchRequest, SimulationBatch, Start
@@ -62,9 +62,9 @@ class SimulatorProcess:
 
     def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command and return the answer to it."""
-        found = getattr(self, f"_{command}")(**arguments)
+        result = getattr(self, f"_{command}")(**arguments)
         self._pulse.beat(0, "waiting")
-        return _NOTHING_NEW if found == {} else {"done": found}
+        return _NOTHING_NEW if result == {} else {"done": result}
 
     def _make(self, request: list[Any], first: int) -> dict[str, Any]:
         """Make the simulations; `first` is the first one's row in the arrays."""
@@ -115,10 +115,10 @@ class SimulatorProcess:
 
     def _expert(self) -> bool:
         """Write the actions of the experts in the place of those that are carried out; return whether there are any."""
-        found = self.batch.expert()
-        if found is not None:
-            self._actions[0] = found
-        return found is not None
+        actions = self.batch.expert()
+        if actions is not None:
+            self._actions[0] = actions
+        return actions is not None
 
     @property
     def batch(self) -> SimulationBatch:
@@ -140,11 +140,11 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
     render_on_own_accelerator()
     # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lines = Lines(commands, answers)
+    pipe = JsonPipe(commands, answers)
     process = SimulatorProcess(number, memory)
     while True:
         try:
-            command, arguments = lines.receive()
+            command, arguments = pipe.receive()
         except EOFError:
             break
         if command == "close":
@@ -157,7 +157,7 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
         except Exception as error:  # noqa: BLE001 - a simulator may raise anything; its worker raises it
             traceback.print_exc()
             answer = {"raised": f"{type(error).__name__}: {error}"}
-        lines.send(answer)
+        pipe.send(answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults of simulators that have a known remedy: a file that is missing, a driver that does not render."""
+"""Simulator faults with a known remedy: missing files, a driver that cannot render."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 from rlinf_core import ConfigError
 
 RENDERING_HELP: Final = (
-    "install a driver that renders, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and"
-    " give the group `env_vars: [{MUJOCO_GL: egl}]`, or osmesa"
+    "install a rendering driver, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and set"
+    " `env_vars: [{MUJOCO_GL: egl}]`, or osmesa, for the node group"
 )
 # What messages about a file that is missing hold of its name.
 _FILE: Final = re.compile(r"[^\s'\"]+\.(?:xml|mjcf|urdf|stl|obj|msh|png|bddl|init|pruned_init|npz|hdf5)\b")
@@ -19,12 +19,12 @@ _RENDERING: Final = re.compile(r"\b(?:EGL|OpenGL|OSMesa|GLFW|MUJOCO_GL|glGetErro
 
 
 def known_fault(error: BaseException) -> ConfigError | None:
-    """Return the error for a fault that has a known remedy; None for another, and for an error of ours."""
+    """Return the error of a fault with a known remedy; None for others, and for our own errors."""
     return None if isinstance(error, ConfigError) else _missing_file(error) or _no_renderer(error)
 
 
 def _missing_file(error: BaseException) -> ConfigError | None:
-    """Return the error for a simulator that lacks a file of its own, such as a scene.
+    """Return the error of a simulator that lacks one of its files, such as a scene.
 
     Python names the file, and MuJoCo does within its message.
     """
@@ -36,7 +36,7 @@ def _missing_file(error: BaseException) -> ConfigError | None:
     return ConfigError(
         f"the simulator lacks its file `{named}`",
         why=str(error).splitlines()[0],
-        help="install it again, with all its assets: `rlinf env setup` makes an interpreter from a list that has them",
+        help="install it again with all its assets: `rlinf env setup` installs a complete list",
     )
 
 

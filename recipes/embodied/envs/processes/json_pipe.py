@@ -1,4 +1,4 @@
-"""Messages between an env worker and a simulator process: lines of JSON over two pipes that only these two have.
+"""Messages between an env worker and a simulator process: lines of JSON over a private pair of pipes.
 
 A step of fast simulators takes less time than JSON does. Most messages are equal to the one before, so each end keeps
 the last one of either direction, as text and as an object: do not change an object that was sent or received.
@@ -15,8 +15,8 @@ from typing import Any, Final
 _PIECE_BYTES: Final = 1 << 12
 
 
-class Lines:
-    """One end of the pair.
+class JsonPipe:
+    """One end of the connection.
 
     Args:
         reading: descriptor of the pipe that messages come from.
@@ -46,7 +46,7 @@ class Lines:
             left = left[self._writing.write(left) :]
 
     def receive(self) -> Any:
-        """Return the next message; None where none has come in time.
+        """Return the next message; None if none arrives in time.
 
         Raises:
             EOFError: the other end is closed.

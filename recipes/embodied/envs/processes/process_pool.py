@@ -1,4 +1,4 @@
-"""Simulators in processes of their own, behind the interface of those in this one.
+"""Simulators in separate processes, with the interface of in-process ones.
 
 An env worker starts them, hands them environments, and shares memory with them. They end with it. A process that dies
 or gives no sign of life is the death of its worker: the error says which process, which environment, and how it ended.
@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
-from recipes.embodied.envs.processes.json_pipe import Lines
+from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
 from recipes.embodied.envs.processes.simulator import BatchFacts, BatchRequest, Outcomes, Start
 from rlinf_core import ConfigError, RuntimeFailure, WorkerDiedError
 
 _MODULE: Final = "recipes.embodied.envs.processes.child"
 _LAST_LINES: Final = 30
-# How long a process may take to end once it is told to, and how often its pulse is felt.
+# Time limit of a process to exit when told to, and the interval of liveness checks.
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.5
 # How long the interpreter may take to start, at least: it imports before it can give a sign of life.
@@ -53,12 +53,12 @@ _STEP: Final[Mapping[bool, _Command]] = {
 
 @lru_cache(maxsize=64)
 def _chunk(steps: tuple[int, ...], ends: bool) -> _Command:
-    """Return the command to carry out a chunk: most are equal to the one before, and an equal object is sent as is."""
+    """Return the command to execute a chunk: most equal the previous one, whose object is reused."""
     return ("chunk", {"steps": steps, "ends": ends})
 
 
 class SimulatorDiedError(WorkerDiedError):
-    """A simulator process of an env worker is gone, or gave no sign of life and was ended.
+    """A simulator process exited, or did not respond and was killed.
 
     To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
     """
@@ -69,7 +69,7 @@ class SimulatorError(RuntimeFailure):
 
 
 class SimulatorProcesses:
-    """The simulations of a batch, dealt to processes.
+    """The simulations of a batch, distributed over processes.
 
     Args:
         request: what they are.
@@ -100,22 +100,22 @@ class SimulatorProcesses:
             raise
 
     def _map(self, made: list[dict[str, Any]], count: int) -> None:
-        """Take the facts that the processes report, and map memory for arrays of that size."""
+        """Receive the facts that the processes report, and map shared memory of that size."""
         state_size, action_size, num_choices, cameras, has_instructions = made[0]["spec"]
         sizes = {camera: (shape[0], shape[1], shape[2]) for camera, shape in cameras.items()}
         spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
-        limits = [each["max_episode_steps"] for each in made if each["max_episode_steps"] is not None]
-        tasks = [task for each in made for task in each["tasks"]]
+        limits = [reply["max_episode_steps"] for reply in made if reply["max_episode_steps"] is not None]
+        tasks = [task for reply in made for task in reply["tasks"]]
         self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"], made[0]["control_hz"])
         self._texts = np.array([""] * count)
-        # Processes whose environments have changed since they were last looked at.
+        # Processes whose environments have changed since the last observation.
         self._unseen = set(range(len(self._children)))
-        # Results of actions that were carried out before `step` asks for them.
+        # Results of actions executed before `step` requests them.
         self._ahead: deque[Outcomes] = deque()
         self._make_room(1)
 
     def _make_room(self, chunk: int) -> None:
-        """Map memory for so many actions of each environment."""
+        """Map memory for this many actions of each environment."""
         spec, count = self.facts.spec, len(self.facts.tasks)
         size = memory_bytes(spec, count, chunk)
         os.ftruncate(self._memory, size)
@@ -149,32 +149,32 @@ class SimulatorProcesses:
         return self._arrays.outcomes[0]
 
     def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
-        """Carry out a chunk now, by one message to each process instead of one for each action."""
+        """Execute a chunk now, with one message per process instead of one per action."""
         chunk = actions.shape[1]
         if len(self._arrays.actions) < chunk:
             self._make_room(chunk)
         self._arrays.actions[:chunk] = actions.swapaxes(0, 1)
         self._arrays.clear_outcomes()
-        each: list[int] = steps.tolist()
-        self._look([_chunk(tuple(each[child.rows.start : child.rows.stop]), ends) for child in self._children])
+        counts: list[int] = steps.tolist()
+        self._look([_chunk(tuple(counts[child.rows.start : child.rows.stop]), ends) for child in self._children])
         self._ahead = deque(self._arrays.outcomes[:chunk])
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
         if self._unseen:
             self._look([_OBSERVE if number in self._unseen else None for number in range(len(self._children))])
-        found: Observation = {name: array.copy() for name, array in self._arrays.observations.items()}
+        observation: Observation = {name: array.copy() for name, array in self._arrays.observations.items()}
         if self.facts.spec.has_instructions:
-            found[INSTRUCTIONS] = self._texts.copy()
-        return found
+            observation[INSTRUCTIONS] = self._texts.copy()
+        return observation
 
     def expert(self) -> NDArray[Any] | None:
         """Return the actions of the experts; see `Simulators`."""
-        found = self._all([_EXPERT] * len(self._children))
-        return self._arrays.actions[0].copy() if all(found) else None
+        available = self._all([_EXPERT] * len(self._children))
+        return self._arrays.actions[0].copy() if all(available) else None
 
     def pictures(self, rows: Sequence[int]) -> None:
-        """Return nothing: of simulators in processes of their own only cameras are seen."""
+        """Return nothing: simulators in separate processes are recorded only through cameras."""
 
     def close(self) -> None:
         """End all processes. May be called twice."""
@@ -191,7 +191,7 @@ class SimulatorProcesses:
         return [[row for row in rows if row in child.rows] for child in self._children]
 
     def _look(self, commands: Sequence[_Command | None]) -> None:
-        """Give every process its command, whose answer are the instructions that have changed."""
+        """Send every process its command; the answers are the changed instructions."""
         answers = self._all(commands)
         if self._unseen:
             self._unseen.difference_update(number for number, command in enumerate(commands) if command)
@@ -203,7 +203,7 @@ class SimulatorProcesses:
             self._texts = np.array(kept)
 
     def _all(self, commands: Sequence[_Command | None]) -> list[Any]:
-        """Give every process its command, if it has one, then return their answers."""
+        """Send every process its command, if any, and return the answers."""
         for child, command in zip(self._children, commands, strict=True):
             if command:
                 child.send(command)
@@ -211,7 +211,7 @@ class SimulatorProcesses:
 
 
 def _code_folders() -> list[str]:
-    """Return the folders of code that is not installed.
+    """Return the source folders of code that is not installed.
 
     Installed packages a simulator process finds by its interpreter. A worker's path has more of them at its end: those
     of the interpreter of the driver, which may hold another version of what the simulator needs.
@@ -248,7 +248,7 @@ class _Child:
         commands, sending = os.pipe()
         receiving, answers = os.pipe()
         self._lifeline, other = socket.socketpair()
-        self._lines = Lines(receiving, sending, min(_LOOK_SECONDS, seconds))
+        self._pipe = JsonPipe(receiving, sending, min(_LOOK_SECONDS, seconds))
         descriptors = (commands, answers, other.fileno(), memory)
         with FileIO(commands), FileIO(answers, "w"), other:
             self._process = subprocess.Popen(
@@ -267,7 +267,7 @@ class _Child:
     def send(self, command: _Command) -> None:
         """Give a command."""
         try:
-            self._lines.send(command)
+            self._pipe.send(command)
         except OSError:
             raise self._death() from None
 
@@ -289,9 +289,9 @@ class _Child:
         return self._result(answer)
 
     def _answer(self) -> Mapping[str, Any] | None:
-        """Return the next answer; None where none has come yet."""
+        """Return the next answer; None if it has not arrived yet."""
         try:
-            return self._lines.receive()
+            return self._pipe.receive()
         except EOFError:
             raise self._death() from None
 
@@ -323,7 +323,7 @@ class _Child:
         return self._died(f"{cause}, {self._place}")
 
     def _silence(self) -> SimulatorDiedError:
-        """End a process that gives no sign of life, and return the error for it."""
+        """Kill an unresponsive process, and return the error about it."""
         place = self._place
         # Has the interpreter print where it is, even while it is in code of the simulator's.
         self._process.send_signal(signal.SIGABRT)
@@ -333,7 +333,7 @@ class _Child:
             self._process.kill()
             self._process.wait()
         self._reader.join(_END_SECONDS)
-        return self._died(f"no sign of life for {self._seconds:g} s, {place}: it was ended")
+        return self._died(f"no response for {self._seconds:g} s, {place}: it was killed")
 
     def _died(self, cause: str) -> SimulatorDiedError:
         return SimulatorDiedError(self._owner, cause=f"{self._name}: {cause}{self._last_words}")
@@ -348,7 +348,7 @@ class _Child:
         return "; its last words:\n" + "\n".join(f"    {line}" for line in self._said) if self._said else ""
 
     def _read(self) -> None:
-        """Pass on what the process prints, and keep the end of it."""
+        """Forward the output of the process, and keep the last lines."""
         output = self._process.stdout
         assert output is not None
         for line in output:
@@ -359,15 +359,15 @@ class _Child:
     def begin_to_end(self) -> None:
         """Ask the process to end."""
         with suppress(OSError):
-            self._lines.send(("close", {}))
+            self._pipe.send(("close", {}))
 
     def end(self) -> None:
-        """Wait for the end of the process, and end it where it does not."""
+        """Wait for the process to exit, and kill it if it does not."""
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._lifeline.close()
-        self._lines.close()
+        self._pipe.close()
         self._reader.join(_END_SECONDS)

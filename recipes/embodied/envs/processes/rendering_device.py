@@ -9,7 +9,7 @@ _CHOICE = "MUJOCO_EGL_DEVICE_ID"
 
 
 def render_on_own_accelerator() -> None:
-    """Have MuJoCo render by EGL on the accelerator of this process's worker.
+    """Make MuJoCo render with EGL on the accelerator of this process's worker.
 
     By itself it takes the first one of the node: EGL knows nothing of the variable that hides the others. The driver
     lists accelerators by EGL in the order in which they are counted, and other devices after them. Nothing is chosen

@@ -1,4 +1,4 @@
-"""Memory that an env worker shares with its simulator processes: actions in, results and observations out."""
+"""Memory shared by an env worker and its simulator processes: actions in, results and observations out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS: Final = {operation: number for number, operation in enumerate(OPERATIO
 
 
 class Pulse:
-    """Signs of life of one simulator process: int64 [3], a counter, an environment, and what is done to it.
+    """Heartbeat of one simulator process: int64 [3], a counter, an environment, and the current operation.
 
     Args:
         memory: that of the worker.
@@ -41,7 +41,7 @@ class Pulse:
         self.first_row = 0
 
     def beat(self, row: int, operation: str) -> None:
-        """Tell that an operation on one of the process's environments begins."""
+        """Record that an operation on one of the process's environments starts."""
         words = self._words
         words[1] = self.first_row + row
         words[2] = _NUMBERS[operation]
@@ -54,7 +54,7 @@ class Pulse:
 
 
 def _table(spec: EnvSpec, count: int, chunk: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and type of every array, by name; observations stay where they are when chunks become longer."""
+    """Return shape and type of every array, by name; observations keep their place when chunks grow."""
     action = np.float32 if spec.num_choices is None else np.int64
     table: dict[str, tuple[tuple[int, ...], Any]] = {
         f"seen {name}": ((count, *shape), np.dtype(kind))
@@ -75,7 +75,7 @@ def _bytes(shape: tuple[int, ...], kind: Any) -> int:
 
 def memory_bytes(spec: EnvSpec, count: int, chunk: int) -> int:
     """Return the size of the memory for `count` environments and `chunk` actions of each."""
-    return HEAD_BYTES + sum(_bytes(*each) for each in _table(spec, count, chunk).values())
+    return HEAD_BYTES + sum(_bytes(*entry) for entry in _table(spec, count, chunk).values())
 
 
 class SharedArrays:
@@ -94,16 +94,16 @@ class SharedArrays:
     """
 
     def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int, chunk: int) -> None:
-        found: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         offset = HEAD_BYTES
         for name, (shape, kind) in _table(spec, count, chunk).items():
-            found[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
+            arrays[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
             offset += _bytes(shape, kind)
-        self._rewards, self._flags = found["rewards"], found["flags"]
-        self.actions = found["actions"]
+        self._rewards, self._flags = arrays["rewards"], arrays["flags"]
+        self.actions = arrays["actions"]
         self.outcomes = self.outcomes_of(slice(count))
         self.observations: Mapping[str, NDArray[Any]] = {
-            name.removeprefix("seen "): array for name, array in found.items() if name.startswith("seen ")
+            name.removeprefix("seen "): array for name, array in arrays.items() if name.startswith("seen ")
         }
 
     def outcomes_of(self, rows: slice) -> list[Outcomes]:

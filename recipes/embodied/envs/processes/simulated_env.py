@@ -1,4 +1,4 @@
-"""A batch of environments made of simulations, in the worker's own process or in simulator processes."""
+"""A batch of environments made of simulations, in the worker process or in simulator processes."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ class SimulatedEnv(VectorEnv):
         if self.settings.resumable:
             for row in range(self.num_envs) if stepped is None else stepped:
                 self._actions[row].append(actions[row].copy())
-        found = self._simulators.step(stepped, actions, observed=self._observed_next)
-        self._knows_success = self._knows_success or bool(found.judged.any())
-        return Transition(found.rewards, found.terminations, found.truncations, found.successes)
+        result = self._simulators.step(stepped, actions, observed=self._observed_next)
+        self._knows_success = self._knows_success or bool(result.judged.any())
+        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
 
     def _observe(self) -> Observation:
         return self._simulators.observe()

@@ -1,4 +1,4 @@
-"""The interface of simulators that hold one copy of a task, and batches of them in one process.
+"""The interface of simulators with one copy of a task each, and batches of them in one process.
 
 An adapter to a simulator is a `Simulation`; `SimulatedEnv` makes a batch of environments of it. No adapter imports its
 simulator before it is constructed.
@@ -69,7 +69,7 @@ class Simulation(ABC):
 
     @classmethod
     def tasks(cls, task: str, options: Any) -> list[str]:
-        """Return the tasks that the name of a task or of a set of tasks stands for; by default itself."""
+        """Return the tasks of a task name or a task-set name; by default the name itself."""
         return [task]
 
     @property
@@ -79,7 +79,7 @@ class Simulation(ABC):
 
     @abstractmethod
     def reset(self, start: Start) -> None:
-        """Begin an episode; everything random in it comes from `start`."""
+        """Start an episode; all randomness comes from `start`."""
 
     @abstractmethod
     def step(self, action: Any) -> Outcome:
@@ -87,10 +87,10 @@ class Simulation(ABC):
 
     @abstractmethod
     def observe(self) -> Row:
-        """Return the present observation: new arrays. Images are rendered here, once for each chunk of actions."""
+        """Return the current observation in new arrays. Images are rendered here, once per chunk of actions."""
 
     def picture(self) -> NDArray[np.uint8] | None:
-        """Return what a viewer sees of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
+        """Return the view of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
         return None
 
     def native(self, actions: NDArray[Any]) -> Any:
@@ -98,7 +98,7 @@ class Simulation(ABC):
         return np.clip(actions, -1, 1)
 
     def expert(self) -> NDArray[Any] | None:
-        """Return the action [A] of a scripted expert in the present state; None: there is none for this task."""
+        """Return the action [A] of a scripted expert in the current state; None: this task has none."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
@@ -106,7 +106,7 @@ class Simulation(ABC):
 
 
 class BatchRequest(NamedTuple):
-    """A batch of simulations to be made; plain values, so that they can be sent to another process.
+    """Description of a batch of simulations; plain values that can be sent to another process.
 
     Attributes:
         simulation: the class, as `package.module:Class`.
@@ -122,7 +122,7 @@ class BatchRequest(NamedTuple):
 
 
 class BatchFacts(NamedTuple):
-    """Facts about simulations that have been made.
+    """Facts about a batch of simulations.
 
     Attributes:
         spec: of all of them.
@@ -188,7 +188,7 @@ class Simulators(Protocol):
         ...
 
     def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
-        """Take the actions of the next calls of `step` beforehand.
+        """Receive the actions of the next calls of `step` in advance.
 
         Args:
             actions: [B, C, A]; `step` is given `actions[:, 0]` next, for those environments that have not ended.
@@ -202,25 +202,25 @@ class Simulators(Protocol):
         ...
 
     def expert(self) -> NDArray[Any] | None:
-        """Return actions [B, A] of a scripted expert in the present states; None: there is none for a task."""
+        """Return actions [B, A] of a scripted expert in the current states; None: a task has none."""
         ...
 
     def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
-        """Return what a viewer sees, uint8 [n, H, W, 3]; None where nothing is rendered."""
+        """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""
         ...
 
     def close(self) -> None:
-        """Release what the simulators hold. May be called twice."""
+        """Release the resources of the simulators. Idempotent."""
         ...
 
 
 def simulation_class(name: str) -> type[Simulation]:
-    """Return the class of a name, `package.module:Class`."""
+    """Import a class by its name, `package.module:Class`."""
     return Registry[type[Simulation]]("simulation", {}).get(name)
 
 
 def options_of(kind: type[Simulation], written: Mapping[str, Any]) -> Any:
-    """Return the options of a file as the simulation takes them.
+    """Return configured options in the form that the simulation takes.
 
     Raises:
         ConfigError: an option is unknown or wrong.
@@ -230,7 +230,7 @@ def options_of(kind: type[Simulation], written: Mapping[str, Any]) -> Any:
 
 
 def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> OptionsT:
-    """Return the options of a file, checked by their model.
+    """Return configured options, validated by their model.
 
     Raises:
         ConfigError: an option is unknown or wrong.
@@ -238,9 +238,9 @@ def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> Option
     try:
         return model.model_validate(dict(written))
     except ValidationError as error:
-        found = "; ".join(f"`{'.'.join(map(str, each['loc']))}`: {each['msg']}" for each in error.errors())
+        reason = "; ".join(f"`{'.'.join(map(str, detail['loc']))}`: {detail['msg']}" for detail in error.errors())
         known = ", ".join(f"`{name}`" for name in model.model_fields)
-        raise ConfigError("wrong options", where="env.options", why=found, help=f"known: {known}") from error
+        raise ConfigError("wrong options", where="env.options", why=reason, help=f"known: {known}") from error
 
 
 class SimulationBatch:
@@ -276,7 +276,9 @@ class SimulationBatch:
             if known is None:
                 raise
             raise known from error
-        limits = [each.max_episode_steps for each in self.simulations if each.max_episode_steps is not None]
+        limits = [
+            simulation.max_episode_steps for simulation in self.simulations if simulation.max_episode_steps is not None
+        ]
         first = self.simulations[0]
         self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
         self._rows: list[Row] = [{}] * len(tasks)
@@ -322,7 +324,7 @@ class SimulationBatch:
     def step_chunk(
         self, actions: NDArray[Any], steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool
     ) -> None:
-        """Carry out a chunk of actions, one environment after the other; see `Simulators.foresee`.
+        """Execute a chunk of actions, one environment after the other; see `Simulators.foresee`.
 
         Args:
             actions: [C, B, A].
@@ -342,7 +344,7 @@ class SimulationBatch:
                     break
 
     def refresh(self) -> list[int]:
-        """Look again at the environments that have changed; return which."""
+        """Observe the environments that have changed, and return their rows."""
         changed = [row for row, stale in enumerate(self._stale) if stale]
         for row in changed:
             if self._alive is not None:
@@ -360,8 +362,8 @@ class SimulationBatch:
     def expert(self) -> NDArray[Any] | None:
         """Return the actions of the experts; see `Simulators`."""
         actions = [simulation.expert() for simulation in self.simulations]
-        found = [action for action in actions if action is not None]
-        return np.array(found, np.float32) if len(found) == len(actions) else None
+        available = [action for action in actions if action is not None]
+        return np.array(available, np.float32) if len(available) == len(actions) else None
 
     def row(self, number: int) -> Row:
         """Return the last observation of an environment."""
@@ -373,9 +375,9 @@ class SimulationBatch:
         return {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
 
     def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
-        """Return what a viewer sees, uint8 [n, H, W, 3]; None where nothing is rendered."""
-        found = [picture for row in rows if (picture := self.simulations[row].picture()) is not None]
-        return np.stack(found) if found else None
+        """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""
+        pictures = [picture for row in rows if (picture := self.simulations[row].picture()) is not None]
+        return np.stack(pictures) if pictures else None
 
     def close(self) -> None:
         """Release what the simulators hold."""

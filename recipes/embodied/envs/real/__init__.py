@@ -1,1 +1,1 @@
-"""Environments of real robots: Franka arms, and robots that a driver of the user's moves."""
+"""Environments of real robots: Franka arms, and robots with a user-written driver."""

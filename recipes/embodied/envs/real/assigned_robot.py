@@ -1,4 +1,4 @@
-"""The robot that an environment moves: the one that its process owns."""
+"""Lookup of the robot that this process owns."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def own_robot(settings: EnvSettings, kind: type[RobotT], *, env_type: str, hardw
     Raises:
         ConfigError: there is none or several, or it has several environments to serve.
     """
-    found = [unit for unit in settings.hardware if isinstance(unit, kind)]
-    if len(found) != 1:
+    robots = [unit for unit in settings.hardware if isinstance(unit, kind)]
+    if len(robots) != 1:
         raise ConfigError(
-            f"`env_type: {env_type}` moves one {noun}, and this process owns {len(found) or 'none'}",
+            f"`env_type: {env_type}` moves one {noun}, but this process owns {len(robots) or 'none'}",
             help=f"place `env` on a node group with `hardware: {{type: {hardware}}}`, one process for each {noun}",
         )
     if settings.num_envs != 1:
         raise ConfigError(
             f"`env_type: {env_type}` has one environment on each {noun}, not {settings.num_envs}",
-            help=f"make `total_num_envs` the number of {noun}s, and `pipeline_stage_num` 1",
+            help=f"set `total_num_envs` to the number of {noun}s, and `pipeline_stage_num` to 1",
         )
-    return found[0]
+    return robots[0]

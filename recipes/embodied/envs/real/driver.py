@@ -1,4 +1,4 @@
-"""The interface of drivers, which move robots of one's own. numpy only, no package of a maker.
+"""The interface of user-written robot drivers. numpy only, no vendor package.
 
 A driver of your own is a subclass of `RobotDriver`; `driver: package.module:Class` of a robot names it, and `env_type:
 robot` makes an environment of it. `check_driver` of `robot_driver_contract.py` tests what is promised here.
@@ -21,7 +21,7 @@ from rlinf_core.registry import import_target
 
 
 class RobotDriver(ABC):
-    """A connection to one robot, made when a run begins. Used by one thread.
+    """A connection to one robot, made when a run starts. Used by one thread.
 
     The robot itself must stop when nothing comes any more: no line of a driver runs after `kill -9` or a power cut.
 
@@ -44,11 +44,11 @@ class RobotDriver(ABC):
     @property
     @abstractmethod
     def spec(self) -> EnvSpec:
-        """The sizes of observations and actions; the robot is not asked again."""
+        """The sizes of observations and actions; read once."""
 
     @abstractmethod
     def reset(self, seed: int) -> None:
-        """Lead the robot to a start that depends on `seed` alone, and wait until it is there. Ends a stop.
+        """Move the robot to a start that depends only on `seed`, and wait until it arrives. Clears a stop.
 
         Raises:
             RobotError: it cannot.
@@ -56,7 +56,7 @@ class RobotDriver(ABC):
 
     @abstractmethod
     def move(self, action: FloatArray) -> FloatArray:
-        """Carry out an action, float32 [A], each number from -1 to 1, and wait until its control period is over.
+        """Execute an action, float32 [A], each number from -1 to 1, and wait until its control period is over.
 
         Returns:
             What the robot's limits have left of it, likewise.
@@ -68,7 +68,7 @@ class RobotDriver(ABC):
 
     @abstractmethod
     def observe(self) -> Mapping[str, NDArray[Any]]:
-        """Return the present observation as `spec` describes it: `states` [S], `images.CAMERA` [H, W, 3].
+        """Return the current observation as in `spec`: `states` [S], `images.CAMERA` [H, W, 3].
 
         Raises:
             RobotError: the robot or a camera does not answer.
@@ -76,27 +76,27 @@ class RobotDriver(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the robot at once. It stands still until a reset."""
+        """Stop the robot immediately. It stands still until a reset."""
 
     def score(self) -> tuple[float, bool] | None:
-        """Return the reward of the last action, and whether the task is solved; None: the robot cannot know."""
+        """Return the reward of the last action, and whether the task is solved; None: the robot cannot tell."""
         return None
 
     def steer(self, motion: HandMotion) -> FloatArray | None:
-        """Return the action, float32 [A], by which a person moves the hand; None: as `VectorEnv.steer` has it."""
+        """Return the action, float32 [A], that moves the hand as commanded by a person; None: use `VectorEnv.steer`."""
         return None
 
     def faults(self) -> list[str]:
-        """Return what is wrong with the robot before anything moves, each in a few words."""
+        """Return the faults of the robot before any motion, each in a few words."""
         return []
 
     def close(self) -> None:
-        """Stop the robot and end the connection. May be called twice."""
+        """Stop the robot and close the connection. Idempotent."""
         self.stop()
 
 
 def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
-    """Return the driver that a robot's entry names, connected.
+    """Return the connected driver of a robot's entry.
 
     Raises:
         ConfigError: there is no such class, or it is no driver, or an option is wrong.
@@ -109,7 +109,9 @@ def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
         )
     made = import_target(robot.driver, "driver")
     if not (isinstance(made, type) and issubclass(made, RobotDriver)):
-        raise ConfigError(f"`driver: {robot.driver}` is no subclass of `RobotDriver`", help="derive it from that class")
+        raise ConfigError(
+            f"`driver: {robot.driver}` is not a subclass of `RobotDriver`", help="derive it from that class"
+        )
     try:
         return made(robot, checked_options(made, robot.options, "hardware.configs.options"))
     except RobotError as error:

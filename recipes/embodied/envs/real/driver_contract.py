@@ -1,4 +1,4 @@
-"""A check of a driver against what `RobotDriver` promises: it moves the robot a little."""
+"""Conformance test of a robot driver: it moves the robot slightly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SMALL = 0.1  # share of the largest action
 
 
 class DriverContractError(RLinfError):
-    """A driver breaks a promise of `RobotDriver`."""
+    """A driver violates the contract of `RobotDriver`."""
 
 
 def check_driver(make: Callable[[], RobotDriver]) -> None:
-    """Reset a robot, move it a little, stop it, and see that what `RobotDriver` promises holds.
+    """Reset a robot, move it slightly, stop it, and check the contract of `RobotDriver`.
 
     Stand beside the robot, with a hand at its emergency stop.
 
@@ -47,7 +47,7 @@ def _check_motion(driver: RobotDriver) -> None:
         asked = np.full(driver.spec.action_size, _SMALL * (-1) ** step, np.float32)
         done = driver.move(asked)
         if np.shape(done) != asked.shape or not np.isfinite(done).all() or (np.abs(done) > 1).any():
-            raise _broken("`move` does not return what was carried out", "return A numbers, each from -1 to 1")
+            raise _broken("`move` does not return the executed action", "return A numbers, each from -1 to 1")
         _check_observation(driver)
         score = driver.score()
         if score is not None and not np.isfinite(score[0]):
@@ -55,19 +55,19 @@ def _check_motion(driver: RobotDriver) -> None:
 
 
 def _check_observation(driver: RobotDriver) -> None:
-    found = driver.observe()
-    wanted = {name: each for name, each in driver.spec.observations.items() if each[1] != "U"}
-    if set(found) != set(wanted):
+    observed = driver.observe()
+    wanted = {name: observation for name, observation in driver.spec.observations.items() if observation[1] != "U"}
+    if set(observed) != set(wanted):
         raise _broken(
-            f"`observe` gives {sorted(found)}, `spec` says {sorted(wanted)}", "let `spec` and `observe` agree"
+            f"`observe` returns {sorted(observed)}; `spec` says {sorted(wanted)}", "make `spec` and `observe` agree"
         )
     for name, (shape, kind) in wanted.items():
-        array = found[name]
+        array = observed[name]
         if array.shape != shape or array.dtype != kind:
-            said = f"{array.dtype}{list(array.shape)}, `spec` says {kind}{list(shape)}"
-            raise _broken(f"`{name}` is {said}", "let `spec` and `observe` agree")
+            said = f"{array.dtype}{list(array.shape)}; `spec` says {kind}{list(shape)}"
+            raise _broken(f"`{name}` is {said}", "make `spec` and `observe` agree")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise _broken(f"`{name}` is not finite", "look at the units, and at values that are not there yet")
+            raise _broken(f"`{name}` is not finite", "check the units, and values that are not available yet")
 
 
 def _check_stop(driver: RobotDriver) -> None:
@@ -79,11 +79,12 @@ def _check_stop(driver: RobotDriver) -> None:
         pass
     else:
         raise _broken(
-            "the robot moves after `stop`", "refuse actions by a RobotStoppedError until `reset`; best in the robot"
+            "the robot moves after `stop`",
+            "reject actions with a RobotStoppedError until `reset`, ideally in the robot",
         )
     after = driver.observe()
-    if any(each.dtype.kind == "f" and not np.allclose(each, after[name]) for name, each in before.items()):
-        raise _broken("an action after `stop` changes the observed state", "carry nothing out until `reset`")
+    if any(value.dtype.kind == "f" and not np.allclose(value, after[name]) for name, value in before.items()):
+        raise _broken("an action after `stop` changes the observed state", "execute nothing until `reset`")
     driver.reset(1)
     driver.move(np.zeros(driver.spec.action_size, np.float32))
 

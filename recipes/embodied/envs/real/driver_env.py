@@ -1,4 +1,4 @@
-"""A robot of one's own as an environment: one of them, on the robot that the process owns, moved by its `driver`."""
+"""The environment of a robot with a user-written `driver`: one environment on the robot that the process owns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
 
 class _OpenRobot:
-    """The connection of this process to one robot, and which environments use it."""
+    """The connection of this process to one robot, shared by its environments."""
 
     def __init__(self, robot: PluginDrivenRobot) -> None:
         self.place = robot.place
@@ -36,9 +36,9 @@ class _OpenRobot:
         if faults:
             self.close()
             raise RobotCheckError(
-                f"the robot is not fit to move: {'; '.join(faults)}",
+                f"the robot is not ready to move: {'; '.join(faults)}",
                 where=f"{robot.place} of node {robot.node_rank}",
-                help="put that right, then start again; `disable_validate: true` skips the checks",
+                help="fix that, then start again; `disable_validate: true` skips the checks",
             )
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ _open: dict[str, _OpenRobot] = {}
 
 
 class DrivenRobotEnv(VectorEnv):
-    """The task is what `task` says in words; rewards are the driver's, a person's or a classifier's.
+    """The task is the text `task`; rewards come from the driver, a person or a classifier.
 
     Its settings' `hardware` is the one robot that the process owns, so `num_envs` is 1. The environments of training
     and evaluation take turns on it; each begins with a reset.
@@ -84,7 +84,7 @@ class DrivenRobotEnv(VectorEnv):
 
     @property
     def knows_success(self) -> bool:
-        """Whether somebody judges the episodes: the driver, a person, or a classifier."""
+        """Whether episodes are judged: by the driver, a person, or a classifier."""
         return self._scores or self.intervention is not None or self.judge is not None
 
     @property
@@ -98,7 +98,7 @@ class DrivenRobotEnv(VectorEnv):
         return super().steer(motion, row) if action is None else action
 
     def close(self) -> None:
-        """Stop the robot and give it back, unless another environment of this process uses it."""
+        """Stop the robot and release it, unless another environment of this process uses it."""
         self._robot.users.discard(id(self))
         if not self._robot.users and _open.get(self._robot.place) is self._robot:
             del _open[self._robot.place]
@@ -129,7 +129,7 @@ class DrivenRobotEnv(VectorEnv):
         return Transition(np.array([reward], np.float32), solved_now, None, solved_now, executed)
 
     def _observe(self) -> Observation:
-        found = {name: np.array(each)[None] for name, each in self._robot.driver.observe().items()}
+        observation = {name: np.array(value)[None] for name, value in self._robot.driver.observe().items()}
         if self.settings.task is not None:
-            found[INSTRUCTIONS] = np.full(1, self.settings.task)
-        return found
+            observation[INSTRUCTIONS] = np.full(1, self.settings.task)
+        return observation

@@ -1,4 +1,4 @@
-"""A Franka arm that is there, or that a controller simulates: one environment, on the arm that the process owns.
+"""A Franka arm, real or simulated by a controller: one environment on the arm that the process owns.
 
 An arm is held by one process at a time, and by one connection within it: the environments of training and evaluation
 that a worker holds take turns on it.
@@ -47,7 +47,7 @@ _log = logging.getLogger("rlinf.robots")
 
 
 class _SharedArm:
-    """The connection of this process to one arm, and which environment moved it last."""
+    """The connection of this process to one arm, and the environment that moved it last."""
 
     def __init__(self, arm: Franka) -> None:
         self.arm, self.client = arm, FrankaClient(arm)
@@ -55,7 +55,7 @@ class _SharedArm:
             if not arm.disable_validate:
                 checks = check_arm(self.client, arm)
                 # Whoever holds it may be just ending: `acquire` waits.
-                refuse_faults(self.client, [each for each in checks if each.name != "lease"])
+                refuse_faults(self.client, [check for check in checks if check.name != "lease"])
             self.client.acquire(LEASE_PATIENCE)
         except BaseException:
             self.client.close()
@@ -68,7 +68,7 @@ _arms: dict[tuple[str, int], _SharedArm] = {}
 
 
 class FrankaRobotEnv(VectorEnv):
-    """Task `reach`, with the actions, observations and rewards of `franka_kin`, in the time that an arm takes.
+    """Task `reach`, with the actions, observations and rewards of `franka_kin`, in real time.
 
     Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
     start moves the arm to its place, within its `workspace`, in which points to reach are, too. Needs the arm's
@@ -102,7 +102,7 @@ class FrankaRobotEnv(VectorEnv):
         return SPEC
 
     def close(self) -> None:
-        """Give the arm back, unless another environment of this process uses it."""
+        """Release the arm, unless another environment of this process uses it."""
         self._arm.users.discard(id(self))
         if not self._arm.users and _arms.get(self._key) is self._arm:
             del _arms[self._key]
@@ -146,7 +146,7 @@ class FrankaRobotEnv(VectorEnv):
         return state.joints
 
     def _take(self, joints: NDArray[np.float64]) -> None:
-        """Bring the arm to where this environment wants it."""
+        """Move the arm to the joint positions that this environment expects."""
         self._see(self._arm.client.reset(joints).joints)
         self._arm.mover = self
 

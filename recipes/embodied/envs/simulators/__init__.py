@@ -1,1 +1,1 @@
-"""Adapters to simulators that are packages of their own, each imported when it is constructed."""
+"""Adapters of third-party simulators, imported on demand."""

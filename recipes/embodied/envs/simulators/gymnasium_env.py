@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium by its id.
+"""Gymnasium environments by id.
 
 For environments as cheap as the classic ones a process of their own costs more than it gives: by default they are
 stepped one after another in the worker's own process. For dear ones, give `num_processes`.
@@ -124,7 +124,7 @@ class GymnasiumEnv(SimulatedEnv):
 
 
 def registered(task: str) -> Any:
-    """Return Gymnasium's entry of an id; of `module:id` the module, which registers it, is imported first."""
+    """Return the registry entry of an id; for `module:id`, the module, which registers it, is imported first."""
     module, _, name = task.rpartition(":")
     if module:
         import_module(module)
@@ -132,7 +132,7 @@ def registered(task: str) -> Any:
 
 
 def cannot_be_made(task: str, error: Exception) -> ConfigError:
-    """Return the error for an environment whose constructor failed, with the packages that it needs."""
+    """Return the error about an environment whose constructor failed, with the packages that it needs."""
     text = str(error)
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     extra = next((extra for word, extra in _EXTRAS.items() if word in text.lower()), None)
@@ -140,5 +140,5 @@ def cannot_be_made(task: str, error: Exception) -> ConfigError:
     if extra is not None:
         remedy = f"run `pip install 'gymnasium[{extra}]'`"
     elif missing:
-        remedy = f"run `pip install {missing}`, or what the environment's own documents name"
+        remedy = f"run `pip install {missing}`, or follow the environment's documentation"
     return ConfigError(f"`{task}` cannot be made: {error}", where="env.task", help=remedy)

@@ -1,4 +1,4 @@
-"""Gymnasium-Robotics: FrankaKitchen, Fetch, and its other environments of MuJoCo."""
+"""Gymnasium-Robotics: FrankaKitchen, Fetch, and its other MuJoCo environments."""
 
 # Gymnasium-Robotics is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -19,7 +19,7 @@ from rlinf_core import ConfigError
 
 
 class GymnasiumRoboticsSimulation(Simulation):
-    """An environment of Gymnasium-Robotics by its id: all parts of its observations are one vector.
+    """A Gymnasium-Robotics environment by id; its observations are concatenated into one vector.
 
     Success is `is_success` (Fetch and others), or that no task is left to do (FrankaKitchen).
     """
@@ -45,7 +45,7 @@ class GymnasiumRoboticsSimulation(Simulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """From the spaces of the environment, with a camera where one is asked for."""
+        """The specification by the environment's spaces, with a camera if one is configured."""
         spec = self._plain.spec
         cameras = {"main": (self._size, self._size, 3)} if self._size else {}
         return EnvSpec(spec.state_size, spec.action_size, spec.num_choices, cameras)

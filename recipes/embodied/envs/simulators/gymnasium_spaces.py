@@ -1,4 +1,4 @@
-"""Spaces of Gymnasium as observations and actions of ours, and the check of observations against them."""
+"""Conversion of Gymnasium spaces to observations and actions, and checks of observations against them."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -37,7 +37,7 @@ _told: set[str] = set()
 
 
 class _Part(NamedTuple):
-    """A space within the dictionaries and tuples of an observation."""
+    """A leaf space within the dictionaries and tuples of an observation."""
 
     path: tuple[str | int, ...]
     space: spaces.Space[Any]
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
 
 
 class Reader:
-    """Observations of a space as rows of ours.
+    """Converts observations of a space to rows.
 
     Dictionaries and tuples may be nested; a part of one has the name of its path, `arm.wrist`.
 
@@ -77,7 +77,7 @@ class Reader:
         texts = [part for part in parts if part.path and isinstance(part.space, spaces.Text)]
         if len(texts) > 1:
             named = " and ".join(f"`{part.name}`" for part in texts)
-            raise _not_understood(task, f"{named} are both texts, and there is one instruction")
+            raise _not_understood(task, f"{named} are both texts, but there is only one instruction")
         self._task = task
         self._pictures = {image_key(part.name or MAIN_CAMERA): (part, layouts[part.name] or "") for part in pictures}
         self.cameras: dict[str, Any] = {
@@ -140,7 +140,7 @@ class Reader:
         _LOGGER.warning(message, name, self._task, number, states[index], low[number], high[number])
 
     def _held(self, part: _Part, observation: Any) -> Any:
-        """Return a part of an observation, after it was held against its space."""
+        """Return a part of an observation, checked against its space."""
         try:
             value = part.of(observation)
         except (KeyError, IndexError, TypeError) as error:
@@ -162,14 +162,14 @@ class Reader:
     def _wrong(self, part: _Part, what: str, said: str) -> ConfigError:
         name = f"`{part.name}` of an observation" if part.name else "an observation"
         return ConfigError(
-            f"{name} of `{self._task}` {what}, and its space says {said}",
+            f"{name} of `{self._task}` {what}, but its space says {said}",
             where="env.task",
             help="correct the environment's `observation_space`, or what it returns",
         )
 
 
 class Writer:
-    """Actions of a batch, as one environment each wants them.
+    """Converts actions of a batch to the form that each environment takes.
 
     Attributes:
         size: numbers of an action.
@@ -190,18 +190,18 @@ class Writer:
             self.high: tuple[float | None, ...] = (first + self.num_choices - 1,)
             return
         if not isinstance(space, spaces.Box):
-            raise ConfigError(f"actions of `{task}` are not understood: {space}", help=OWN)
+            raise ConfigError(f"unsupported action space of `{task}`: {space}", help=OWN)
         self.size, self._shape, self._type = _length(space), space.shape, space.dtype
-        low, high = (np.asarray(each, np.float64).reshape(-1) for each in (space.low, space.high))
+        low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
         self.whole = np.dtype(space.dtype).kind in "iub"
         if self.whole and (high - low >= _MOST_WHOLE).any():
-            raise ConfigError(f"actions of `{task}` are whole numbers without bounds: {space}", help=OWN)
+            raise ConfigError(f"the action space of `{task}` is unbounded: {space}", help=OWN)
         self.low, self.high = (
             tuple(bound if abs(bound) < _NO_BOUND else None for bound in bounds.tolist()) for bounds in (low, high)
         )
 
     def __call__(self, actions: NDArray[Any]) -> Any:
-        """Return actions [n, A] as `step` takes them: inside the space, and whole where it is of whole numbers."""
+        """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
         native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
             return native[:, 0].tolist()
@@ -219,12 +219,12 @@ def _parts(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterat
     if inner is None:
         yield _Part(path, space)
         return
-    for key, each in inner:
-        yield from _parts(each, (*path, key))
+    for key, inner_space in inner:
+        yield from _parts(inner_space, (*path, key))
 
 
 def _layout(task: str, part: _Part) -> str | None:
-    """Return the dimensions of a picture in order, such as `HWC`; None where a part is no picture.
+    """Return the order of an image's dimensions, such as `HWC`; None if a part is not an image.
 
     Raises:
         ConfigError: it is one that no policy is shown, such as a stack of frames.
@@ -250,7 +250,7 @@ def _layout(task: str, part: _Part) -> str | None:
         return None
     name = f"`{part.name}`" if part.name else "the observation"
     raise ConfigError(
-        f"{name} of `{task}` looks like pictures, and is no single one: {space.dtype}{list(shape)}",
+        f"{name} of `{task}` looks like an image, but is not a single one: {space.dtype}{list(shape)}",
         where="env.task",
         help="a camera is uint8 [H, W, 3], [3, H, W], or grey [H, W]; " + OWN + ", that stacks or turns it into these",
     )
@@ -265,7 +265,7 @@ def _size(shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
 
 
 def _colours(picture: NDArray[Any], layout: str) -> NDArray[np.uint8]:
-    """Return a picture as new uint8 [H, W, 3]; grey ones get three equal colours."""
+    """Convert an image to new uint8 [H, W, 3]; grey becomes RGB."""
     if layout == "HW":
         picture = picture[..., None]
     if layout == "CHW":
@@ -298,4 +298,4 @@ def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
 
 
 def _not_understood(task: str, what: str) -> ConfigError:
-    return ConfigError(f"observations of `{task}` are not understood: {what}", where="env.task", help=OWN)
+    return ConfigError(f"unsupported observation space of `{task}`: {what}", where="env.task", help=OWN)

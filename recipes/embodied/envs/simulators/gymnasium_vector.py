@@ -1,4 +1,4 @@
-"""Any vector environment of Gymnasium, `gymnasium.make_vec`."""
+"""Gymnasium vector environments, `gymnasium.make_vec`."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -55,7 +55,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         if mode != AutoresetMode.DISABLED:
             self._env.close()
             raise ConfigError(
-                f"`{settings.task}` begins episodes by itself ({mode}): their last observations would be lost",
+                f"`{settings.task}` resets its environments itself ({mode}): their last observations would be lost",
                 where="env.task",
                 help="write `options: {vectorization_mode: sync}`",
             )
@@ -100,8 +100,8 @@ class GymnasiumVectorEnv(BatchedEnv):
                 raise inner from None
             raise
 
-    def _read(self, found: Any) -> Observation:
-        rows = [self._reads(row) for row in iterate(self._env.observation_space, found)]
+    def _read(self, observation: Any) -> Observation:
+        rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:

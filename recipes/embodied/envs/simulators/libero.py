@@ -1,4 +1,4 @@
-"""LIBERO: household tasks of a Franka Panda, told in words, each with fixed initial states, in MuJoCo."""
+"""LIBERO: household tasks of a Franka Panda in MuJoCo, with instructions and fixed initial states."""
 
 # LIBERO is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -37,27 +37,27 @@ class LiberoSimulation(Simulation):
 
     @classmethod
     def tasks(cls, task: str, options: LiberoOptions) -> list[str]:
-        """Return all tasks of a suite, where the name is that of one."""
+        """Return all tasks of a suite if the name is a suite's."""
         suite, _, number = task.partition("/")
         count = _suite(suite).n_tasks
         if not number:
-            return [f"{suite}/{each}" for each in range(count)]
+            return [f"{suite}/{index}" for index in range(count)]
         if not number.isdecimal() or int(number) >= count:
-            raise unknown_task("libero", task, [f"{suite}/{each}" for each in range(count)])
+            raise unknown_task("libero", task, [f"{suite}/{index}" for index in range(count)])
         return [task]
 
     def __init__(self, task: str, options: LiberoOptions) -> None:
         suite, _, number = task.partition("/")
         tasks, wrappers = _suite(suite), imported("libero.libero.envs.env_wrapper", "libero")
-        found = tasks.get_task(int(number))
+        selected = tasks.get_task(int(number))
         folder = imported("libero.libero", "libero").get_libero_path("bddl_files")
-        file = os.path.join(folder, found.problem_folder, found.bddl_file)
+        file = os.path.join(folder, selected.problem_folder, selected.bddl_file)
         if not os.path.exists(file):
             raise ConfigError(
                 f"LIBERO's task `{task}` has no file `{file}`",
                 help="install LIBERO with its assets: `rlinf env setup libero`",
             )
-        self._options, self._words = options, found.language
+        self._options, self._words = options, selected.language
         self._starts = self._initial_states(tasks, int(number))
         self.max_episode_steps = _LIMITS.get(suite, _OTHER_LIMIT)
         self._env = wrappers.ControlEnv(

@@ -1,4 +1,4 @@
-"""ManiSkill 3: manipulation on SAPIEN, many environments at once on one accelerator, or a few on the CPU.
+"""ManiSkill 3: manipulation on SAPIEN, many environments on one GPU, or one on the CPU.
 
 Written to the interface of ManiSkill 3.0.1 and tested against a stand-in for it: it needs Vulkan, also without images.
 """
@@ -23,8 +23,8 @@ from rlinf_core import ConfigError
 
 _DEFAULT_TASK = "PickCube-v1"
 _HELP = (
-    "ManiSkill needs a driver of Vulkan, also without images (`vulkaninfo --summary` shows what there is), and an"
-    " accelerator of NVIDIA for more than one environment"
+    "ManiSkill needs a Vulkan driver even without images (`vulkaninfo --summary` lists the devices), and an NVIDIA GPU"
+    " for more than one environment"
 )
 # ManiSkill's names of cameras; not every task and robot has one at the hand.
 _CAMERAS = {"main": "base_camera", "wrist": "hand_camera"}
@@ -37,7 +37,7 @@ class ManiskillEnv(BatchedEnv):
     compares them, cannot be had.
     """
 
-    # Success is told in every step, and the simulator goes on until it is reset.
+    # Success is reported in every step, and the simulator continues until a reset.
     ends = False
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -87,7 +87,7 @@ class ManiskillEnv(BatchedEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """The state as ManiSkill flattens it, and one image for each camera."""
+        """ManiSkill's flat state vector, and one image per camera."""
         return self._spec
 
     @property
@@ -97,41 +97,43 @@ class ManiskillEnv(BatchedEnv):
 
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         rows = np.flatnonzero(mask)
-        # Most tasks draw the starts of a reset by torch, seeded with the first of the seeds, whoever is reset.
-        given = [int(seeds[rows[0]]), *seeds[1:].tolist()]
+        # Most tasks draw the starts of a reset by torch, seeded with the first seed, whichever are reset.
+        seed = [int(seeds[rows[0]]), *seeds[1:].tolist()]
         options = {} if mask.all() else {"env_idx": self._torch.as_tensor(rows, device=self._base.device)}
-        found, _ = self._env.reset(seed=given, options=options)
-        return self._read(found)
+        observation, _ = self._env.reset(seed=seed, options=options)
+        return self._read(observation)
 
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:
-        given = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
+        scaled = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
         # The limit is kept by `VectorEnv`, and may be longer than ManiSkill's own.
-        found, rewards, terminated, _, info = self._env.step(self._torch.as_tensor(given, device=self._base.device))
+        observation, rewards, terminated, _, info = self._env.step(
+            self._torch.as_tensor(scaled, device=self._base.device)
+        )
         count = self.num_envs
         success = info.get("success")
         return BatchStep(
-            self._read(found),
+            self._read(observation),
             _array(rewards, np.float32, count),
             _array(terminated, np.bool_, count),
             np.zeros(count, np.bool_),
             None if success is None else _array(success, np.bool_, count),
         )
 
-    def _read(self, found: Any) -> Observation:
-        """Return observations as ours; with one environment ManiSkill keeps the dimension of the batch, too."""
+    def _read(self, observation: Any) -> Observation:
+        """Convert observations; ManiSkill keeps the batch dimension even with one environment."""
         if not self._options.cameras:
-            return {STATES: _array(found, np.float32, self.num_envs, -1)}
-        seen: Observation = {STATES: _array(found["state"], np.float32, self.num_envs, -1)}
+            return {STATES: _array(observation, np.float32, self.num_envs, -1)}
+        seen: Observation = {STATES: _array(observation["state"], np.float32, self.num_envs, -1)}
         for camera in self._options.cameras:
             name = _CAMERAS[camera]
-            if name not in found["sensor_data"]:
-                known = ", ".join(f"`{each}`" for each in found["sensor_data"])
+            if name not in observation["sensor_data"]:
+                known = ", ".join(f"`{camera_name}`" for camera_name in observation["sensor_data"])
                 raise ConfigError(
-                    f"`{self.settings.task or _DEFAULT_TASK}` has no camera `{name}`, which `{camera}` stands for",
+                    f"`{self.settings.task or _DEFAULT_TASK}` has no camera `{name}`, the source of `{camera}`",
                     where="env.options",
                     help=f"it has {known}",
                 )
-            seen[image_key(camera)] = _to_numpy(found["sensor_data"][name]["rgb"])[..., :3].astype(np.uint8)
+            seen[image_key(camera)] = _to_numpy(observation["sensor_data"][name]["rgb"])[..., :3].astype(np.uint8)
         return seen
 
     def close(self) -> None:
@@ -141,11 +143,11 @@ class ManiskillEnv(BatchedEnv):
 
 
 def _limit(env: Any) -> int | None:
-    """Return the steps of an episode: of the outermost wrapper that has them, or of the id."""
+    """Return the episode length: of the outermost wrapper that has one, or of the id."""
     while env is not None:
-        found = vars(env).get("_max_episode_steps") or getattr(getattr(env, "spec", None), "max_episode_steps", None)
-        if found is not None:
-            return int(found)
+        limit = vars(env).get("_max_episode_steps") or getattr(getattr(env, "spec", None), "max_episode_steps", None)
+        if limit is not None:
+            return int(limit)
         env = vars(env).get("env")
     return None
 
@@ -155,5 +157,5 @@ def _to_numpy(value: Any) -> NDArray[Any]:
 
 
 def _array(value: Any, kind: Any, *shape: int) -> NDArray[Any]:
-    """Return a tensor, an array or a number as a new array of a type and a shape."""
+    """Convert a tensor, array or number to a new array of a type and shape."""
     return np.array(_to_numpy(value), kind).reshape(shape)

@@ -26,7 +26,7 @@ _UPSIDE_DOWN = -0.3
 
 
 class MetaworldSimulation(Simulation):
-    """One of Meta-World's tasks: `reach-v3`, or `reach-v3:hidden` where the goal is not observed.
+    """One of Meta-World's tasks: `reach-v3`, or `reach-v3:hidden` if the goal is not observed.
 
     Its 50 goals are fixed by `goal_seed`; those of ML's test split are others.
     """
@@ -40,7 +40,7 @@ class MetaworldSimulation(Simulation):
         metaworld = imported("metaworld", "metaworld")
         if task in ("MT1", "ML1"):
             raise ConfigError(
-                f"`{task}` is one task of Meta-World, and it is not said which",
+                f"`{task}` takes one task of Meta-World, and none is named",
                 where="env.task",
                 help=f"name it, as in `{task}:reach-v3`",
             )
@@ -51,8 +51,8 @@ class MetaworldSimulation(Simulation):
             return [name + hidden]
         if name not in _SETS:
             raise unknown_task("metaworld", task, [*known, *_SETS])
-        found = getattr(metaworld.env_dict, f"{name}_V3")
-        return [f"{each}{hidden}" for each in (found[options.split] if hidden else found)]
+        splits = getattr(metaworld.env_dict, f"{name}_V3")
+        return [f"{split}{hidden}" for split in (splits[options.split] if hidden else splits)]
 
     def __init__(self, task: str, options: MetaworldOptions) -> None:
         metaworld = imported("metaworld", "metaworld")
@@ -102,7 +102,7 @@ class MetaworldSimulation(Simulation):
         if self._expert is None:
             policies = imported("metaworld.policies", "metaworld")
             self._expert = policies.ENV_POLICY_MAP[self._name]()
-        # Where the goal is hidden, its numbers are 0 in what is observed.
+        # A hidden goal is 0 in the observation.
         observed = self._observation.copy()
         observed[-3:] = self._env._target_pos
         return np.clip(self._expert.get_action(observed), -1, 1)
@@ -130,10 +130,10 @@ class MetaworldSimulation(Simulation):
 
 @cache
 def _goals(name: str, hidden: bool, split: str, seed: int) -> list[Any]:
-    """Return the 50 goals of a task; Meta-World resets an environment for each of them, so that it is done once."""
+    """Return the 50 goals of a task; cached, because Meta-World resets an environment for each of them."""
     metaworld = imported("metaworld", "metaworld")
-    found = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=seed)
-    return found.test_tasks if split == "test" else found.train_tasks
+    benchmark = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=seed)
+    return benchmark.test_tasks if split == "test" else benchmark.train_tasks
 
 
 class MetaworldEnv(SimulatedEnv):

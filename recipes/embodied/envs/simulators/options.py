@@ -1,4 +1,4 @@
-"""Options of the simulators, `env.train.options`: checked where a file is checked, without the simulators.
+"""Options of the simulators, `env.train.options`, validated without importing the simulators.
 
 numpy is not imported: `rlinf validate` reads these models.
 """
@@ -14,7 +14,7 @@ Camera = Literal["main", "wrist"]
 
 
 class SharedStarts(NamedTuple):
-    """Starts that training and evaluation have in common.
+    """Starts that training and evaluation share.
 
     Attributes:
         what: they are.
@@ -44,7 +44,7 @@ class SimulatorOptions(BaseModel):
         return 0
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
-        """Return what training with these options begins from, and evaluation too, where a task's starts are fixed.
+        """Return the starts that training with these options shares with evaluation, where a task's starts are fixed.
 
         By default starts are drawn by the seed, and are others for another seed.
         """

@@ -1,4 +1,4 @@
-"""Versions of the packages on which the physics and the images of an environment depend."""
+"""Versions of the packages that determine an environment's physics and images."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def versions_of(env_type: str) -> dict[str, str]:
     """Return the versions that this interpreter has, by package."""
     known = ENV_TYPES.get(env_type)
     module = known.module if known is not None else None
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in DISTRIBUTIONS.get(env_type, (module,) if module else ()):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,4 +1,4 @@
-"""Import of a simulator's package, with one error where it is missing."""
+"""Import of simulator packages, with one error if they are missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def imported(module: str, env_type: str) -> Any:
 
 
 def unknown_task(env_type: str, task: str, known: list[str]) -> ConfigError:
-    """Return the error for a task that a simulator does not have."""
+    """Return the error about an unknown task of a simulator."""
     from rlinf_core.suggest import did_you_mean
 
     listed = ", ".join(f"`{name}`" for name in known[:8]) + (", ..." if len(known) > 8 else "")

@@ -1,4 +1,4 @@
-"""The tasks of panda-gym: a Franka Panda in PyBullet. Its ids are Gymnasium's once the package is imported."""
+"""The tasks of panda-gym: a Franka Panda in PyBullet. Importing the package registers its Gymnasium ids."""
 
 # panda-gym is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -17,7 +17,7 @@ from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Drop what PyBullet prints past Python: its build time on import, its options for every environment."""
+    """Suppress what PyBullet prints from C: its build time on import, its options for every environment."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     libc, kept = ctypes.CDLL(None), {descriptor: os.dup(descriptor) for descriptor in (1, 2)}

@@ -1,4 +1,4 @@
-"""robosuite: manipulation by arms that are steered in operational space, in MuJoCo."""
+"""robosuite: manipulation by arms under operational-space control, in MuJoCo."""
 
 # robosuite is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -89,13 +89,13 @@ class RobosuiteSimulation(Simulation):
 
 
 def upright(simulator: Any, camera: str, size: int) -> NDArray[np.uint8]:
-    """Return what a camera of robosuite sees, [size, size, 3]; robosuite renders as OpenGL does, bottom row first."""
+    """Return an image of a robosuite camera, [size, size, 3]; robosuite renders as OpenGL, bottom row first."""
     image = simulator.render(camera_name=camera, width=size, height=size, depth=False)
     return np.ascontiguousarray(image[::-1])
 
 
 class RobosuiteEnv(SimulatedEnv):
-    """`task` is one of robosuite's for one arm, by default `Lift`."""
+    """`task` is one of robosuite's single-arm tasks, by default `Lift`."""
 
     simulation: ClassVar[str] = f"{__name__}:RobosuiteSimulation"
     default_task: ClassVar[str] = "Lift"

@@ -52,34 +52,34 @@ class EventDevice:
             raise self._lost("the device cannot be opened", error) from error
 
     def _only_gamepad(self) -> str:
-        found: list[str] = []
+        gamepads: list[str] = []
         for path in self._evdev.list_devices():
             try:
                 keys = self._evdev.InputDevice(path).capabilities().get(_KEY, ())
             except OSError:
                 continue
             if _GAMEPAD_BUTTON in keys:
-                found.append(str(path))
-        if len(found) != 1:
+                gamepads.append(str(path))
+        if len(gamepads) != 1:
             raise InterventionError(
-                f"there are {len(found)} gamepads" if found else "there is no gamepad",
+                f"there are {len(gamepads)} gamepads" if gamepads else "no gamepad was detected",
                 where=self._source,
-                why=", ".join(found) or None,
-                help="plug one in and see that this user may read `/dev/input` (group `input`), or name one by"
+                why=", ".join(gamepads) or None,
+                help="plug one in and give this user read access to `/dev/input` (group `input`), or name one by"
                 " `options: {device: /dev/input/...}`",
             )
-        return found[0]
+        return gamepads[0]
 
-    def range_of(self, axis: int) -> tuple[int, int]:
+    def axis_range(self, axis: int) -> tuple[int, int]:
         """Return the smallest and the largest position of an axis; 0 and 0 where the device has none."""
         try:
-            found = self._device.absinfo(axis)
+            info = self._device.absinfo(axis)
         except (OSError, KeyError):
             return 0, 0
-        return int(found.min), int(found.max)
+        return int(info.min), int(info.max)
 
     def read(self) -> Iterator[InputEvent]:
-        """Return what has happened since the last call, without waiting.
+        """Return the events since the last call, without waiting.
 
         Raises:
             InterventionError: the device was unplugged.
@@ -88,7 +88,7 @@ class EventDevice:
             try:
                 event = self._device.read_one()
             except OSError as error:
-                raise self._lost("the device was lost", error) from error
+                raise self._lost("the device disconnected", error) from error
             if event is None:
                 return
             if event.type in (_KEY, _AXIS):
@@ -103,5 +103,5 @@ class EventDevice:
             message,
             where=f"{self._source} {self._path}",
             why=error.strerror or str(error),
-            help="plug it in, and see that this user may read it (group `input`)",
+            help="plug it in, and give this user read access to it (group `input`)",
         )

@@ -70,7 +70,7 @@ class GamepadSource(PersonSource):
     def __init__(self, env: Steerable, options: Any) -> None:
         super().__init__(env, options)
         self._device = EventDevice("gamepad", options.device)
-        self._state = GamepadState({axis: self._device.range_of(axis) for axis in (*_STICKS, *_TRIGGERS)})
+        self._state = GamepadState({axis: self._device.axis_range(axis) for axis in (*_STICKS, *_TRIGGERS)})
 
     def poll(self) -> Controls:
         """See `PersonSource`."""

@@ -29,8 +29,8 @@ _TERMINAL: Final = "/dev/tty"
 
 
 class Terminal:
-    """The keys of the terminal that a process was started from. A terminal tells no releases: a key counts for a step
-    each time that it is typed, or repeats.
+    """The keys of the process's terminal. A terminal reports no releases: a key counts for one step each time it is
+    typed or repeats.
 
     Args:
         path: its device file.
@@ -52,17 +52,18 @@ class Terminal:
                 "there is no terminal to read keys from",
                 where="keyboard",
                 why=str(error),
-                help="workers of a run have none: name the keyboard's own file by `options: {device: /dev/input/...}`,"
-                " or write `source: remote` and start `rlinf robot teleop --to HOST:PORT` in a terminal",
+                help="workers of a run have none: name the keyboard's device file with `options: {device:"
+                " /dev/input/...}`, or write `source: remote` and start `rlinf robot teleop --to HOST:PORT` in a"
+                " terminal",
             ) from error
 
     def read(self) -> set[str]:
-        """Return the keys that were typed since the last call.
+        """Return the keys typed since the last call.
 
         Raises:
             InterventionError: the terminal is gone.
         """
-        found: set[str] = set()
+        keys: set[str] = set()
         while select.select([self._file], [], [], 0)[0]:
             try:
                 typed = os.read(self._file, 64)
@@ -70,13 +71,13 @@ class Terminal:
                 typed = b""
             if not typed:
                 raise InterventionError(
-                    "the terminal is gone", where="keyboard", help="start again from a terminal that stays open"
+                    "the terminal was closed", where="keyboard", help="start again from a terminal that stays open"
                 )
-            found |= {CHARACTERS[letter] for letter in typed.decode("latin-1").lower() if letter in CHARACTERS}
-        return found
+            keys |= {CHARACTERS[letter] for letter in typed.decode("latin-1").lower() if letter in CHARACTERS}
+        return keys
 
     def close(self) -> None:
-        """Give the terminal its settings back. May be called twice."""
+        """Restore the terminal settings. Idempotent."""
         import termios
 
         if self._file >= 0:

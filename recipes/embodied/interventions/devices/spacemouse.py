@@ -76,11 +76,11 @@ class SpaceMouseSource(PersonSource):
         except ImportError as error:
             raise missing_package("spacemouse", "hidapi") from error
         self._state = SpaceMouseState()
-        found = _found(hid, options.serial)
-        self._where = f"spacemouse {found.get('serial_number') or found.get('product_string') or ''}".rstrip()
+        device = _found(hid, options.serial)
+        self._where = f"spacemouse {device.get('serial_number') or device.get('product_string') or ''}".rstrip()
         self._device: Any = hid.device()
         try:
-            self._device.open_path(found["path"])
+            self._device.open_path(device["path"])
             self._device.set_nonblocking(1)
         except OSError as error:
             raise self._lost("the device cannot be opened", error) from error
@@ -91,7 +91,7 @@ class SpaceMouseSource(PersonSource):
             while report := self._device.read(_REPORT_BYTES):
                 self._state.change(report)
         except (OSError, ValueError) as error:
-            raise self._lost("the device was lost", error) from error
+            raise self._lost("the device disconnected", error) from error
         return self._state.take()
 
     def close(self) -> None:
@@ -103,28 +103,28 @@ class SpaceMouseSource(PersonSource):
             message,
             where=self._where,
             why=str(error) or None,
-            help="plug it in, and let this user read `/dev/hidraw*` (a udev rule for vendor 256f)",
+            help="plug it in, and give this user read access to `/dev/hidraw*` (a udev rule for vendor 256f)",
         )
 
 
 def _found(hid: Any, serial: str | None) -> dict[str, Any]:
-    """Return what the library says of the one device that is meant.
+    """Return the library's description of the selected device.
 
     Raises:
         InterventionError: there is none, or there are several.
     """
     devices: dict[Any, dict[str, Any]] = {}
-    for each in hid.enumerate():
-        old = each["vendor_id"] == OLD_VENDOR and each["product_id"] in OLD_PRODUCTS
-        if (old or each["vendor_id"] == VENDOR) and serial in (None, each.get("serial_number")):
-            devices[each["path"]] = each
+    for info in hid.enumerate():
+        old = info["vendor_id"] == OLD_VENDOR and info["product_id"] in OLD_PRODUCTS
+        if (old or info["vendor_id"] == VENDOR) and serial in (None, info.get("serial_number")):
+            devices[info["path"]] = info
     if len(devices) != 1:
-        listed = ", ".join(str(each.get("serial_number") or each["path"]) for each in devices.values())
+        listed = ", ".join(str(device.get("serial_number") or device["path"]) for device in devices.values())
         raise InterventionError(
-            f"there are {len(devices)} SpaceMouse devices" if devices else "there is no SpaceMouse",
+            f"there are {len(devices)} SpaceMouse devices" if devices else "no SpaceMouse was detected",
             where="spacemouse",
             why=listed or None,
-            help="plug one in and let this user read `/dev/hidraw*` (a udev rule for vendor 256f)"
+            help="plug one in and give this user read access to `/dev/hidraw*` (a udev rule for vendor 256f)"
             + (", or name one by `options: {serial: ...}`" if devices else ""),
         )
     return next(iter(devices.values()))

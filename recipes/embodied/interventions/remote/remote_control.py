@@ -1,4 +1,4 @@
-"""The side of a person who steers a run elsewhere: keys of a terminal, sent to the source `remote` of an env worker."""
+"""The operator's side of remote control: keys of a terminal, sent to the source `remote` of an env worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.embodied.interventions.devices.key_bindings import LEGEND, controls
 from recipes.embodied.interventions.devices.keyboard import Terminal
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote.remote_messages import MAX_LINE, encode, message_of
+from recipes.embodied.interventions.remote.remote_messages import MAX_LINE, encode, to_message
 from recipes.embodied.interventions.remote.remote_source import read_token
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.foreign.terminal_text import escaped
@@ -31,7 +31,7 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
     where = f"{host}:{port}"
     try:
         connection = socket.create_connection((host, port), timeout=_SECONDS)
-        # Each state of the device is a small message of its own, which must not wait for others.
+        # Every device state is a small message that must not wait for others.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(encode({"token": token}))
         line = connection.makefile("rb").readline(MAX_LINE)
@@ -39,7 +39,7 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
         hz = float(answer.get("hz", _LEAST_HZ))
     except (OSError, ValueError, TypeError, OverflowError) as error:
         raise InterventionError(
-            "the run does not answer",
+            "the run does not respond",
             where=where,
             why=str(error) or type(error).__name__,
             help="start the run with `intervention: {source: remote, ...}`, and check the address and the tunnel",
@@ -47,15 +47,15 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
     if answer.get("ok") is not True:
         connection.close()
         raise InterventionError(
-            "the run refuses this connection",
+            "the run rejects this connection",
             where=where,
-            why=escaped(str(answer.get("message") or "it hung up"))[:_MOST_SHOWN],
+            why=escaped(str(answer.get("message") or "it closed the connection"))[:_MOST_SHOWN],
             help="use the same token file on both sides",
         )
     return connection, min(max(hz, _LEAST_HZ), _MOST_HZ)
 
 
-def steer_remotely(host: str, port: int, token_file: str, tell: Callable[[str], None]) -> None:
+def steer_remotely(host: str, port: int, token_file: str, emit: Callable[[str], None]) -> None:
     """Send the keys of this terminal to a run until Ctrl-C; the policy acts again afterwards.
 
     Raises:
@@ -64,18 +64,18 @@ def steer_remotely(host: str, port: int, token_file: str, tell: Callable[[str], 
     terminal = Terminal()
     try:
         connection, hz = connect(host, port, read_token(token_file))
-        tell(f"{host}:{port} is steered: {LEGEND}; Ctrl-C ends")
+        emit(f"steering {host}:{port}: {LEGEND}; Ctrl-C ends")
         with connection:
             try:
                 while True:
-                    connection.sendall(encode(message_of(controls_of(set(), terminal.read()))))
+                    connection.sendall(encode(to_message(controls_of(set(), terminal.read()))))
                     time.sleep(1 / hz)
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):
-                    connection.sendall(encode(message_of(Controls())))
+                    connection.sendall(encode(to_message(Controls())))
             except OSError as error:
                 raise InterventionError(
-                    "the run is gone", where=f"{host}:{port}", why=str(error), help="look at its log"
+                    "the run has ended", where=f"{host}:{port}", why=str(error), help="check its log"
                 ) from error
     finally:
         terminal.close()

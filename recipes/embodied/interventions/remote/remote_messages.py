@@ -41,12 +41,12 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def knows(message: dict[str, Any], token: str) -> bool:
-    """Return whether a message tells the token. The comparison takes as long for a wrong one as for the right one."""
-    told: object = message.get("token")
-    return isinstance(told, str) and hmac.compare_digest(told.encode(), token.encode())
+    """Return whether a message contains the token, compared in constant time."""
+    sent: object = message.get("token")
+    return isinstance(sent, str) and hmac.compare_digest(sent.encode(), token.encode())
 
 
-def message_of(controls: Controls) -> dict[str, Any]:
+def to_message(controls: Controls) -> dict[str, Any]:
     """Return controls as a message."""
     return {**controls._asdict(), "linear": list(controls.linear), "angular": list(controls.angular)}
 
@@ -72,11 +72,11 @@ def controls_of(message: dict[str, Any]) -> Controls:
 def _axes(message: dict[str, Any], name: str) -> Axes:
     value: object = message.get(name)
     numbers = cast("list[object]", value) if isinstance(value, list) else []
-    found = [
-        float(each)
-        for each in numbers
-        if isinstance(each, int | float) and not isinstance(each, bool) and abs(each) <= 1
+    values = [
+        float(number)
+        for number in numbers
+        if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1
     ]
-    if len(numbers) != 3 or len(found) != 3:
-        raise BadMessageError(f"`{name}` is not three numbers from -1 to 1")
-    return found[0], found[1], found[2]
+    if len(numbers) != 3 or len(values) != 3:
+        raise BadMessageError(f"`{name}` is not a list of three numbers from -1 to 1")
+    return values[0], values[1], values[2]

@@ -43,21 +43,21 @@ def read_token(file: str) -> str:
     Raises:
         InterventionError: it cannot be read, is empty, or others than its owner may read it.
     """
-    how = "make one by `(umask 077; openssl rand -hex 32 > FILE)`, with the same content on both sides"
+    how = "create one with `(umask 077; openssl rand -hex 32 > FILE)`, with the same content on both sides"
     try:
         mode = os.stat(file).st_mode
         token = Path(file).read_text("utf-8").strip().partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
         raise InterventionError("the token cannot be read", where=file, why=str(error), help=how) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise InterventionError("others than its owner may read the token", where=file, help=f"run `chmod 600 {file}`")
+        raise InterventionError("other users may read the token", where=file, help=f"run `chmod 600 {file}`")
     if len(token) < 16:
         raise InterventionError("the token is shorter than 16 characters", where=file, help=how)
     return token
 
 
 class _Connection:
-    """A connection, and what has come of its next line."""
+    """A connection, with the partially received next line."""
 
     def __init__(self, sock: socket.socket, origin: str) -> None:
         sock.setblocking(False)
@@ -66,7 +66,7 @@ class _Connection:
         self._received = b""
 
     def lines(self, most: int) -> list[bytes]:
-        """Return the lines that have come since the last look; the last ones of a connection that ended, too.
+        """Return the lines received since the last call, including the last ones of a closed connection.
 
         A line that is too long ends it. `most`: bytes that are kept.
         """
@@ -102,7 +102,7 @@ class _Connection:
 
 
 class RemoteSource(PersonSource):
-    """Controls that another process sends, one person at a time."""
+    """Controls sent by another process, one operator at a time."""
 
     options_model = RemoteOptions
 
@@ -117,7 +117,7 @@ class RemoteSource(PersonSource):
                 f"cannot listen on {options.host}:{options.port}",
                 where="remote",
                 why=error.strerror or str(error),
-                help="choose an address of this node, and a port that is free; each env worker of a node needs its own",
+                help="choose an address of this node and a free port; each env worker of a node needs its own",
             ) from error
         self._listener.setblocking(False)
         self._unproven: Unproven[_Connection] = Unproven(_MOST_UNPROVEN, seconds=_TOKEN_SECONDS)
@@ -135,18 +135,18 @@ class RemoteSource(PersonSource):
     def poll(self) -> Controls:
         """See `PersonSource`. Where the person was in charge and falls silent, the arm is held where it is."""
         self._accept()
-        found = self._messages()
-        if found is not None:
-            self._silent, self._last = 0, found
-            return found
+        message = self._messages()
+        if message is not None:
+            self._silent, self._last = 0, message
+            return message
         self._silent += 1
         if not self._last.engaged and not any((*self._last.linear, *self._last.angular)):
             return Controls()
         if self._silent >= self.options.lost_steps:
             raise InterventionError(
-                f"the person in charge has said nothing for {self._silent} steps",
+                f"the operator has been silent for {self._silent} steps",
                 where=f"remote {self.options.host}:{self.options.port}",
-                help="connect again in time, or let go before leaving",
+                help="reconnect in time, or release control before leaving",
             )
         if self._silent >= self.options.hold_steps:
             return Controls(engaged=True)
@@ -163,26 +163,26 @@ class RemoteSource(PersonSource):
         self._listener.close()
 
     def _accept(self) -> None:
-        """Let in who has come, and make the newest who tells the token the person."""
+        """Accept new connections; the newest with a valid token becomes the operator."""
         now = time.monotonic()
         for _ in range(_MOST_UNPROVEN):
             try:
                 sock, peer = self._listener.accept()
             except OSError:
-                break  # nobody else comes
+                break  # no further connections
             connection = _Connection(sock, origin_of(peer))
             for leaving in self._unproven.admit(connection, connection.origin, now):
                 leaving.close()
-            # At once: a crowd that comes behind it takes no room from one whose token is here.
+            # Immediately: later connections must not crowd out one that has sent its token.
             self._hear(connection)
         for connection in self._unproven.waiting():
             self._hear(connection)
         for connection in self._unproven.remove_overdue(now):
-            self._warn(f"a connection from {connection.origin} told no token within {_TOKEN_SECONDS:g} s")
+            self._warn(f"a connection from {connection.origin} sent no token within {_TOKEN_SECONDS:g} s")
             connection.close("no token came")
 
     def _hear(self, connection: _Connection) -> None:
-        """Look for the token in what an unproven connection has sent."""
+        """Check an unauthenticated connection for the token."""
         lines = connection.lines(2 * MAX_LINE)
         if lines:
             try:
@@ -202,14 +202,14 @@ class RemoteSource(PersonSource):
             connection.close()
 
     def _take(self, connection: _Connection) -> None:
-        """Make a connection the person's, in the place of one whose link may be dead without a word."""
+        """Make a connection the operator's, replacing one whose link may be dead."""
         if self._person is not None:
-            self._person.close("somebody else who has the token steers now")
+            self._person.close("another client with the token has taken over")
         self._person = connection
         connection.answer({"ok": True, "hz": self._hz})
 
     def _messages(self) -> Controls | None:
-        """Return what the person has told since the last look, in one; None: nothing."""
+        """Return the controls received since the last call, merged; None: none."""
         person = self._person
         if person is None:
             return None
@@ -228,6 +228,6 @@ class RemoteSource(PersonSource):
             return None
         newest = controls[-1]
         # Buttons count, however soon after them the next message came.
-        verdict = next((each.verdict for each in controls if each.verdict is not None), None)
-        toggles = sum(each.toggles_gripper for each in controls) % 2 == 1
+        verdict = next((control.verdict for control in controls if control.verdict is not None), None)
+        toggles = sum(control.toggles_gripper for control in controls) % 2 == 1
         return newest._replace(verdict=verdict, toggles_gripper=toggles)

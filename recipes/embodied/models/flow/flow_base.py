@@ -36,7 +36,7 @@ class FlowMatchingPolicy(BasePolicy):
 
     @abstractmethod
     def see(self, inputs: Inputs) -> Any:
-        """Return what the network makes of `inputs` once for all steps of a chain."""
+        """Encode `inputs` once for all steps of a chain."""
 
     @abstractmethod
     def velocity_of(self, seen: Any, inputs: Inputs) -> Velocity:

@@ -36,7 +36,7 @@ class FlowSde:
         self.noise = noise
 
     def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return chains [K + 1, n, ...] that begin with noise and end with samples, in the shape of `like`."""
+        """Return chains [K + 1, n, ...] from noise to samples, in the shape of `like`."""
         x = torch.empty_like(like).normal_(generator=generator)
         chain = [x]
         for index, time in self._times(x):
@@ -56,17 +56,17 @@ class FlowSde:
 
     def logprobs(self, velocity: Velocity, chain: Tensor) -> Tensor:
         """Return the log-probability of each number of each step, [K + 1, n, ...]: those of the first noise, too."""
-        found = [_logprob(chain[0])]
+        logprobs = [_logprob(chain[0])]
         for index, time in self._times(chain[0]):
             x = chain[index]
             mean, deviation = self._step(x, velocity(x, time), index)
-            found.append(_logprob((chain[index + 1] - mean) / deviation) - math.log(deviation))
-        return torch.stack(found)
+            logprobs.append(_logprob((chain[index + 1] - mean) / deviation) - math.log(deviation))
+        return torch.stack(logprobs)
 
     def entropies(self, like: Tensor) -> Tensor:
-        """Return the entropies of what each number was drawn from, [K + 1, n, ...]; they are constants."""
+        """Return the entropies of the distributions of each number, [K + 1, n, ...]; they are constants."""
         deviations = [1.0, *(self._deviation(index) for index in range(self.steps))]
-        values = like.new_tensor([0.5 + _LOG_SQRT_TAU + math.log(each) for each in deviations])
+        values = like.new_tensor([0.5 + _LOG_SQRT_TAU + math.log(deviation) for deviation in deviations])
         return values.view(-1, *[1] * like.dim()).expand(-1, *like.shape)
 
     def _times(self, like: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -34,7 +34,7 @@ class FlowPolicy(FlowMatchingPolicy):
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         if spec.num_choices is not None:
-            raise ConfigError("`flow_policy` needs actions that are numbers", help="use `mlp_policy` or `cnn_policy`")
+            raise ConfigError("`flow_policy` needs continuous actions", help="use `mlp_policy` or `cnn_policy`")
         options, width = cast("FlowOptions", config.options), config.hidden_dim
         super().__init__(FlowSde(options.steps, options.noise), (config.num_action_chunks, spec.action_size))
         self._has_states = spec.state_size > 0
@@ -90,12 +90,12 @@ class FlowPolicy(FlowMatchingPolicy):
 
     def _flow(self, features: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         angles = time[:, None] * (math.pi * 2.0 ** torch.arange(_FREQUENCIES, device=time.device)) / 2
-        given = torch.cat((features, chunk.flatten(1), angles.sin(), angles.cos()), dim=1)
-        return self.velocity(given).view_as(chunk)
+        inputs = torch.cat((features, chunk.flatten(1), angles.sin(), angles.cos()), dim=1)
+        return self.velocity(inputs).view_as(chunk)
 
 
 class _Encoder(nn.Module):
-    """Features of images, and of states beside them; or of states alone."""
+    """Features of images and states, or of states alone."""
 
     def __init__(self, spec: EnvSpec, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A policy on the images of all cameras, and on states beside them where there are any."""
+"""A policy on the images of all cameras, and on states if there are any."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class CnnPolicy(FeaturePolicy):
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         if not spec.cameras:
-            raise ConfigError("`cnn_policy` needs images, and the environment has none", help="use `mlp_policy`")
+            raise ConfigError("`cnn_policy` needs images, but the environment has none", help="use `mlp_policy`")
         for camera, (height, width, _) in spec.cameras.items():
             if min(height, width) < SMALLEST_IMAGE:
                 raise ConfigError(
-                    f"`cnn_policy` needs images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more; those of the camera"
+                    f"`cnn_policy` needs images of at least {SMALLEST_IMAGE} x {SMALLEST_IMAGE}; those of the camera"
                     f" `{camera}` are {height} x {width}"
                 )
         networks = (ImageEncoder(spec.cameras, spec.state_size, config.hidden_dim) for _ in range(2))

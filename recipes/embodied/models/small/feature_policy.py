@@ -58,7 +58,7 @@ class FeaturePolicy(BasePolicy):
         return self.normalization.actions_of(self.head.likeliest(self.features_of(inputs, self.actor)))
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
-        """Return what `network` makes of the inputs, [n, F]."""
+        """Return features of the inputs by `network`, [n, F]."""
         return network(inputs["states"])
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ class MlpPolicy(FeaturePolicy):
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         if not spec.state_size:
-            raise ConfigError("`mlp_policy` needs states, and the environment has images", help="use `cnn_policy`")
+            raise ConfigError("`mlp_policy` needs states, but the environment has images", help="use `cnn_policy`")
         width = config.hidden_dim
         networks = (hidden_layers(spec.state_size, width) for _ in range(2))
         super().__init__(config, spec, next(networks), next(networks), width)

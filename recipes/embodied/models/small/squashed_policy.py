@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOG_STD_MIN: Final = -20.0
 LOG_STD_MAX: Final = 2.0
 _LOG_SQRT_TAU: Final = math.log(2 * math.pi) / 2
-# The largest action whose inverse tanh is taken: beyond it float32 knows no difference from 1.
+# The largest action whose inverse tanh is taken: beyond it float32 rounds to 1.
 _LARGEST: Final = 1 - 1e-6
 
 
@@ -36,7 +36,7 @@ class StateFeatures(nn.Module):
 
 
 def features_of(spec: EnvSpec, width: int) -> tuple[nn.Module, int]:
-    """Return a network from `inputs` to features [n, F], and F: convolutions where there are images, else the states.
+    """Return a network from `inputs` to features [n, F], and F: convolutions for images, else a network on the states.
 
     Raises:
         ConfigError: there are neither images nor states.
@@ -44,7 +44,7 @@ def features_of(spec: EnvSpec, width: int) -> tuple[nn.Module, int]:
     if spec.cameras:
         return ImageEncoder(spec.cameras, spec.state_size, width), width
     if not spec.state_size:
-        raise ConfigError("`squashed_policy` needs states or images, and the environment has none")
+        raise ConfigError("`squashed_policy` needs states or images, but the environment has none")
     return StateFeatures(), spec.state_size
 
 
@@ -57,7 +57,7 @@ def relu_layers(inputs: int, width: int, count: int) -> nn.Sequential:
 
 
 class SquashedPolicy(BasePolicy):
-    """Actions tanh(u), u drawn from normal distributions whose means and deviations depend on the observation.
+    """Actions tanh(u), u normally distributed with mean and deviation from the observation.
 
     The likeliest action, as evaluations take it, is the tanh of the mean. With `exploration_noise` actions are that
     and a noise of fixed deviation, clipped to -1 and 1. Without value head: critics belong to the actor worker.
@@ -70,10 +70,11 @@ class SquashedPolicy(BasePolicy):
         super().__init__()
         if spec.num_choices is not None:
             raise ConfigError(
-                "`squashed_policy` gives numbers, and the environment takes choices", help="use `mlp_policy` and PPO"
+                "`squashed_policy` has continuous actions, but the environment takes discrete ones",
+                help="use `mlp_policy` and PPO",
             )
         if config.num_action_chunks != 1:
-            raise ConfigError("`squashed_policy` gives one action at a time", help="remove `num_action_chunks`")
+            raise ConfigError("`squashed_policy` predicts one action at a time", help="remove `num_action_chunks`")
         options = cast("SquashedOptions", config.options)
         self.action_size = spec.action_size
         self.noise = options.exploration_noise

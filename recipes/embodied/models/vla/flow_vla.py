@@ -1,4 +1,4 @@
-"""Base of the vision-language-action models by flow matching: what they observe, their statistics, their values.
+"""Base of the vision-language-action models by flow matching: observations, statistics, values.
 
 A vision-language model reads images and instruction once; a small expert then leads noise to a chunk of actions in K
 steps, attending to what the model remembers.
@@ -81,10 +81,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         for what, needed, room in (("state", spec.state_size, sizes.states), ("action", spec.action_size, space)):
             if needed > room:
                 raise ConfigError(
-                    f"`{name}` has room for {room} numbers of a{'n' if what == 'action' else ''} {what}, and the"
-                    f" environment's have {needed}",
+                    f"`{name}` holds {room} numbers per {what}; the environment needs {needed}",
                     where=config.model_path,
-                    help="it was made for another robot: name a model with more room, or leave `model_path` out",
+                    help="it was made for another robot: name a larger model, or leave `model_path` out",
                 )
         super().__init__(sde, (config.num_action_chunks, spec.action_size), space)
         self._cameras = [image_key(camera) for camera in spec.cameras]
@@ -158,7 +157,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
             return None
         features = [seen.summary, *([inputs[STATES]] if self._has_states else [])]
         dtype = next(self.critic.parameters()).dtype
-        return self.critic(torch.cat([each.to(dtype) for each in features], dim=1))
+        return self.critic(torch.cat([feature.to(dtype) for feature in features], dim=1))
 
     def checkpoint_activations(self) -> None:
         """See `BasePolicy`: what is read, and each denoising step, is computed again as a whole."""
@@ -167,9 +166,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     def greedy(self, observations: Inputs) -> Tensor:
         """Refuse, see `BasePolicy`."""
         raise ConfigError(
-            f"`{type(self).__name__}` cannot be exported as a graph of tensors",
-            why="a tokenizer reads its instructions",
-            help="export it by `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
+            f"`{type(self).__name__}` cannot be exported as a tensor graph",
+            why="its instructions need a tokenizer",
+            help="export it with `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
         )
 
     def _states(self, inputs: Inputs) -> Tensor:
@@ -180,7 +179,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return functional.pad(states, (0, self._sizes.states - states.shape[1]))
 
     def _computed(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Return what a function computes; its activations are not kept under `gradient_checkpointing`."""
+        """Apply a function, with activation checkpointing if `gradient_checkpointing` is on."""
         if not self._checkpoints or not torch.is_grad_enabled():
             return function(*arguments)
         return cast("Result", checkpoint(function, *arguments, use_reentrant=False))
@@ -193,9 +192,9 @@ def check_observations(config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         ConfigError: it does not.
     """
     if not spec.cameras or spec.num_choices is not None:
-        missing = "images" if not spec.cameras else "actions that are numbers"
+        missing = "images" if not spec.cameras else "continuous actions"
         raise ConfigError(
-            f"`{config.model_type}` needs {missing}, and the environment has none", help="use `mlp_policy`"
+            f"`{config.model_type}` needs {missing}, but the environment has none", help="use `mlp_policy`"
         )
 
 
@@ -208,8 +207,8 @@ def check_chunk(config: EmbodiedModelConfig, trained: int, *, changes: bool) -> 
     asked = config.num_action_chunks
     if asked != trained and not changes:
         raise ConfigError(
-            f"the model learned chunks of {trained} actions, and `num_action_chunks` is {asked}",
+            f"the model was trained on chunks of {trained} actions, but `num_action_chunks` is {asked}",
             where=config.model_path,
-            why="it denoises a chunk as a whole, and acts worse on one of another length until it is trained on such",
+            why="it denoises whole chunks, and acts worse with another length until it is trained on it",
             help=f"write `num_action_chunks: {trained}`; or, to fine-tune it, `options: {{change_chunk: true}}`",
         )

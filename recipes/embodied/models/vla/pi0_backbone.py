@@ -1,4 +1,4 @@
-"""The pi0 of transformers: loaded from a folder, or built on the spot."""
+"""The pi0 of transformers, loaded from a folder or built from scratch."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -51,10 +51,10 @@ def built_pi0(
 
     if width % HEAD or image % patch:
         raise ConfigError(
-            "the sizes of the vision-language model do not divide",
+            "the sizes of the vision-language model do not divide evenly",
             why=f"hidden_dim {width} / {HEAD} = {width / HEAD:g}, image {image} / patch_size {patch} ="
             f" {image / patch:g}",
-            help=f"give a `hidden_dim` that {HEAD} divides, and a `patch_size` that divides the images",
+            help=f"write a `hidden_dim` that is a multiple of {HEAD}, and a `patch_size` that divides the image size",
         )
     text: dict[str, Any] = {
         "model_type": "gemma",
@@ -137,12 +137,12 @@ def check_pi0(folder: str) -> None:
         about: dict[str, Any] = load_json_object(path.read_bytes(), non_finite=True)
         kind = about.get("model_type", about.get("type"))
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
+        raise ConfigError(f"`{folder}` has no model", why=first_line(error)) from None
     if kind != "pi0":
         raise ConfigError(
             f"`pi0` cannot use the `{kind}` in `{folder}`",
             why=f"`{path}` names another architecture",
-            help="name a folder with a pi0, or the `model_type` of this recipe that reads the folder (docs/models.md)",
+            help="name a folder with a pi0, or the `model_type` that reads this one (docs/models.md)",
         )
 
 

@@ -33,9 +33,9 @@ from recipes.embodied.models.vla.vision_language import (
     color_scale,
     description_of_images,
     image_size,
+    load_policy_tokenizer,
     save_color_scale,
     scaled_images,
-    tokenizer_of,
 )
 from recipes.training.huggingface import with_lora
 
@@ -54,7 +54,7 @@ class Pi0Policy(FlowVlaPolicy):
         folder = config.model_path
         is_own = bool(folder) and is_policy_folder(str(folder))
         inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
-        words = tokenizer_of(inner)
+        words = load_policy_tokenizer(inner)
         model = _model(config, options, spec, inner, words, is_own=is_own)
         shape: Any = model.config
         if folder and not is_own:
@@ -94,29 +94,29 @@ class Pi0Policy(FlowVlaPolicy):
         present = torch.ones(pixels.shape[:2], dtype=torch.bool, device=prompt.device)
         embedded = model.embed_prefix(torch.cat((images, prompt), dim=1), pixels, present)
         mask = torch.cat((torch.ones_like(images, dtype=torch.bool), inputs[MASK]), dim=1)
-        found = model.vlm(
+        output = model.vlm(
             inputs_embeds=embedded,
             attention_mask=mask.long(),
             position_ids=mask.long().cumsum(dim=1) - 1,
             token_type_ids=torch.zeros_like(mask, dtype=torch.long),
             use_cache=True,
         )
-        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.last_hidden_state.dtype)
-        memory = tuple((layer.keys, layer.values) for layer in found.past_key_values.layers)
-        return ReadObservation((found.last_hidden_state * weights).sum(dim=1), memory, mask)
+        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(output.last_hidden_state.dtype)
+        memory = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
+        return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """See `FlowVlaPolicy`."""
         from transformers import DynamicCache
 
-        # The expert appends to what it is given, so that every step gets a cache of its own.
+        # The expert appends to the cache, so every step gets a copy.
         memory = DynamicCache()
         for index, (keys, values) in enumerate(seen.memory):
             memory.update(keys, values, index)
-        found = self.base(
+        output = self.base(
             state=states, noise=chunk, timestep=1 - time, attention_mask=seen.mask.long(), past_key_values=memory
         )
-        return -found.logits
+        return -output.logits
 
     def times(self, count: int) -> Tensor:
         """See `FlowMatchingPolicy`: pi0 learns more from what is nearly noise."""
@@ -153,7 +153,7 @@ class Pi0Policy(FlowVlaPolicy):
 def _model(
     config: EmbodiedModelConfig, options: Pi0Options, spec: EnvSpec, folder: str | None, words: Any, *, is_own: bool
 ) -> Any:
-    """Return the model that `actor.model` names: of a folder, or built on the spot."""
+    """Return the model that `actor.model` describes, loaded from a folder or built from scratch."""
     if folder is None:
         largest = max(max(height, width) for height, width, _ in spec.cameras.values())
         return built_pi0(

@@ -1,4 +1,4 @@
-"""The SmolVLA of lerobot: built on the spot, or with the weights of one of its folders."""
+"""The SmolVLA of lerobot, built from scratch or with the weights of a lerobot folder."""
 
 # lerobot has few types, and is not installed where these are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -47,14 +47,14 @@ def require_lerobot() -> None:
         raise ConfigError(
             "`smolvla` needs the package lerobot in the interpreter of every actor and rollout worker",
             why=first_line(error),
-            help="make an environment with `pip install 'lerobot[smolvla]'` and this rlinf, and name it by"
-            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run the"
-            " `rlinf` of that environment (docs/models/smolvla.md)",
+            help="create an environment with `pip install 'lerobot[smolvla]'` and this rlinf, and name it as"
+            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run"
+            " the `rlinf` of that environment (docs/models/smolvla.md)",
         ) from None
 
 
 def with_special_tokens(words: Any) -> Any:
-    """Return a tokenizer that knows what SmolVLM writes around images."""
+    """Return a tokenizer with SmolVLM's image tokens."""
     unknown = [token for token in (_FAKE, _GLOBAL, _IMAGE) if token not in words.get_vocab()]
     if unknown:
         words.add_special_tokens({"additional_special_tokens": unknown})
@@ -93,19 +93,19 @@ def folder_config(folder: str) -> Any:
 
     check_folder(folder)
     try:
-        found = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
+        config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - of draccus, json, the hub: each has its own
         raise ConfigError(
-            f"there is no policy of lerobot in `{folder}`", why=first_line(error), help="name a folder of SmolVLA"
+            f"`{folder}` has no lerobot policy", why=first_line(error), help="name a folder of SmolVLA"
         ) from None
-    if not isinstance(found, SmolVLAConfig):
+    if not isinstance(config, SmolVLAConfig):
         raise ConfigError(
-            f"`smolvla` cannot use the `{found.type}` in `{folder}`",
+            f"`smolvla` cannot use the `{config.type}` in `{folder}`",
             why="its config.json names another kind of policy",
             help="name a folder of SmolVLA, or the `model_type` that reads the folder (docs/models.md)",
         )
-    found.device = "cpu"
-    return found
+    config.device = "cpu"
+    return config
 
 
 def make_network(
@@ -154,7 +154,7 @@ def make_network(
             with mock.patch.object(smolvlm_with_expert, "AutoProcessor", processor):
                 network = VLAFlowMatching(shape)
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"there is no SmolVLM in `{vlm}`", why=first_line(error)) from None
+            raise ConfigError(f"`{vlm}` has no SmolVLM", why=first_line(error)) from None
         finally:
             shape.vlm_model_name = named
     if vlm is None:
@@ -175,7 +175,7 @@ def read_prefix(model: Any, embedded: Tensor, attention: Tensor, positions: Tens
         What the vision-language model makes of it, [n, L, width], and keys and values of each layer.
     """
     filled = {"fill_kv_cache": True} if _keeps_dictionaries(model) else {}
-    found, memory = model.forward(
+    hidden, memory = model.forward(
         attention_mask=attention,
         position_ids=positions,
         past_key_values=None,
@@ -184,11 +184,11 @@ def read_prefix(model: Any, embedded: Tensor, attention: Tensor, positions: Tens
         **filled,
     )
     if filled:
-        return found[0], tuple((memory[index][_KEYS], memory[index][_VALUES]) for index in range(len(memory)))
-    return found[0], tuple((each.keys, each.values) for each in memory.layers)
+        return hidden[0], tuple((memory[index][_KEYS], memory[index][_VALUES]) for index in range(len(memory)))
+    return hidden[0], tuple((layer.keys, layer.values) for layer in memory.layers)
 
 
-def memory_of(model: Any, pairs: Memory) -> Any:
+def prefix_cache(model: Any, pairs: Memory) -> Any:
     """Return the keys and values of `read_prefix` as lerobot's `denoise_step` takes them."""
     if _keeps_dictionaries(model):
         return {index: {_KEYS: keys, _VALUES: values} for index, (keys, values) in enumerate(pairs)}
@@ -201,12 +201,12 @@ def memory_of(model: Any, pairs: Memory) -> Any:
 
 
 def _keeps_dictionaries(model: Any) -> bool:
-    """Return whether keys and values are in dictionaries: lerobot before 0.6, which is told when to fill them."""
+    """Return whether keys and values are in dictionaries: lerobot before 0.6, where a flag says when to fill them."""
     return "fill_kv_cache" in inspect.signature(model.forward).parameters
 
 
 def load_weights(network: Any, folder: str) -> None:
-    """Give the network the weights in a folder of lerobot.
+    """Load the weights in a lerobot folder into the network.
 
     Raises:
         ConfigError: they are missing, or of another model.
@@ -216,20 +216,20 @@ def load_weights(network: Any, folder: str) -> None:
 
     path = Path(folder) / "model.safetensors"
     try:
-        found = {name.removeprefix("model."): each for name, each in load_file(path).items()}
-        missing, _ = network.load_state_dict(found, strict=False)
+        weights = {name.removeprefix("model."): weight for name, weight in load_file(path).items()}
+        missing, _ = network.load_state_dict(weights, strict=False)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ConfigError(f"the weights `{path}` cannot be loaded", why=first_line(error)) from None
     if missing:
         raise ConfigError(
-            f"the weights `{path}` are not those of a SmolVLA of this shape",
+            f"the weights `{path}` do not belong to a SmolVLA of this shape",
             why=f"they lack `{missing[0]}`",
-            help="copy the folder again, whole; `vlm_path` names the vision-language model that it was made with",
+            help="copy the complete folder again; `vlm_path` names the vision-language model that it was made with",
         )
 
 
 def statistics_of(folder: str) -> Normalization:
-    """Return the statistics that lerobot keeps beside the weights; empty where there are none.
+    """Return the statistics that lerobot saved with the weights; empty if there are none.
 
     Raises:
         ConfigError: they cannot be read.
@@ -241,8 +241,8 @@ def statistics_of(folder: str) -> Normalization:
     if not paths:
         return Normalization()
     try:
-        found: dict[str, torch.Tensor] = load_file(paths[0])
-        kept = [_statistics(found, name) for name in ("observation.state", "action")]
+        tensors: dict[str, torch.Tensor] = load_file(paths[0])
+        kept = [_statistics(tensors, name) for name in ("observation.state", "action")]
     except (OSError, SafetensorError, ValueError) as error:
         raise ConfigError(
             f"the statistics in `{paths[0]}` cannot be read", why=first_line(error), help="copy the folder again"
@@ -250,15 +250,15 @@ def statistics_of(folder: str) -> Normalization:
     return Normalization("mean_std", *kept)
 
 
-def _statistics(found: dict[str, torch.Tensor], name: str) -> Statistics | None:
-    mean, deviation = found.get(f"{name}.mean"), found.get(f"{name}.std")
+def _statistics(tensors: dict[str, torch.Tensor], name: str) -> Statistics | None:
+    mean, deviation = tensors.get(f"{name}.mean"), tensors.get(f"{name}.std")
     if mean is None or deviation is None:
         return None
     return Statistics.of_moments(mean.flatten().tolist(), deviation.flatten().tolist())
 
 
 def _image_size(options: SmolVlaOptions, spec: EnvSpec) -> int:
-    """Return height and width of the small model's images: whole pairs of patches, which become one token."""
+    """Return height and width of the small model's images: whole pairs of patches, each of which becomes one token."""
     largest = max(max(height, width) for height, width, _ in spec.cameras.values())
     return -(-largest // (2 * options.patch_size)) * 2 * options.patch_size
 
@@ -276,9 +276,9 @@ def _small_vlm(
     width, layers = config.hidden_dim, options.num_layers
     if width % _HEAD:
         raise ConfigError(
-            "the sizes of the vision-language model do not divide",
+            "the sizes of the vision-language model do not divide evenly",
             why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
-            help=f"give a `hidden_dim` that {_HEAD} divides",
+            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
         )
     shape = {
         "hidden_size": width,

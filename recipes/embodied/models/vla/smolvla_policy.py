@@ -39,13 +39,13 @@ from recipes.embodied.models.vla.smolvla_backbone import (
     folder_config,
     load_weights,
     make_network,
-    memory_of,
+    prefix_cache,
     read_prefix,
     require_lerobot,
     statistics_of,
     with_special_tokens,
 )
-from recipes.embodied.models.vla.vision_language import tokenizer_of
+from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
 from recipes.training.huggingface import are_shapes_only, with_lora
 from rlinf_core import ConfigError
 
@@ -75,10 +75,10 @@ class SmolVlaPolicy(FlowVlaPolicy):
         if inner is not None and vlm is None:
             raise ConfigError(
                 "`smolvla` needs the configuration and the tokenizer of its vision-language model",
-                why=f"`{folder}` names them by a place in a hub, and nothing is downloaded",
+                why=f"`{folder}` refers to them on a hub, and nothing is downloaded",
                 help="write `actor.model.options.vlm_path`, a folder of SmolVLM2 (its weights are not needed)",
             )
-        words = with_special_tokens(tokenizer_of(vlm if inner is not None else None))
+        words = with_special_tokens(load_policy_tokenizer(vlm if inner is not None else None))
         if inner is None:
             shape = built_config(config, options, spec)
         else:
@@ -116,17 +116,17 @@ class SmolVlaPolicy(FlowVlaPolicy):
 
         base = self.base
         images = [self._pixels(inputs[key]) for key in self._cameras]
-        present = [torch.ones(len(each), dtype=torch.bool, device=each.device) for each in images]
+        present = [torch.ones(len(image), dtype=torch.bool, device=image.device) for image in images]
         embedded, mask, ahead = base.embed_prefix(images, present, inputs[TOKENS], inputs[MASK], state=states)
-        found, pairs = read_prefix(
+        hidden, pairs = read_prefix(
             base.vlm_with_expert, embedded, make_att_2d_masks(mask, ahead), torch.cumsum(mask, dim=1) - 1
         )
-        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.dtype)
-        return ReadObservation((found * weights).sum(dim=1), pairs, mask)
+        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(hidden.dtype)
+        return ReadObservation((hidden * weights).sum(dim=1), pairs, mask)
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """See `FlowVlaPolicy`."""
-        memory = memory_of(self.base.vlm_with_expert, seen.memory)
+        memory = prefix_cache(self.base.vlm_with_expert, seen.memory)
         return -self.base.denoise_step(seen.mask, memory, chunk, 1 - time)
 
     def times(self, count: int) -> Tensor:
@@ -157,7 +157,9 @@ class SmolVlaPolicy(FlowVlaPolicy):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SmolVlaPolicy:
         """Keep the projections of states, actions and time in float32, in which lerobot computes them."""
         kept = [
-            (each, each.detach().clone()) for name in _PROJECTIONS for each in getattr(self.base, name).parameters()
+            (parameter, parameter.detach().clone())
+            for name in _PROJECTIONS
+            for parameter in getattr(self.base, name).parameters()
         ]
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
         for weight, exact in kept:

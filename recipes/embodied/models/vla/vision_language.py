@@ -1,4 +1,4 @@
-"""Vision-language models of transformers, as policies use them: loaded from a folder, or built on the spot."""
+"""Vision-language models of transformers as backbones of policies, loaded from a folder or built from scratch."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -83,12 +83,12 @@ class VisionLanguageModel(nn.Module):
         """Return embeddings [n, T, W] of images uint8 [n, H, W, 3]."""
         pixels = scaled_images(images, image_size(self.base.config), self._mean, self._deviation)
         weight = next(self.base.model.vision_tower.parameters())
-        found = self.base.get_image_features(pixel_values=pixels.to(weight.dtype))
-        rows = found if isinstance(found, Tensor) else getattr(found, "pooler_output", found)
+        features = self.base.get_image_features(pixel_values=pixels.to(weight.dtype))
+        rows = features if isinstance(features, Tensor) else getattr(features, "pooler_output", features)
         return rows if isinstance(rows, Tensor) else torch.stack([row.flatten(end_dim=-2) for row in rows])
 
     def describe_images(self) -> dict[str, Any]:
-        """Return what `embed_images` does to images before the vision tower sees them."""
+        """Return the image preprocessing of `embed_images` before the vision tower."""
         return description_of_images(image_size(self.base.config), self._mean, self._deviation)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class VisionLanguageModel(nn.Module):
         return self.base.get_input_embeddings()(tokens)
 
     def states(self, embedded: Tensor, mask: Tensor, memory: Any = None) -> tuple[Tensor, Any]:
-        """Return last hidden states [n, T, W], and what the layers remember where `memory` is given.
+        """Return last hidden states [n, T, W], and the key-value cache of the layers if `memory` is passed.
 
         Args:
             embedded: [n, T, W].
@@ -104,17 +104,17 @@ class VisionLanguageModel(nn.Module):
             memory: of an earlier call, or an empty cache of transformers; None: nothing is remembered.
         """
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
-        found = self.base.model.language_model(
+        output = self.base.model.language_model(
             inputs_embeds=embedded,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=memory,
             use_cache=memory is not None,
         )
-        return found.last_hidden_state, found.past_key_values
+        return output.last_hidden_state, output.past_key_values
 
     def logits(self, hidden: Tensor, count: int) -> Tensor:
-        """Return float32 logits [.., count] of the last tokens of the vocabulary."""
+        """Return float32 logits [.., count] of the last `count` tokens of the vocabulary."""
         head = self.base.get_output_embeddings()
         bias = None if head.bias is None else head.bias[-count:]
         return functional.linear(hidden, head.weight[-count:], bias).float()
@@ -154,8 +154,8 @@ def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrained
     if kind not in known:
         raise ConfigError(
             f"`vlm_policy` cannot use the `{kind}` in `{folder}`",
-            why="it takes images in a way of its own",
-            help=f"it can use models of the kinds {', '.join(known)}; docs/models.md shows a policy of your own",
+            why="it processes images in a way of its own",
+            help=f"supported models: {', '.join(known)}; docs/models.md shows how to add your own policy",
         )
     return model
 
@@ -178,10 +178,10 @@ def built_backbone(vocabulary: int, *, width: int, layers: int, image_size: int,
 
     if width % 32 or image_size % patch_size:
         raise ConfigError(
-            "the sizes of the vision-language model do not divide",
+            "the sizes of the vision-language model do not divide evenly",
             why=f"hidden_dim {width} / 32 = {width / 32:g}, image {image_size} / patch_size {patch_size} ="
             f" {image_size / patch_size:g}",
-            help="give a `hidden_dim` that 32 divides, and a `patch_size` that divides the images",
+            help="write a `hidden_dim` that is a multiple of 32, and a `patch_size` that divides the image size",
         )
     shape: dict[str, Any] = {
         "hidden_size": width,
@@ -211,7 +211,7 @@ def built_backbone(vocabulary: int, *, width: int, layers: int, image_size: int,
 
 
 def initialize_narrow(model: nn.Module) -> None:
-    """Draw weights whose outputs are of the size of their inputs.
+    """Initialize weights so that outputs have the scale of inputs.
 
     transformers draws them for wide models, a deviation of 0.02; in a narrow one little would pass from layer to layer,
     and it would not find the instruction's object in the image for thousands of batches.
@@ -224,7 +224,7 @@ def initialize_narrow(model: nn.Module) -> None:
 
 
 def built_tokenizer() -> PreTrainedTokenizerBase:
-    """Return a tokenizer of common words of manipulation; what it does not know it spells."""
+    """Return a tokenizer of common manipulation words; other words are spelled out."""
     require_transformers()
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -234,7 +234,7 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
     pieces = [
         *special,
         *((word, -1.0) for word in dict.fromkeys(_TEXT.split())),
-        *((each, -9.0) for each in _CHARACTERS),
+        *((character, -9.0) for character in _CHARACTERS),
     ]
     known = dict(pieces)
     core: Any = Tokenizer(models.Unigram(list(known.items()), unk_id=2))
@@ -245,7 +245,7 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
     )
 
 
-def tokenizer_of(folder: str | None) -> PreTrainedTokenizerBase:
+def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder, or one that is built."""
     return built_tokenizer() if folder is None else load_tokenizer(folder)
 
@@ -263,14 +263,14 @@ def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str)
         ConfigError: a text is longer.
     """
     tokenizer.padding_side = side
-    found = tokenizer(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
-    length = max(map(len, found["input_ids"]))
+    encoded = tokenizer(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
+    length = max(map(len, encoded["input_ids"]))
     if length > longest:
         raise ConfigError(
-            f"a prompt of {length} tokens does not fit into `max_prompt_tokens: {longest}`",
+            f"a prompt of {length} tokens exceeds `max_prompt_tokens: {longest}`",
             help=f"write `actor.model.options.max_prompt_tokens: {length}`",
         )
-    return np.array(found["input_ids"]), np.array(found["attention_mask"], np.bool_)
+    return np.array(encoded["input_ids"]), np.array(encoded["attention_mask"], np.bool_)
 
 
 def image_size(config: Any) -> tuple[int, int]:
@@ -303,14 +303,14 @@ def scaled_images(
         height, width = int(pixels.shape[2] * scale), int(pixels.shape[3] * scale)
     if pixels.shape[-2:] != (height, width):
         pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
-    shift, scale_of = (pixels.new_tensor(each)[:, None, None] for each in (mean, deviation))
+    shift, scale_of = (pixels.new_tensor(per_channel)[:, None, None] for per_channel in (mean, deviation))
     return functional.pad((pixels - shift) / scale_of, (0, size[1] - width, 0, size[0] - height))
 
 
 def description_of_images(
     size: tuple[int, int], mean: tuple[float, ...], deviation: tuple[float, ...]
 ) -> dict[str, Any]:
-    """Return what `scaled_images` does, as plain data."""
+    """Return the preprocessing of `scaled_images` as plain data."""
     return {
         "resized": list(size),
         "resampling": "bicubic",
@@ -321,7 +321,7 @@ def description_of_images(
 
 
 def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
-    """Write what `color_scale` reads, as image processors of transformers do."""
+    """Write the settings that `color_scale` reads, in the format of transformers' image processors."""
     (folder / _IMAGE_SETTINGS).write_text(json.dumps({"image_mean": mean, "image_std": deviation}) + "\n")
 
 

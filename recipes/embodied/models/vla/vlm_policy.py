@@ -1,4 +1,4 @@
-"""A vision-language-action model: a vision-language model that writes actions as tokens, a chunk at a time.
+"""A vision-language-action model: a vision-language model that predicts chunks of action tokens.
 
 As OpenVLA (Kim et al., arXiv 2406.09246) does, every number of an action is one of `action_bins` tokens at the end of
 the vocabulary. With `decoding: parallel` all tokens of a chunk come out of one pass, each from an embedding of its
@@ -29,8 +29,8 @@ from recipes.embodied.models.vla.vision_language import (
     color_scale,
     encoded_prompts,
     load_backbone,
+    load_policy_tokenizer,
     shaped_backbone,
-    tokenizer_of,
 )
 from recipes.training.huggingface import checkpoint_layers, with_lora
 from rlinf_core import ConfigError
@@ -50,15 +50,15 @@ class VlmPolicy(BasePolicy):
         super().__init__()
         self._options = options = cast("VlmOptions", config.options)
         if not spec.cameras or spec.num_choices is not None:
-            missing = "images" if not spec.cameras else "actions that are numbers"
-            raise ConfigError(f"`vlm_policy` needs {missing}, and the environment has none", help="use `mlp_policy`")
+            missing = "images" if not spec.cameras else "continuous actions"
+            raise ConfigError(f"`vlm_policy` needs {missing}, but the environment has none", help="use `mlp_policy`")
         self._cameras = [image_key(camera) for camera in spec.cameras]
         self._has_instructions = spec.has_instructions
         self._shape = (config.num_action_chunks, spec.action_size)
         folder = config.model_path
         self.normalization = load_normalization(folder, spec)
         inner = str(Path(folder) / BACKBONE) if folder and is_policy_folder(folder) else folder
-        self.tokenizer = tokenizer_of(inner)
+        self.tokenizer = load_policy_tokenizer(inner)
         self.vlm = VisionLanguageModel(_backbone(config, options, spec, inner, self.tokenizer), *color_scale(inner))
         width, count = self.vlm.width, self._shape[0] * self._shape[1]
         scale = 0.5 if folder is None else 0.02  # as the embeddings beside them
@@ -120,9 +120,9 @@ class VlmPolicy(BasePolicy):
     def greedy(self, observations: Inputs) -> Tensor:
         """Refuse, see `BasePolicy`."""
         raise ConfigError(
-            "`vlm_policy` cannot be exported as a graph of tensors",
-            why="a tokenizer reads its instructions, and it writes actions token by token",
-            help="export it by `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
+            "`vlm_policy` cannot be exported as a tensor graph",
+            why="its instructions need a tokenizer, and it generates actions token by token",
+            help="export it with `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
         )
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
@@ -131,9 +131,9 @@ class VlmPolicy(BasePolicy):
         tokens = actions.flatten(1)
         after = self._embed_actions(tokens) if self.places is None else self.places.expand(len(prefix), -1, -1)
         logits, last = self._read(prefix, mask, after)
-        found = logits.log_softmax(dim=-1)
-        logprobs = found.gather(-1, tokens[..., None])[..., 0]
-        entropy = -(found.exp() * found).sum(dim=-1)
+        log_softmax = logits.log_softmax(dim=-1)
+        logprobs = log_softmax.gather(-1, tokens[..., None])[..., 0]
+        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
         values = None if self.critic is None else self._judged(self.critic, last)
         return ActionEval(logprobs.view(-1, *self._shape), entropy.view(-1, *self._shape), values)
 
@@ -160,7 +160,8 @@ class VlmPolicy(BasePolicy):
         return critic(last if self._options.value_gradient else last.detach())
 
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return embeddings [n, P, W] of what comes before the actions, and which are no padding, bool [n, P]."""
+        """Return embeddings [n, P, W] of the prefix before the actions, and its padding mask, bool [n, P], true for
+        real tokens."""
         vlm, prompt = self.vlm, inputs[_TOKENS]
         parts = [vlm.embed_images(inputs[key]) for key in self._cameras]
         begin = cast("Any", self.tokenizer).bos_token_id
@@ -192,7 +193,7 @@ class VlmPolicy(BasePolicy):
     def _write(
         self, prefix: Tensor, mask: Tensor, greedy: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens [n, C * D], their logits, and the last hidden state before them; one after the other."""
+        """Return tokens [n, C * D], their logits, and the last hidden state before them, decoded one by one."""
         from transformers import DynamicCache
 
         memory: Any = DynamicCache()
@@ -222,7 +223,8 @@ def _drawn(logits: Tensor, greedy: bool, generator: torch.Generator | None) -> T
 
 
 def _backbone(config: EmbodiedModelConfig, options: VlmOptions, spec: EnvSpec, folder: str | None, words: Any) -> Any:
-    """Return the model that `actor.model` names: of a folder, or built on the spot; with adapters where it says so."""
+    """Return the model that `actor.model` describes, loaded from a folder or built from scratch, with adapters if
+    configured."""
     if folder is None:
         largest = max(max(height, width) for height, width, _ in spec.cameras.values())
         model = built_backbone(

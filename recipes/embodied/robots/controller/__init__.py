@@ -1,1 +1,1 @@
-"""A robot controller: the process beside an arm, here with a simulated arm."""
+"""A robot controller: the process next to an arm, here with a simulated arm."""

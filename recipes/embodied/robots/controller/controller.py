@@ -1,4 +1,4 @@
-"""The decisions of an arm's controller: who holds the arm, what it does, and when it stops. No sockets, no clock.
+"""The decisions of an arm's controller: lease, motion and stops. No sockets, no clock.
 
 The network around it is `simulated_controller.py`, which passes in requests and moments.
 """
@@ -23,13 +23,13 @@ from recipes.embodied.robots.wire_protocol import (
     Gripper,
     Message,
     ProtocolError,
-    delay_of,
-    grip_of,
-    gripper_of,
-    heartbeat_of,
-    holder_of,
-    joints_of,
-    workspace_of,
+    parse_delay,
+    parse_grip,
+    parse_gripper,
+    parse_heartbeat,
+    parse_holder,
+    parse_joints,
+    parse_workspace,
 )
 
 CONTROLLER: Final = "rlinf-simulated"
@@ -58,7 +58,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """A motion under way, whose reply is due when it ends.
+    """A motion in progress; the reply is sent when it ends.
 
     Attributes:
         id: of the request.
@@ -80,7 +80,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the contro
 
 
 class Controller:
-    """One arm, held by one client at a time. Connections are numbers; moments are seconds that only go forward."""
+    """One arm, held by one client at a time. Connections are numbers; times are monotonic seconds."""
 
     def __init__(
         self, arm: SimulatedArm, cameras: SimulatedCameras | None = None, workspace: Box | None = None
@@ -124,7 +124,7 @@ class Controller:
             self._lease, self._heard = replace(self._lease, heard=now), now
         operation = self._operations.get(request.op)
         if operation is None:
-            raise ProtocolError(f"no operation is named {request.op[:40]!r}")
+            raise ProtocolError(f"unknown operation {request.op[:40]!r}")
         try:
             return operation(connection, request, now)
         except Refusal as refusal:
@@ -152,7 +152,8 @@ class Controller:
         return True
 
     def expire(self, now: float) -> bool:
-        """Stop the arm, or take it from a holder, that has been silent for too long; returns whether it was taken.
+        """Stop the arm, or revoke the lease, if the holder has been silent for too long; returns whether it was
+        revoked.
 
         The arm stops at the moment when the silence was too long, however late that is noticed here.
         """
@@ -160,10 +161,10 @@ class Controller:
         lease = self._lease
         if lease is None or now < lease.heard + lease.heartbeat:
             return False
-        return self.lost(lease.connection, f"said nothing for {lease.heartbeat:g} s", now)
+        return self.lost(lease.connection, f"sent nothing for {lease.heartbeat:g} s", now)
 
     def due(self, motion: Motion) -> float:
-        """Return when to look after a motion again: when it ends, or its holder has been silent for too long."""
+        """Return when to check a motion again: when it ends, or its holder's timeout expires."""
         return min(motion.end, self._heard + WATCHDOG_SECONDS)
 
     def silence_allowed(self, connection: int) -> float | None:
@@ -173,16 +174,16 @@ class Controller:
 
     def _ping(self, connection: int, request: ControllerRequest, now: float) -> Message:
         limits = {"velocity": VELOCITY_MAX.tolist(), "low": JOINT_MIN.tolist(), "high": JOINT_MAX.tolist()}
-        found = {"robot": NAME, "protocol": PROTOCOL, "controller": CONTROLLER, "version": VERSION}
-        found |= {"firmware": None, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
-        return {"id": request.id, "ok": True, **found}
+        reply = {"robot": NAME, "protocol": PROTOCOL, "controller": CONTROLLER, "version": VERSION}
+        reply |= {"firmware": None, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
+        return {"id": request.id, "ok": True, **reply}
 
     def _state(self, connection: int, request: ControllerRequest, now: float) -> Message:
         return self._report(request.id, now)
 
     def _acquire(self, connection: int, request: ControllerRequest, now: float) -> Message:
-        holder, heartbeat = holder_of(request.fields), heartbeat_of(request.fields)
-        gripper, workspace = gripper_of(request.fields), workspace_of(request.fields)
+        holder, heartbeat = parse_holder(request.fields), parse_heartbeat(request.fields)
+        gripper, workspace = parse_gripper(request.fields), parse_workspace(request.fields)
         if self._lease and self._lease.connection != connection:
             raise Refusal("busy", f"{self._lease.holder} holds the arm")
         self._lease, self._heard = Lease(connection, holder, heartbeat, now), now
@@ -194,22 +195,22 @@ class Controller:
         return None
 
     def _reset(self, connection: int, request: ControllerRequest, now: float) -> Motion:
-        joints = np.array(joints_of(request.fields, "joints"))
+        joints = np.array(parse_joints(request.fields, "joints"))
         self._check_holder(connection)
         self._check_rest(now)
         if not self._arm.inside(joints.clip(JOINT_MIN, JOINT_MAX)):
-            raise Refusal("refused", "there the hand would be out of its workspace, or below the table")
+            raise Refusal("refused", "the hand would leave its workspace, or go below the table")
         return self._moving(request, self._arm.reset(joints, now))
 
     def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
-        deltas, grip = np.array(joints_of(request.fields, "deltas")), grip_of(request.fields)
+        deltas, grip = np.array(parse_joints(request.fields, "deltas")), parse_grip(request.fields)
         self._check_holder(connection)
         if self._arm.stopped:
             raise Refusal("stopped", self._arm.stopped)
         self._check_rest(now)
-        delay = delay_of(request.fields, now)
+        delay = parse_delay(request.fields, now)
         if delay > LATE_SECONDS:
-            raise Refusal("late", f"it was under way for {1000 * delay:.0f} ms, {1000 * LATE_SECONDS:.0f} are allowed")
+            raise Refusal("late", f"it arrived {1000 * delay:.0f} ms late; {1000 * LATE_SECONDS:.0f} are allowed")
         try:
             return self._moving(request, self._arm.move(deltas, grip, now))
         except ValueError as error:
@@ -217,32 +218,32 @@ class Controller:
 
     def _stop(self, connection: int, request: ControllerRequest, now: float) -> Message:
         lease = self._lease
-        whose = "its holder" if lease and lease.connection == connection else "somebody who does not hold it"
+        whose = "its holder" if lease and lease.connection == connection else "a client that does not hold it"
         self._halt(f"{whose} asked for it", now)
         return self._report(request.id, now)
 
     def _release(self, connection: int, request: ControllerRequest, now: float) -> Message:
         self._check_holder(connection)
         if self._arm.moves(now):
-            self._halt("its holder gave it back while it moved", now)
+            self._halt("its holder released it while it moved", now)
         self._lease = None
         return self._report(request.id, now)
 
     def _check_holder(self, connection: int) -> None:
         if self._lease is None or self._lease.connection != connection:
-            held = f"{self._lease.holder} does" if self._lease else "nobody does"
+            held = f"{self._lease.holder} holds it" if self._lease else "it is free"
             raise Refusal("no-lease", f"this connection does not hold the arm, {held}")
 
     def _check_rest(self, now: float) -> None:
         if self._arm.moves(now):
-            raise Refusal("refused", "the arm still moves")
+            raise Refusal("refused", "the arm is still moving")
 
     def _watch(self, now: float) -> None:
         """Stop the arm at the moment when its holder had been silent for too long, if that has passed."""
         if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
             return
         self._silenced = self._motion
-        self._halt(f"{self._lease.holder} said nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
+        self._halt(f"{self._lease.holder} sent nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
 
     def _moving(self, request: ControllerRequest, end: float) -> Motion:
         self._motion += 1
@@ -254,26 +255,26 @@ class Controller:
         self._arm.stop(reason, now)
 
     def _report(self, number: int, now: float) -> Message:
-        found: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
-        found |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
-        found |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
-        found |= {"tick": tick_of(now), "heard_tick": tick_of(self._heard)}
-        found["still_tick"] = None if self._arm.moves(now) else tick_of(self._arm.still_since)
-        # A simulated hand has no device: what was said of one is only told again.
-        found["gripper"] = self._gripper._asdict() if self._gripper else None
-        return {"id": number, "ok": True, **found}
+        report: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
+        report |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
+        report |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
+        report |= {"tick": to_tick(now), "heard_tick": to_tick(self._heard)}
+        report["still_tick"] = None if self._arm.moves(now) else to_tick(self._arm.still_since)
+        # A simulated hand has no device: its declaration is only echoed.
+        report["gripper"] = self._gripper._asdict() if self._gripper else None
+        return {"id": number, "ok": True, **report}
 
     def _refused(self, number: int, refusal: Refusal) -> Message:
         return {"id": number, "ok": False, "code": refusal.code, "message": str(refusal), "holder": self.holder}
 
 
-def tick_of(moment: float) -> int:
+def to_tick(moment: float) -> int:
     """Return the number of the control period that a moment is in."""
     return int(moment // CONTROL_SECONDS)
 
 
 def within(first: Box | None, second: Box | None) -> Box | None:
-    """Return what two boxes have in common; None: everything."""
+    """Return the intersection of two boxes; None stands for all of space."""
     if first is None or second is None:
         return first or second
     low = tuple(map(max, first.low, second.low))

@@ -1,4 +1,4 @@
-"""A simulated arm: joints that move as told, at a speed that the real ones can have, and stop where they are."""
+"""A simulated arm: joints move as commanded, at realistic speeds, and stop in place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimulatedArm:
 
     @property
     def still_since(self) -> float:
-        """End of the last motion, or of the one that is under way."""
+        """End of the last or the current motion."""
         return self._end
 
     def inside(self, joints: NDArray[np.float64]) -> bool:
@@ -59,7 +59,7 @@ class SimulatedArm:
         return within and bool(hand[2] > 0)
 
     def reset(self, joints: NDArray[np.float64], now: float) -> float:
-        """Begin to go to `joints` [7], within their limits, and forget that the arm was stopped.
+        """Start a motion to `joints` [7], within their limits, and clear a stop.
 
         Returns:
             When it will be there.
@@ -71,7 +71,7 @@ class SimulatedArm:
         return self._go(goal, slowest, now)
 
     def move(self, deltas: NDArray[np.float64], close_gripper: bool | None, now: float) -> float:
-        """Begin to move by `deltas` [7] in one control period, as far as limits and the table allow.
+        """Start a motion by `deltas` [7] in one control period, as far as limits and the table allow.
 
         Returns:
             When it will be there.

@@ -1,4 +1,4 @@
-"""Simulated cameras of an arm: of their frames there are only the moments, as checks and watchers need them."""
+"""Simulated cameras of an arm: only the timestamps of frames exist, for checks and watchdogs."""
 
 from __future__ import annotations
 

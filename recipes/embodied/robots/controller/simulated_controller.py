@@ -1,4 +1,4 @@
-"""A Franka arm's controller that simulates its arm, so that everything but the metal can be tried.
+"""A Franka controller with a simulated arm, to test everything but the hardware.
 
     python -m recipes.embodied.robots.controller.simulated_controller --host 127.0.0.1 --port 17310
 
@@ -31,8 +31,8 @@ from recipes.embodied.robots.wire_protocol import (
     ProtocolError,
     decode,
     encode,
+    parse_workspace,
     request_of,
-    workspace_of,
 )
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.hardware.robots.franka import ROBOT_PORT
@@ -59,7 +59,7 @@ class Server:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address, with the port that was taken where 0 was asked for.
+        """Listen; returns the address, with the actual port if 0 was requested.
 
         Raises:
             OSError: it cannot.
@@ -125,7 +125,7 @@ class Server:
                 try:
                     line = await asyncio.wait_for(reader.readline(), allowed or idle)
                 except TimeoutError:
-                    return f"it said nothing for {allowed or idle:g} s"
+                    return f"it sent nothing for {allowed or idle:g} s"
                 except ValueError:
                     line = b" " * (MAX_LINE + 1)  # longer than the reader takes: `decode` says so
                 if not line.endswith(b"\n") and len(line) <= MAX_LINE:
@@ -160,7 +160,7 @@ class Server:
                 other.cancel()
 
     async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
-        """Reply to a motion when it has ended, or as soon as it is interrupted."""
+        """Reply to a motion when it has ended or is interrupted."""
         while not self._controller.interrupted(motion) and time.monotonic() < motion.end:
             changed = self._changed
             with contextlib.suppress(TimeoutError):
@@ -169,7 +169,7 @@ class Server:
         await self._send(writer, self._controller.finish(motion, time.monotonic()))
 
     def _wake(self) -> None:
-        """Let whoever follows a motion look again."""
+        """Wake the tasks that follow a motion."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -214,7 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--camera", action="append", default=[], metavar="SERIAL", help="a camera, by its serial number"
     )
-    parser.add_argument("--workspace", type=_box, metavar="X,Y,Z,X,Y,Z", help="two corners that the hand stays between")
+    parser.add_argument(
+        "--workspace", type=_box, metavar="X,Y,Z,X,Y,Z", help="two opposite corners of the hand's workspace"
+    )
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     controller = Controller(SimulatedArm(chosen.speed), SimulatedCameras(chosen.camera), chosen.workspace)
@@ -224,19 +226,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _port(text: str) -> int:
     port = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= port < 65536:
-        raise argparse.ArgumentTypeError(f"`{text}` is no port from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535")
     return port
 
 
 def _box(text: str) -> Box:
     try:
-        numbers = [float(each) for each in text.split(",")]
-        found = workspace_of({"workspace": [numbers[:3], numbers[3:]]})
+        numbers = [float(number) for number in text.split(",")]
+        workspace = parse_workspace({"workspace": [numbers[:3], numbers[3:]]})
     except (ValueError, ProtocolError):
-        found = None
-    if found is None:
+        workspace = None
+    if workspace is None:
         raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first")
-    return found
+    return workspace
 
 
 def _speed(text: str) -> float:
@@ -245,7 +247,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 0 < speed <= 1e6:
-        raise argparse.ArgumentTypeError(f"`{text}` is no factor above 0, up to 1e6")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a factor above 0, up to 1e6")
     return speed
 
 

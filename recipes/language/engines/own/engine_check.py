@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Prompts of unlike lengths that begin alike, so that prefill, shared prefixes and ragged decoding are all used.
 _LENGTHS, _COMMON, _TOKENS = (9, 31, 20), 8, 12
 _LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-_REMEDY = "use a model of the families that docs/engines.md lists, and report this one"
+_REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
 
 def check_engine(model: PreTrainedModel) -> PlainCheck:
@@ -53,11 +53,11 @@ def check_engine(model: PreTrainedModel) -> PlainCheck:
                 largest = max(largest, float((ours - theirs).abs().max()), float(missed))
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"the engine `torch` cannot draw from `{kind}`", why=why, help=_REMEDY) from error
+        raise ConfigError(f"the engine `torch` cannot sample from `{kind}`", why=why, help=_REMEDY) from error
     limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
-            f"the engine `torch` draws wrongly from `{kind}`: a log-probability differs by {largest:.2g} from"
+            f"the engine `torch` samples incorrectly from `{kind}`: a log-probability differs by {largest:.2g} from"
             f" {reference}",
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,

@@ -75,7 +75,7 @@ class KvCache:
         return self.rows * self.columns * self.shape.bytes_per_token
 
     def keep(self, rows: Tensor, most: int) -> None:
-        """Keep these rows, int64 [n], in this order, and give up the columns that none of them uses.
+        """Keep these rows, int64 [n], in this order, and free columns that none of them uses.
 
         Args:
             rows: to keep.
@@ -123,7 +123,7 @@ class KvCache:
         self.end = end
 
     def reserve(self, most: int) -> None:
-        """Make room for one more column, where no row will come to more than `most` tokens."""
+        """Grow by one column; no row will have more than `most` tokens."""
         if self.end < self.columns:
             return
         columns = _columns(self.end, max(_GROWTH, self.columns // 2), most)
@@ -204,7 +204,7 @@ def _columns(end: int, growth: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Keys and values of tokens that prompts begin with.
+    """Keys and values of tokens that prompts share as a prefix.
 
     Attributes:
         tokens: their ids; none where nothing is shared.
@@ -216,7 +216,7 @@ class SharedPrefix:
     values: Sequence[Tensor] = ()
 
     def begins(self, prompt: tuple[int, ...]) -> bool:
-        """Return whether a prompt begins with the tokens and goes on after them."""
+        """Return whether a prompt starts with the tokens and continues after them."""
         return len(prompt) > len(self.tokens) and prompt[: len(self.tokens)] == self.tokens
 
 
@@ -256,5 +256,5 @@ class PrefillPlan:
         """Return keys and values of the first tokens of the row, after the forward pass."""
         count = len(tokens)
         return SharedPrefix(
-            tokens, [each[:, :count].clone() for each in self.keys], [each[:, :count].clone() for each in self.values]
+            tokens, [key[:, :count].clone() for key in self.keys], [value[:, :count].clone() for value in self.values]
         )

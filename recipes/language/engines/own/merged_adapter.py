@@ -18,7 +18,7 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 class MergedAdapter:
-    """Weights with an adapter added, W + scale B A (Hu et al., "LoRA", arXiv 2106.09685), and what they were without.
+    """Weights with a merged adapter, W + scale B A (Hu et al., "LoRA", arXiv 2106.09685), and the original weights.
 
     Merged weights decode as fast as those without an adapter. The original ones of the adapted layers are kept, so
     that nothing of an earlier adapter stays behind.
@@ -40,20 +40,20 @@ class MergedAdapter:
         Raises:
             ValueError: a name is none of an adapter's, or a shape is not the model's.
         """
-        given = dict(tensors)
+        weights = dict(tensors)
         own: dict[str, Tensor] = self._model.state_dict()
-        layers = adapted_layers(given, {name: tuple(weight.shape) for name, weight in own.items()})
+        layers = adapted_layers(weights, {name: tuple(weight.shape) for name, weight in own.items()})
         for name, (up, down) in layers.items():
             target = own[name]
             original = self._original.get(name)
             if original is None:
                 original = self._original[name] = target.clone()
             target.copy_(original).add_(up.to(target) @ down.to(target), alpha=self._scale)
-        return fingerprint(given.items())
+        return fingerprint(weights.items())
 
     @property
     def is_merged(self) -> bool:
-        """Whether an adapter was merged since the weights came."""
+        """Whether an adapter was merged since the weights were loaded."""
         return bool(self._original)
 
     def forget(self) -> None:
@@ -77,7 +77,7 @@ def adapted_layers(
     for name, down in adapter.items():
         if not name.endswith(_A):
             if not name.endswith(_B):
-                raise ValueError(f"`{name}` is no weight of a LoRA adapter")
+                raise ValueError(f"`{name}` is not a LoRA weight")
             continue
         layer = name.removesuffix(_A)
         weight = f"{layer.removeprefix(_PREFIX)}.weight"

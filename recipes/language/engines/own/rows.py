@@ -16,7 +16,7 @@ from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.training.typed_tensors import integers
 
-# Tokens whose draws are made together.
+# Tokens whose random numbers are drawn together.
 _AHEAD = 16
 
 
@@ -43,7 +43,7 @@ class _Row:
 
 
 class Rows:
-    """Running answers: what they are drawn with, and what has been drawn.
+    """Running answers: sampling parameters and tokens.
 
     Args:
         device: of the tensors.
@@ -136,14 +136,14 @@ class Rows:
         self._look_at_params()
 
     def _look_at_params(self) -> None:
-        every = [each.params for each in self._rows]
-        self._early = any(each.min_new_tokens for each in every)
-        self._truncated = any(each.top_k >= 0 or each.top_p < 1 for each in every)
-        self._tempered = any(each.temperature != 1 for each in every)
-        self.longest = max((each.answer.most_tokens for each in self._rows), default=0)
+        every = [row.params for row in self._rows]
+        self._early = any(params.min_new_tokens for params in every)
+        self._truncated = any(params.top_k >= 0 or params.top_p < 1 for params in every)
+        self._tempered = any(params.temperature != 1 for params in every)
+        self.longest = max((row.answer.most_tokens for row in self._rows), default=0)
         self._uniforms = self._uniforms[:0]
-        self._texts = any(each.stop for each in every)
-        extra = {token for each in self._rows for token in each.stops}
+        self._texts = any(params.stop for params in every)
+        extra = {token for row in self._rows for token in row.stops}
         self._stop_ids = torch.tensor(sorted(extra), dtype=torch.int64, device=self._device)
 
     def settings(self, first: int) -> RowSettings:
@@ -164,8 +164,8 @@ class Rows:
         if not len(self._uniforms) or self._used == _AHEAD:
             # Of many tokens at once: each by itself would be a dozen small operations.
             ahead = drawn[:, None] + torch.arange(_AHEAD, device=self._device)
-            found = uniforms(keys[:, None].expand_as(ahead).reshape(-1), ahead.reshape(-1))
-            self._uniforms, self._used = found.view(-1, _AHEAD), 0
+            numbers = uniforms(keys[:, None].expand_as(ahead).reshape(-1), ahead.reshape(-1))
+            self._uniforms, self._used = numbers.view(-1, _AHEAD), 0
         self._used += 1
         return self._uniforms[:, self._used - 1]
 
@@ -184,7 +184,7 @@ class Rows:
         """Append a token to each row from `first` on, and return the answers that this ends."""
         rows = slice(first, self.count)
         drawn = self._numbers[1, rows]
-        # An ended row goes on drawing until it is left out; what it draws is put over its last token, unseen.
+        # A finished row keeps sampling until it is dropped; its tokens overwrite the last one and are never read.
         at = torch.minimum(drawn, self._limits[rows] - 1)[:, None]
         self._tokens[rows].scatter_(1, at, tokens[:, None])
         self._logprobs[rows].scatter_(1, at, logprobs[:, None])
@@ -205,12 +205,12 @@ class Rows:
 
     def _ended(self, candidates: list[int]) -> dict[int, FinishReason]:
         """Return why rows have ended, by their numbers, of those that have."""
-        found: dict[int, FinishReason] = {}
+        reasons: dict[int, FinishReason] = {}
         for row, tokens in zip(candidates, self._drawn(self._tokens, candidates), strict=True):
             reason = self._reason(row, tokens)
             if reason is not None:
-                found[row] = reason
-        return found
+                reasons[row] = reason
+        return reasons
 
     def _drawn(self, values: Tensor, rows: list[int]) -> list[list[Any]]:
         """Return a value of each token drawn, [rows, longest answer], for some rows."""
@@ -219,11 +219,11 @@ class Rows:
         return [row[:count] for row, count in zip(laid, counts, strict=True)]
 
     def _may_end(self, newest: list[int], first: int) -> list[int]:
-        """Return which rows from `first` on may have come to a text that ends them."""
+        """Return which rows from `first` on may have reached a stop text."""
         texts = self._stop_texts
         if texts is None:
             return []
-        stops = [each.params.stop for each in self._rows[first:]]
+        stops = [row.params.stop for row in self._rows[first:]]
         return [i for i, stop in enumerate(stops) if stop and texts.may_end(newest[i], stop)]
 
     def _reason(self, row: int, tokens: list[int]) -> FinishReason | None:
@@ -250,13 +250,13 @@ class Rows:
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
-        found = self.unfinished()
+        aborted = self.unfinished()
         self._alive[:] = False
         self._running = 0
-        return found
+        return aborted
 
     def unfinished(self) -> list[Sequence]:
-        """Return all running answers as they are, and go on."""
+        """Return copies of all running answers, and continue."""
         return self._sequences(dict.fromkeys(integers(self._alive.nonzero()[:, 0]), "aborted"))
 
     def leave_out_ended(self) -> Tensor:

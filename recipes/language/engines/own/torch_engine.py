@@ -110,7 +110,7 @@ class TorchEngine(Engine):
         return ended + self._go_on()
 
     def _begin(self) -> list[Sequence]:
-        """Prefill prompts that there is room for, and draw their first tokens."""
+        """Prefill the prompts that fit, and sample their first tokens."""
         taken = self._admitted()
         if not taken:
             return []
@@ -121,7 +121,7 @@ class TorchEngine(Engine):
         return ended
 
     def _admitted(self) -> list[Answer]:
-        """Return answers that may begin now. Begun in bunches: each time all running ones are copied."""
+        """Return answers that may start now, in batches: every start copies all running answers."""
         rows, longest = self._rows.running, self._rows.longest
         taken: list[Answer] = []
         while self._queue:
@@ -137,31 +137,31 @@ class TorchEngine(Engine):
         return taken
 
     def _waves(self, taken: list[Answer]) -> Iterable[list[Answer]]:
-        """Yield answers in parts whose unlike prompts are few enough tokens for one forward pass."""
+        """Yield answers in parts whose distinct prompts fit into one forward pass."""
         wave: list[Answer] = []
         seen: set[tuple[int, ...]] = set()
         tokens = 0
-        for each in taken:
-            prompt = each.request.context
+        for answer in taken:
+            prompt = answer.request.context
             if prompt not in seen:
                 if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
                     yield wave
                     wave, seen, tokens = [], set[tuple[int, ...]](), 0
                 seen.add(prompt)
                 tokens += len(prompt)
-            wave.append(each)
+            wave.append(answer)
         yield wave
 
     def _prefill(self, wave: list[Answer]) -> list[Sequence]:
         device = self._model.device
-        prompts = list(dict.fromkeys(each.request.context for each in wave))
+        prompts = list(dict.fromkeys(answer.request.context for answer in wave))
         common = self._common(prompts)
         shared, is_known = len(common), bool(common) and common == self._prefix.tokens
         known = shared if is_known else 0
         segments, tokens = _packed(prompts, shared)
         plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers, self._prefix if is_known else None)
         own = segments[1:] if shared else segments
-        last = torch.tensor([each.start + each.length - 1 - known for each in own], device=device)
+        last = torch.tensor([segment.start + segment.length - 1 - known for segment in own], device=device)
         logits = self._model(
             input_ids=torch.tensor([tokens[known:]], device=device),
             position_ids=plan.positions,
@@ -172,7 +172,7 @@ class TorchEngine(Engine):
         if shared and not is_known:
             self._prefix = plan.prefix(common)
         number = {prompt: index for index, prompt in enumerate(prompts)}
-        which = torch.tensor([number[each.request.context] for each in wave], device=device)
+        which = torch.tensor([number[answer.request.context] for answer in wave], device=device)
         width = max(len(prompt) for prompt in prompts)
         sources = torch.zeros(len(prompts), width, dtype=torch.int64)
         for index, (prompt, segment) in enumerate(zip(prompts, own, strict=True)):
@@ -184,14 +184,14 @@ class TorchEngine(Engine):
         rows = sources.to(device)[which], lengths.to(device)[which]
         self._cache.add(plan.keys, plan.values, *rows, self._rows.longest)
         self._prefilled += len(tokens) - known
-        self._prompted += sum(len(each.request.context) for each in wave)
+        self._prompted += sum(len(answer.request.context) for answer in wave)
         return self._draw(logits[which], first=self._rows.count - len(wave))
 
     def _common(self, prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the tokens that these prompts share with those that wait, or with earlier ones, and go on after."""
+        """Return the tokens that these prompts share with waiting or earlier ones, and continue after."""
         if not self._share:
             return ()
-        waiting = {each.request.context for each in self._queue}
+        waiting = {answer.request.context for answer in self._queue}
         longest = common_prefix([*prompts, *waiting])
         known = self._prefix
         if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, prompts)):
@@ -267,12 +267,14 @@ class TorchEngine(Engine):
     def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
         own: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         if not isinstance(tensors, ArrivingTensors):
-            given = dict(tensors)
-            tensors = ArrivingTensors({name: tuple(each.shape) for name, each in given.items()}, iter(given.items()))
+            weights = dict(tensors)
+            tensors = ArrivingTensors(
+                {name: tuple(tensor.shape) for name, tensor in weights.items()}, iter(weights.items())
+            )
         # All is looked at before anything is changed.
         self._check_shapes(tensors.shapes, own)
-        found = Fingerprint()
-        places = Counter(weight.data_ptr() for weight in {id(each): each for each in own.values()}.values())
+        digest = Fingerprint()
+        places = Counter(weight.data_ptr() for weight in {id(weight): weight for weight in own.values()}.values())
         for name, value in tensors:
             weight = own[name]
             # Weights that share memory without being one parameter would part.
@@ -282,9 +284,9 @@ class TorchEngine(Engine):
             else:
                 weight.copy_(value)
             # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
-            found.add(name, weight.to(value.dtype))
+            digest.add(name, weight.to(value.dtype))
         self._adapter.forget()
-        return found.text()
+        return digest.text()
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless these are the weights of the model."""
@@ -297,15 +299,15 @@ class TorchEngine(Engine):
         there = {own[name].data_ptr() for name in shapes}
         missing = [name for name, weight in self._model.named_parameters() if weight.data_ptr() not in there]
         if missing:
-            raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
+            raise ValueError(f"weight `{missing[0]}` of the engine's model has no value")
 
     @torch.inference_mode()
     def sleep(self, level: int = 1) -> None:
         """See `Engine`."""
         if self._rows.running:
-            raise ValueError(f"{self._rows.running} answers are running: pause the engine first")
+            raise ValueError(f"{self._rows.running} answers are in progress: pause the engine first")
         if level > 1 and self._adapter.is_merged:
-            raise ValueError("with a LoRA adapter only the adapter comes anew: the engine can sleep at level 1")
+            raise ValueError("a LoRA adapter update replaces only the adapter: the engine can sleep at level 1")
         self._leave_out_ended()
         self._cache = KvCache(self._cache.shape)
         self._prefix = SharedPrefix()
@@ -324,7 +326,7 @@ class TorchEngine(Engine):
 
     def _check_awake(self) -> None:
         if self._shapes:
-            raise ValueError("the engine has given up its weights: wake it first")
+            raise ValueError("the engine has released its weights: wake it first")
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -361,14 +363,14 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
     sizes = set(probe.sizes)
     if len(sizes) != 1:
         raise ConfigError(
-            f"the layers of `{type(model).__name__}` have keys and values of unlike sizes, or none",
-            help="use a model of the families that docs/engines.md lists",
+            f"the layers of `{type(model).__name__}` have keys and values of different sizes, or none",
+            help="use a model family listed in docs/engines.md",
         )
     return CacheShape(len(probe.sizes), *sizes.pop(), model.dtype, model.device)
 
 
 class _ShapeProbe:
-    """A plan that keeps the sizes of what layers hand to it: heads of keys, numbers of a key and of a value."""
+    """A plan that records the sizes of the layers' keys and values: heads, and numbers per key and value."""
 
     def __init__(self) -> None:
         self.sizes: list[tuple[int, int, int]] = []

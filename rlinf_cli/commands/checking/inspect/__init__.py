@@ -1,4 +1,4 @@
-"""`rlinf inspect`: what a file means, without touching a machine, and what a running job does."""
+"""`rlinf inspect`: views of a file and of a running job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 from rlinf_cli.commands.checking.inspect import config, env, hardware, memory, placement, workers
 
 app = typer.Typer(
-    help="Show what a file means, or what a running job does.",
+    help="Inspect a file or a running job.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""`rlinf inspect config`: the resolved configuration, each value with the place it came from."""
+"""`rlinf inspect config`: the resolved configuration, each value with its origin."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def config(
     overrides: Overrides = None,
     output: OutputOption = Output.TEXT,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show the defaults that are null or empty, too.", show_default=False)
+        bool, typer.Option("--all", help="Also show defaults that are null or empty.", show_default=False)
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Show the resolved file, and each value's origin.
 
-    The text is YAML that loads to the same values; the comment behind each is its file and line, its override, or
-    `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
+    The output is YAML that loads to the same values; the comment after each value is its file and line, its override,
+    or `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.render.config_view import config_record, config_text
@@ -32,8 +32,8 @@ def config(
 
     job = load_sound(file, overrides)
     tree = mask(job.tree, job.secret)
-    found = list(origins(tree, job.model))
+    all_origins = list(origins(tree, job.model))
     if output is Output.JSON:
-        console.result_json(config_record(tree, found))
+        console.result_json(config_record(tree, all_origins))
     else:
-        console.result(config_text(origin for origin in found if show_all or says_something(origin)))
+        console.result(config_text(origin for origin in all_origins if show_all or says_something(origin)))

@@ -1,4 +1,4 @@
-"""`rlinf inspect env`: the environment and interpreter of one process, each variable with its layer."""
+"""`rlinf inspect env`: the environment and interpreter of one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def env(
     component: Annotated[
         str, typer.Option("--component", "-c", help="Component.", autocompletion=completion.components, metavar="NAME")
     ],
-    rank: Annotated[int, typer.Option("--rank", "-r", help="Rank of the process among its component's.", min=0)],
+    rank: Annotated[int, typer.Option("--rank", "-r", help="Rank of the process in its component.", min=0)],
     overrides: Overrides = None,
     assume: Assume = None,
     live: Live = False,
@@ -26,8 +26,8 @@ def env(
 ) -> None:
     """Show the environment and interpreter of one process.
 
-    Each variable is shown with what set it; a part in `<...>` is known only on the node or at launch. KEY=VALUE
-    replaces a value of FILE, ~KEY deletes one.
+    Each variable is shown with its source; a part in `<...>` is known only on the node or at launch. KEY=VALUE replaces
+    a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
@@ -35,8 +35,8 @@ def env(
     from rlinf_core.errors import PlacementError
 
     job = load_sound(file, overrides, assume, live=live)
-    said = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
-    placements = lay_out(job, "env", file, component, said).placements[component]
+    arguments = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
+    placements = lay_out(job, "env", file, component, arguments).placements[component]
     if rank >= len(placements):
         last = len(placements) - 1
         raise PlacementError(f"component `{component}` has no rank {rank}", help=f"its ranks are 0 to {last}")

@@ -1,4 +1,4 @@
-"""`rlinf inspect hardware`: what the nodes have, beside what the file declares."""
+"""`rlinf inspect hardware`: the hardware of the nodes against the file's declarations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def hardware(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the accelerators, robots and cameras that the nodes have, declared against found.
+    """Show the accelerators, robots and cameras of the nodes, found against declared.
 
-    Asks the machines of FILE, or those of the cluster that is up. The exit status is 1 where something declared is
-    missing, 3 where a node cannot be reached.
+    Probes the machines of FILE, or those of the running cluster. The exit status is 1 if declared hardware is missing,
+    3 if a node cannot be reached.
     """
     from rlinf_cli.bootstrap.checks.devices import judged
     from rlinf_cli.bootstrap.checks.finding import CheckVerdict
@@ -30,12 +30,12 @@ def hardware(
     from rlinf_cli.render.hardware_table import hardware_record, hardware_text
 
     nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
-    findings = [*look.findings, *judged(look.seen)]
+    findings = [*look.findings, *judged(look.probed)]
     if output is Output.JSON:
-        console.result_json(hardware_record(nodes, look.seen, findings))
+        console.result_json(hardware_record(nodes, look.probed, findings))
     else:
-        console.result(hardware_text(nodes, look.seen, findings))
-    verdicts = {each.verdict for each in findings}
+        console.result(hardware_text(nodes, look.probed, findings))
+    verdicts = {finding.verdict for finding in findings}
     if CheckVerdict.UNREACHABLE in verdicts:
         raise typer.Exit(ExitCode.UNREACHABLE)
     if CheckVerdict.FAULT in verdicts:

@@ -1,4 +1,4 @@
-"""`rlinf inspect memory`: the memory that the processes of a job will hold, beside what those of a run held."""
+"""`rlinf inspect memory`: forecast of a job's memory, against the measured peaks of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def memory(
             "--available",
             metavar="GIB",
             min=0.001,
-            help="Memory of each node in GiB; by default what the file declares, else that of this machine.",
+            help="Memory of each node in GiB; by default as the file declares, else that of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -39,11 +39,11 @@ def memory(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Forecast the memory of each process of a job, by phase and by what it holds, and whether its nodes have it.
+    """Forecast the memory of each process of a job by phase and use, and check that it fits on the nodes.
 
-    Nothing is started but an empty process of each kind, whose memory is measured. For a RUN the peaks that its
-    processes had stand beside the forecast, which is kept for its report. The exit status is 1 where a node has too
-    little; what would fit is told.
+    Only one empty process of each kind is started, to measure its memory. For a RUN, its measured peaks are shown
+    beside the forecast, which is saved for its report. The exit status is 1 if a node has too little memory; a change
+    that fits is suggested.
 
     rlinf inspect memory laptop actor.model.hidden_dim=4096
     rlinf inspect memory runs/embodied-20260314-101502
@@ -64,21 +64,21 @@ def memory(
     parts = sound(job)
     if job.recipe is None or job.recipe.memory is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
-        raise RLinfError(f"{what} has no forecast of memory")
-    said = (*(overrides or ()), *assumed(assume))
-    placements = lay_out(parts, "memory", name, said=said).placements
+        raise RLinfError(f"{what} has no memory forecast")
+    arguments = (*(overrides or ()), *assumed(assume))
+    placements = lay_out(parts, "memory", name, arguments=arguments).placements
     sizes = {component: len(processes) for component, processes in placements.items()}
     console.message("measuring an empty process of each kind")
     forecasts = _forecasts(job, sizes)
     needs = sums(forecasts, placements)
-    has = node_memory(parts.cluster, needs, given=available, here=machine_memory())
+    has = node_memory(parts.cluster, needs, host_gib=available, here=machine_memory())
     fits = fit(needs, has)
     change = None
     if not fits:
-        console.message("looking for a change of the file with which it fits")
-        changes = [(*(overrides or ()), *each) for each in _savings(job)]
-        found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
-        change = None if found is None else found[len(overrides or ()) :]
+        console.message("searching for a change of the file that fits")
+        changes = [(*(overrides or ()), *saving) for saving in _savings(job)]
+        fitting = next((change for change in changes if _fits(name, change, assume, sizes, placements, has)), None)
+        change = None if fitting is None else fitting[len(overrides or ()) :]
     view = MemoryView(
         forecasts,
         accelerated(placements),
@@ -92,7 +92,7 @@ def memory(
         try:
             keep_forecast(run.path, memory_record(view))
         except RLinfError as error:
-            console.message(f"the forecast is not kept for its report: {error.why or error.message}")
+            console.message(f"the forecast was not saved for the report: {error.why or error.message}")
     if output is Output.JSON:
         console.result_json(memory_record(view))
     else:
@@ -119,7 +119,7 @@ def _fits(
     placements: Mapping[str, Sequence[Placement]],
     has: Mapping[int, NodeMemory],
 ) -> bool:
-    """Return whether a changed file is sound and fits."""
+    """Return whether a changed file is valid and fits."""
     from rlinf_cli.lint.load import load_with_lint
     from rlinf_cli.memory.memory_sums import fit, sums
 

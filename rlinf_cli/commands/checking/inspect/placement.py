@@ -1,4 +1,4 @@
-"""`rlinf inspect placement`: who runs where, who shares what, what is idle."""
+"""`rlinf inspect placement`: the placement of a job's processes, with shared and idle hardware."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def placement(
     ] = False,
     svg: Annotated[
         Path | None,
-        typer.Option("--svg", metavar="FILE", help="Draw a picture, too; `-` prints it.", show_default=False),
+        typer.Option("--svg", metavar="FILE", help="Also write an SVG image; `-` prints it.", show_default=False),
     ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show who runs where, who shares what, and what is idle.
+    """Show where each component runs, and which hardware is shared or idle.
 
-    No machine is touched: accelerators that FILE does not declare are given with --assume, or asked of the nodes with
-    --live. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
+    Connects to no machine: give accelerators that FILE does not declare with --assume, or probe the nodes with --live.
+    KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
@@ -43,8 +43,8 @@ def placement(
 
     job = load_sound(file, overrides, assume, live=live)
     if svg is not None and any(svg.exists() and svg.samefile(name) for name in job.files):
-        raise typer.BadParameter(f"`{svg}` is a part of the configuration; name another file", param_hint="'--svg'")
-    layout = lay_out(job, "placement", file, said=(*(overrides or ()), *assumed(assume)))
+        raise typer.BadParameter(f"`{svg}` is part of the configuration; name another file", param_hint="'--svg'")
+    layout = lay_out(job, "placement", file, arguments=(*(overrides or ()), *assumed(assume)))
     picture = picture_of(Path(job.name).name, job.cluster, job.topology, layout.placements, layout.mode)
     if svg is not None and _draw(picture, svg):
         return
@@ -65,7 +65,7 @@ def placement(
 
 
 def _draw(picture: Picture, svg: Path) -> bool:
-    """Write the picture; True when it went to standard output, which then holds nothing else."""
+    """Write the image; return True if it went to standard output, which then holds nothing else."""
     from rlinf_cli.placement.placement_svg import placement_svg
 
     drawn = placement_svg(picture)

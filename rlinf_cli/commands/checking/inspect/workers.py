@@ -1,4 +1,4 @@
-"""`rlinf inspect workers`: what each process of the running job does, and whom it waits for."""
+"""`rlinf inspect workers`: the activity of each process of a running job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rlinf_cli.console import console
 
 def workers(
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="By default the youngest.", show_default=False)
+        str | None, typer.Option("--job", metavar="NAME", help="Job name; by default the newest.", show_default=False)
     ] = None,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Show the Python stack of each thread, too.", show_default=False)
+        bool, typer.Option("--stacks", help="Also show the Python stack of each thread.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what each process of the running job does, since when, and whom it waits for.
+    """Show each process of the running job: its activity, since when, and which peers it waits for.
 
     Run it on the machine of the job's driver, or on any node of its cluster. A process that does not answer may hold
-    Python's lock in native code.
+    the GIL in native code.
     """
     from rlinf_cli.bootstrap.inspection import find_job, inspect_job
     from rlinf_cli.render.worker_table import workers_record, workers_text

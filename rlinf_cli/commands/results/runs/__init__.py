@@ -1,4 +1,4 @@
-"""`rlinf runs`: the runs of a folder, and what can be deleted of them."""
+"""`rlinf runs`: list and prune the runs of a folder."""
 
 from __future__ import annotations
 

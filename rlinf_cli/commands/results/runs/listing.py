@@ -31,7 +31,7 @@ class Sort(StrEnum):
 
 Statuses = Annotated[
     list[RunStatus] | None,
-    typer.Option("--status", help="Only runs of this status. May be repeated.", show_default=False),
+    typer.Option("--status", help="Only runs with this status. May be repeated.", show_default=False),
 ]
 RecipeFilter = Annotated[
     str | None,
@@ -50,9 +50,9 @@ def runs(
     status: Statuses = None,
     recipe: RecipeFilter = None,
     sort: Annotated[
-        Sort, typer.Option("--sort", help="By what: age has the newest first, numbers the largest.")
+        Sort, typer.Option("--sort", help="Sort key: age puts the newest first, numbers the largest.")
     ] = Sort.AGE,
-    reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.", show_default=False)] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.", show_default=False)] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -60,7 +60,7 @@ def runs(
 ) -> None:
     """List the runs of a folder: recipe, status, step, result, age and size.
 
-    The result is that of the last evaluation, or where nothing was evaluated that of the last training step.
+    The result is that of the last evaluation, or without evaluations that of the last training step.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -77,18 +77,18 @@ def runs(
                 "schema": SCHEMA,
                 "folder": str(log_path.absolute()),
                 "runs": [row.record() for row in rows],
-                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in unreadable(log_path)],
+                "unreadable": [{"folder": str(broken.path), "reason": broken.why} for broken in unreadable(log_path)],
             }
         )
         return
     warn_of_unreadable(log_path)
     if not rows:
-        console.message(f"there is no such run in {log_path}" if status or recipe else f"there is no run in {log_path}")
+        console.message(f"no such runs in {log_path}" if status or recipe else f"no runs in {log_path}")
         return
     console.result(runs_text(rows))
     failed = [row for row in rows if row.status == RunStatus.FAILED]
     if failed:
-        console.message(f"`rlinf logs {shown(failed[0].folder)}` shows what a failed run logged")
+        console.message(f"`rlinf logs {shown(failed[0].folder)}` shows the log of a failed run")
 
 
 def _sorted(rows: list[RunRow], by: Sort) -> list[RunRow]:

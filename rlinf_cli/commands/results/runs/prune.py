@@ -1,4 +1,4 @@
-"""`rlinf runs prune`: deletes run folders."""
+"""`rlinf runs prune`: delete run folders."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _seconds(text: str | None) -> float | None:
     """Return an age such as `36h` or `7d` in seconds."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
+    if match is None:
         raise typer.BadParameter("write a number with m, h, d or w, as in `36h` or `7d`", param_hint="'--older-than'")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def prune(
@@ -41,24 +41,24 @@ def prune(
     recipe: RecipeFilter = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", help="Only runs begun longer ago: 36h, 7d.", show_default=False),
+        typer.Option("--older-than", metavar="AGE", help="Only runs started longer ago: 36h, 7d.", show_default=False),
     ] = None,
     keep: Annotated[
-        int, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N of those that are chosen.")
+        int, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N of the selected runs.")
     ] = 0,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete them; without it they are only listed.", show_default=False)
+        bool, typer.Option("--delete", help="Delete them; by default they are only listed.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show which runs would be deleted, and with --delete delete them: folder, logs and checkpoints.
+    """List the runs that would be deleted; with --delete, delete their folders, logs and checkpoints.
 
-    RUN... are run folders or their names in the folder of runs; by default all that the options choose. A run that is
-    going on, or may be on another machine, is never deleted, nor what is no run. Checkpoints outside of the run folder
-    are deleted where they bear the mark of this very run.
+    RUN... are run folders or their names in the folder of runs; by default all that the options select. A run that is
+    active, or may be active on another machine, is never deleted. Checkpoints outside of the run folder are deleted
+    only if they bear the mark of that run.
 
     rlinf runs prune --status failed --older-than 7d
     """
@@ -67,7 +67,7 @@ def prune(
 
     seconds = _seconds(older_than)
     if not (runs or status or recipe or seconds is not None or keep):
-        raise typer.BadParameter("say which runs: name them, or choose by --status, --recipe, --older-than or --keep")
+        raise typer.BadParameter("name the runs, or select them with --status, --recipe, --older-than or --keep")
     candidates = [find_run(run, log_path) for run in runs] if runs else None
     chosen = selected(log_path, statuses=status, recipe=recipe, among=candidates)
     chosen.sort(key=lambda run: (run.state.created, run.path.name), reverse=True)
@@ -88,7 +88,7 @@ def prune(
                 "bytes": total,
                 "runs": [row.record() for row in rows],
                 "going_on": [run.path.name for run in going_on],
-                "unreadable": [{"folder": str(each.path), "reason": each.why} for each in broken],
+                "unreadable": [{"folder": str(run.path), "reason": run.why} for run in broken],
             }
         )
     elif rows:
@@ -101,9 +101,9 @@ def prune(
         warn_of_unreadable(log_path)
     count = f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {size_text(total)}"
     if not rows:
-        console.message("no run is chosen")
+        console.message("no runs selected")
     elif not delete:
-        console.message(f"would delete {count}; add --delete to do it")
+        console.message(f"would delete {count}; add --delete to delete")
     else:
         console.message(f"deleted {count}")
     if len(deleted) < len(ended) and delete:
@@ -111,27 +111,28 @@ def prune(
 
 
 def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:
-    """Return a line for each run with checkpoints outside of its folder: where, how large, and whether they go."""
+    """Return a line for each run with checkpoints outside of its folder: location, size, and whether they are
+    deleted."""
     from rlinf_cli.runs.run_table import size_text
 
     for row in rows:
         if row.elsewhere is not None:
             what = f"{row.name}: checkpoints in {row.elsewhere}"
-            own = f"{what}, {size_text(row.elsewhere_size)}, go with it"
-            yield own if row.foreign is None else f"{what} stay: {row.foreign}"
+            own = f"{what}, {size_text(row.elsewhere_size)}, are deleted with it"
+            yield own if row.foreign is None else f"{what} are kept: {row.foreign}"
 
 
 def _why_kept(run: RunFolder) -> str:
     if run.state.alive:
-        return f"{run.path.name} is going on and stays"
+        return f"{run.path.name} is active and kept"
     return (
-        f"{run.path.name} may be going on and stays: {run.state.process} cannot be seen from here;"
-        f" where it has ended for certain, `rlinf stop {run.path} --force` gives it up"
+        f"{run.path.name} may be active and is kept: {run.state.process} is not visible from here; if it has ended"
+        f" for certain, `rlinf stop {run.path} --force` releases it"
     )
 
 
 def _delete(run: RunFolder) -> bool:
-    """Delete a run; return whether nothing of it is left. What cannot be deleted is told."""
+    """Delete a run; return whether it is completely gone. Failures are reported."""
     from rlinf_cli.runs.run_deletion import delete_run
     from rlinf_core.errors import RunError
 
@@ -139,10 +140,10 @@ def _delete(run: RunFolder) -> bool:
         delete_run(run)
     except OSError as error:
         console.error_block(
-            f"{run.path.name} cannot be deleted whole",
+            f"{run.path.name} cannot be deleted completely",
             where=error.filename or str(run.path),
             why=error.strerror or str(error),
-            do="correct the permissions there, and delete again",
+            do="fix the permissions, and delete again",
         )
         return False
     except RunError as error:

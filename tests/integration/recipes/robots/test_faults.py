@@ -124,7 +124,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         each.end()
 
 
-def holder_of(arm: Franka) -> int:
+def parse_holder(arm: Franka) -> int:
     """Return the process that holds an arm."""
     with FrankaClient(arm) as watcher:
         return int(re.findall(r"process (\d+) on", str(watcher.state().holder))[0])
@@ -140,7 +140,7 @@ def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_a
     arm, _ = start_arm()
     job = start_job("job", arm)
     until(lambda: job.trained(2), "the second step", 120)
-    worker = holder_of(arm)
+    worker = parse_holder(arm)
     known = job.records()
     victims = {"env worker": worker, "driver": job.process.pid, "Ray": parent_of(worker)}
     os.kill(victims[victim], signal.SIGKILL)
@@ -165,11 +165,11 @@ def test_of_two_jobs_at_one_arm_the_second_is_told_of_the_first(start_arm: Any, 
     arm, _ = start_arm()
     first = start_job("first", arm, steps=40)
     until(lambda: first.trained(1), "the first step", 120)
-    holder = holder_of(arm)
+    holder = parse_holder(arm)
     second = start_job("second", arm)
     assert second.process.wait(120) != 0
     said = second.errors()
-    assert "the arm is taken" in said, said
+    assert "the arm is in use" in said, said
     assert f"process {holder} on" in said
     assert f"{arm.robot_ip}:{arm.robot_port}" in said
     assert "end that process, or wait until it is done" in said
@@ -204,9 +204,9 @@ def test_without_room_on_the_disk_nothing_moves(
     job = start_job("job", arm, disk / "steps")
     assert job.process.wait(120) != 0
     said = job.errors()
-    assert "the recording has no room for another segment" in said, said
+    assert "the recording has no space for another segment" in said, said
     assert str(disk / "steps") in said
-    assert "make room on that disk, or name another folder" in said
+    assert "free space on that disk, or name another folder" in said
     check_stop(arm)
 
 

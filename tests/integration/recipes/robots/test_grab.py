@@ -15,7 +15,7 @@ from tests.integration.recipes.robots.grabbed_holder import CHUNK, PERSONS_ACTIO
 from tests.integration.recipes.robots.standing import check_stop
 
 REPOSITORY = Path(__file__).parents[4]
-SAID = {"unplugged": ("the device was lost", "plug it in again"), "not a number": ("not finite", "repair the source")}
+SAID = {"unplugged": ("the device was lost", "plug it in again"), "not a number": ("not finite", "fix the source")}
 
 
 def check_recorded(folder: Path, seed: int, told: int) -> None:

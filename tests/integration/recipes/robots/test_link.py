@@ -116,7 +116,7 @@ def test_an_arm_whose_holder_is_gone_stops_on_its_way(start_arm: Any, clients: A
     finally:
         process.kill()
         process.communicate()
-    why = "said nothing for 0.1 s while the arm moved" if how == signal.SIGSTOP else "connection"
+    why = "sent nothing for 0.1 s while the arm moved" if how == signal.SIGSTOP else "connection"
     assert why in str(state.stopped)
     assert np.abs(state.joints - HOME).max() > 1e-3
     assert np.abs(state.joints - FAR).max() > 0.1
@@ -186,9 +186,9 @@ def test_every_call_has_a_deadline(start_arm: Any, clients: Any) -> None:
     client.acquire()
     client._seconds = 0.5
     process.send_signal(signal.SIGSTOP)
-    with pytest.raises(RobotLinkLostError, match=r"no answer within 0\.5 s"):
+    with pytest.raises(RobotLinkLostError, match=r"no response within 0\.5 s"):
         client.state()
-    with pytest.raises(RobotUnreachableError, match=r"no answer within 0\.5 s"):
+    with pytest.raises(RobotUnreachableError, match=r"no response within 0\.5 s"):
         clients(arm, seconds=0.5)
 
 
@@ -252,7 +252,7 @@ def test_hundred_connections_lock_out_nobody(start_arm: Any, clients: Any) -> No
     idle = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=SOON) for _ in range(100)]
     try:
         assert holder.move(np.zeros(7)).stopped is None
-        assert clients(arm, seconds=SOON).stop().stopped == "somebody who does not hold it asked for it"
+        assert clients(arm, seconds=SOON).stop().stopped == "a client that does not hold it asked for it"
     finally:
         for connection in idle:
             connection.close()

@@ -114,7 +114,7 @@ def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) 
 def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text("no program\n")
-    assert "may not be executed" in ask({"verb": "probe"}, interpreter=str(program)).message
+    assert "is not executable" in ask({"verb": "probe"}, interpreter=str(program)).message
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     program.chmod(0o755)
     answer = ask({"verb": "probe"}, interpreter=str(program))
@@ -216,7 +216,7 @@ def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
         sync.archive(tmp_path / "none")
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(65 << 20)
-    with pytest.raises(ConfigError, match="too large to be shipped"):
+    with pytest.raises(ConfigError, match="too large to be copied"):
         sync.archive(tmp_path)
 
 

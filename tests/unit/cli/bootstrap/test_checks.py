@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap.checks import access, devices, room, software
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, merged
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, ProbedNode, merged
 from rlinf_cli.bootstrap.inventory import NodeTarget
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -61,20 +61,20 @@ cluster:
 
 
 @pytest.fixture
-def see(make_nodes: Nodes) -> Callable[..., list[Seen]]:
+def see(make_nodes: Nodes) -> Callable[..., list[ProbedNode]]:
     """Nodes that answered: `see({}, {"ray": None})` two of them, the second without ray."""
 
-    def make(*changes: dict[str, Any], text: str | None = None) -> list[Seen]:
+    def make(*changes: dict[str, Any], text: str | None = None) -> list[ProbedNode]:
         nodes = make_nodes(len(changes), text)
         return [
-            Seen(node, {**FACTS, "machine": f"m{node.rank}", **change}, NOW - 1, NOW + 1)
+            ProbedNode(node, {**FACTS, "machine": f"m{node.rank}", **change}, NOW - 1, NOW + 1)
             for node, change in zip(nodes, changes, strict=True)
         ]
 
     return make
 
 
-See = Callable[..., list[Seen]]
+See = Callable[..., list[ProbedNode]]
 
 
 def only_fault(findings: list[Finding]) -> Finding:
@@ -82,10 +82,10 @@ def only_fault(findings: list[Finding]) -> Finding:
     return fault
 
 
-SOUND: dict[str, Callable[[list[Seen]], list[Finding]]] = {
+SOUND: dict[str, Callable[[list[ProbedNode]], list[Finding]]] = {
     "interpreters": software.interpreters,
     "rays": software.rays,
-    "codes": lambda seen: software.codes(seen, "c0de"),
+    "codes": lambda probed: software.codes(probed, "c0de"),
     "clocks": room.clocks,
     "disks": room.disks,
     "shm": room.shared_memory,
@@ -114,7 +114,7 @@ def test_like_nodes_are_told_in_one_line(see: See, name: str) -> None:
         ("codes", {"fingerprint": "beef"}, "fingerprint beef, here it is c0de", "install"),
         ("clocks", {"time": NOW + 3600}, "3599 s ahead of the others", "time service"),
         ("clocks", {"time": NOW - 3600}, "3599 s behind the others", "time service"),
-        ("disks", {"disk_free": 1 << 20}, "1 MiB are free for `/tmp/x`, Ray needs 256 MiB", "make room"),
+        ("disks", {"disk_free": 1 << 20}, "1 MiB free for `/tmp/x`, Ray needs 256 MiB", "make room"),
         ("shm", {"shm_free": 64 << 20}, "64 MiB are free in /dev/shm", "container"),
         ("limits", {"files_soft": 256, "files_hard": 512}, "may open 512 files", "nofile"),
         ("ports", {"taken": [["node_manager", 20001, "pid 7, `nginx`"]]}, "port 20001 (node manager)", "cluster.ports"),
@@ -161,13 +161,13 @@ def test_a_wrong_clock_here_is_told_of_here(see: See) -> None:
 
 
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(see: See) -> None:
-    seen = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
-    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(seen))
+    probed = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
+    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(probed))
 
 
 def test_nodes_are_compared_with_their_majority_without_the_head(see: See) -> None:
-    seen = see({}, {"ray": "2.59.0"}, {}, {})[1:]
-    found = only_fault(software.rays(seen))
+    probed = see({}, {"ray": "2.59.0"}, {}, {})[1:]
+    found = only_fault(software.rays(probed))
     assert (found.rank, "node 2 (h2) has 2.60.0" in found.what) == (1, True)
 
 
@@ -190,7 +190,7 @@ def test_accelerators_are_compared_with_what_is_declared(
 def test_nobody_counts_accelerators_without_rlinf(see: See) -> None:
     (found,) = devices.accelerators(see({"accelerators": {"fault": "No module"}, "fingerprint": None}, text=GPUS))
     assert found.verdict is CheckVerdict.SKIPPED
-    assert "rlinf is not there" in found.what
+    assert "rlinf is not installed there" in found.what
 
 
 @pytest.mark.parametrize(("fault", "verdict"), [(None, CheckVerdict.OK), ("connection refused", CheckVerdict.FAULT)])
@@ -268,7 +268,7 @@ OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
             "`lab.sort:recipe` ef01, here `lab.sort:recipe` abcd",
         ),
         ({"fault": "No module named 'lab'"}, "cannot load recipe `sort`: No module named 'lab'"),
-        (None, "it was not asked"),
+        (None, "not checked"),
     ],
 )
 def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:
@@ -299,4 +299,4 @@ def test_a_cluster_that_is_open_to_all_is_told() -> None:
         access.authentication(up=False, authenticated=False) == access.authentication(up=True, authenticated=True) == []
     )
     (found,) = access.authentication(up=True, authenticated=False)
-    assert (found.verdict, "whoever reaches its ports" in found.what) == (CheckVerdict.WARNING, True)
+    assert (found.verdict, "anyone who reaches its ports" in found.what) == (CheckVerdict.WARNING, True)

@@ -125,7 +125,7 @@ def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machin
     assert report.ok
     assert {each.verdict for each in report.findings} == {CheckVerdict.OK}
     text = doctor_text(report)
-    assert "3 of 3 nodes asked: nothing is wrong" in text
+    assert "3 of 3 nodes asked: all checks passed" in text
     assert "nodes 0-2" in text
     # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
     assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]
@@ -222,7 +222,7 @@ def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examin
     report = examine(FILE + more, link_seconds=0)
     (fault,) = [each for each in report.findings if each.verdict is CheckVerdict.FAULT]
     assert (fault.check, fault.rank) == ("interpreter", 2)
-    assert fault.what == "`/opt/b/python` cannot tell its versions: No such file or directory"
+    assert fault.what == "`/opt/b/python` cannot report its versions: No such file or directory"
     told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
     assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
     # Both interpreters have the same Ray and code, which is said once.
@@ -235,11 +235,11 @@ def test_missing_accelerators_are_named_as_the_reason(examine: Examine, machines
         machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
     (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
     assert fault.verdict is CheckVerdict.FAULT
-    assert "no accelerator found, so that ranks count nodes" in fault.help
+    assert "no accelerator found, so ranks count nodes" in fault.help
     report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
     (warning,) = [each for each in report.findings if each.check == "placement"]
     assert report.ok
-    assert warning.what == "no accelerator found: `actor` is placed by number, and would compute on the CPU"
+    assert warning.what == "no accelerator found: `actor` is placed by rank, and would run on the CPU"
     assert {each.what for each in report.findings if each.check == "accelerators"} == {"no accelerator found"}
 
 

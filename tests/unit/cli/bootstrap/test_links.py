@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap import links
-from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Seen
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, ProbedNode
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.links import Measured, NodeLink
 from rlinf_cli.bootstrap.node import node_links
@@ -74,15 +74,15 @@ def test_a_node_is_reached_where_the_others_will(facts: dict[str, object], decla
 
 
 @pytest.fixture
-def here(make_nodes: Nodes) -> dict[int, Seen]:
+def here(make_nodes: Nodes) -> dict[int, ProbedNode]:
     """Two nodes that are both this machine."""
     text = "cluster: {num_nodes: 2, ports: 21300-21399}"
     nodes = [replace(node, interpreter=sys.executable) for node in make_nodes(text=text)]
     facts = {"address": None, "primary": "127.0.0.1", "record": None}
-    return {node.rank: Seen(node, facts, 0.0, 0.0) for node in nodes}
+    return {node.rank: ProbedNode(node, facts, 0.0, 0.0) for node in nodes}
 
 
-def test_a_way_is_measured(here: dict[int, Seen]) -> None:
+def test_a_way_is_measured(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=30))
     assert left == []
@@ -92,7 +92,7 @@ def test_a_way_is_measured(here: dict[int, Seen]) -> None:
     assert found.bandwidth > 1e6
 
 
-def test_ways_for_which_there_is_no_time_are_told(here: dict[int, Seen]) -> None:
+def test_ways_for_which_there_is_no_time_are_told(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=-1))
     assert (measured, left) == ([], [link])
@@ -154,7 +154,7 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
     assert not serving.is_alive()
 
 
-def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
+def test_what_is_found_is_told_in_figures(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray", "actor-env"))
     fast, slow, none = links.findings_of(
         [

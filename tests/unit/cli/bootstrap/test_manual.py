@@ -34,13 +34,13 @@ def test_what_is_asked_for_and_what_slurm_says(without: tuple[NodeTarget, ...]) 
 def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) -> None:
     with pytest.raises(ConfigError, match="4 nodes and no hosts"):
         manual.place(without, None, None, {})
-    with pytest.raises(ConfigError, match="nothing says where node 0 is"):
+    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
         manual.place(without, 1, None, {})
     with pytest.raises(ConfigError, match="the file has no node 4"):
         manual.place(without, 4, "h", {})
-    with pytest.raises(ConfigError, match="not which node this is"):
+    with pytest.raises(ConfigError, match="requires `--node-rank`"):
         manual.place(without, None, "h", {})
-    with pytest.raises(ConfigError, match="nothing says where node 0 is"):
+    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
         manual.place(without, 1, None, {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu["})
 
 

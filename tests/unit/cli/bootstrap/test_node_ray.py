@@ -68,7 +68,7 @@ def test_there_is_an_end_to_it(request_for: Any, tmp_path: Path) -> None:
 
 
 def test_ray_that_ends_for_another_reason_is_not_started_again(request_for: Any, tmp_path: Path) -> None:
-    with pytest.raises(node_ray.NodeError, match="Ray ended while it started") as caught:
+    with pytest.raises(node_ray.NodeError, match="Ray ended during startup") as caught:
         node_ray.start(request_for("sys.exit('no such option')"))
     assert "exit code 1: no such option" in str(caught.value.answer["why"])
     assert not list((tmp_path / "up").glob("*"))

@@ -94,7 +94,7 @@ def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
 @pytest.mark.parametrize(
     ("change", "state", "detail", "help"),
     [
-        ({"record": None}, State.ABSENT, "nothing of the cluster runs there", "rlinf up"),
+        ({"record": None}, State.ABSENT, "the cluster does not run there", "rlinf up"),
         ({"record": {"alive": False, "folder": "/tmp/f", "address": "a"}}, State.DIED, "/tmp/f/up.log", "rlinf up"),
         ({"listed": False}, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
         ({"kind": CommandOutcome.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),
@@ -147,7 +147,7 @@ def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
     node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
     report = cluster_state.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
     assert report.all_up
-    assert status_text(report).startswith("a cluster that `rlinf up` did not bring up: 1 node, head 10.0.0.1:6379\n")
+    assert status_text(report).startswith("a cluster not started by `rlinf up`: 1 node, head 10.0.0.1:6379\n")
     data = status_record(report)
     assert (data["cluster"], data["file"], data["authenticated"]) == (None, None, None)
     assert data["address"] == "10.0.0.1:6379"

@@ -119,7 +119,7 @@ def test_when_the_head_died_all_start_again(site: Site) -> None:
 def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: Nodes) -> None:
     site.up()
     text = "cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  ports: 21000-21999\n"
-    with pytest.raises(RLinfError, match="what runs is not what the file says") as caught:
+    with pytest.raises(RLinfError, match="the running nodes do not match the file") as caught:
         site.up(make_nodes(text=text))
     assert "node 0 (h0): `ports` is `20000-20999`, the file says `21000-21999`" in str(caught.value.why)
     assert site.started() == []
@@ -148,7 +148,7 @@ def test_a_cluster_without_a_token_is_not_taken_for_one_with(site: Site) -> None
 
 def test_fewer_nodes_than_are_up_are_refused(site: Site, make_nodes: Nodes) -> None:
     site.up()
-    with pytest.raises(RLinfError, match="is up, and is not what the file says") as caught:
+    with pytest.raises(RLinfError, match="does not match the file") as caught:
         site.up(make_nodes(3))
     assert caught.value.why == "node 3 (h3) is up, the file has 3 nodes"
 
@@ -188,7 +188,7 @@ def test_a_failed_node_leaves_the_others_up_and_is_tried_again(site: Site) -> No
 
 
 def test_without_the_head_nobody_is_started(site: Site) -> None:
-    site.fake.nodes[0].start_error = {"message": "Ray ended while it started", "rc": 1, "lines": "last words"}
+    site.fake.nodes[0].start_error = {"message": "Ray ended during startup", "rc": 1, "lines": "last words"}
     report = site.up()
     [failure] = report.failures
     assert (failure.phase, failure.rc, failure.lines) == (Phase.HEAD, 1, "last words")
@@ -203,7 +203,7 @@ def test_a_node_that_its_head_does_not_list(site: Site) -> None:
     report = site.up()
     [failure] = report.failures
     assert (failure.rank, failure.phase) == (3, Phase.VERIFY)
-    assert failure.why == "it was there and died: missed beats"
+    assert failure.why == "it joined and died: missed beats"
 
 
 def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
@@ -222,7 +222,7 @@ def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
         ({"python": (3, 12, 1)}, "`/opt/python` is Python 3.12.1, the head runs 3.11.7", "same minor version"),
         ({"python": (3, 8, 1)}, "`/opt/python` is Python 3.8.1", "another `python_interpreter_path`"),
         ({"fingerprint": None}, "`/opt/python` has no rlinf", "--sync"),
-        ({"fingerprint": "other"}, "its rlinf is not the one here", "--sync"),
+        ({"fingerprint": "other"}, "its rlinf differs from the one here", "--sync"),
         ({"disk_free": 1 << 20}, "the disk is full", "make room"),
         ({"shm_free": 1 << 20}, "/dev/shm is full or too small", "make room"),
         ({"taken": [["node_manager", 20001, "pid 7, `sshd`"]]}, "port 20001 is taken", "`cluster.ports`"),
@@ -269,7 +269,7 @@ def test_one_node_by_itself_joins_what_it_is_told(site: Site) -> None:
 def test_a_second_up_at_the_same_time_is_refused(site: Site) -> None:
     with (
         cluster_identity.locked("c"),
-        pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is at work") as caught,
+        pytest.raises(RLinfError, match="another `rlinf up` or `rlinf down` is working") as caught,
     ):
         site.up()
     assert "pid" in str(caught.value.why)

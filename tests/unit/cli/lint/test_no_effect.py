@@ -35,9 +35,9 @@ def dead(text: str, overrides: Sequence[str] = ()) -> list[tuple[str, Severity]]
 def test_a_finding_says_what_makes_it_so_and_where() -> None:
     (found,) = told(EMBODIED + GRPO + "  gae_lambda: 0.9\n")
     assert (found.code, found.severity, found.span.begin.line) == (NO_EFFECT, WARNING, 7)
-    assert found.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no values"
+    assert found.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no value estimates"
     assert found.help == "remove it, or write `adv_type: gae` and `loss_type: actor_critic`"
-    assert [(str(place.begin), words) for place, words in found.related] == [("4:13", "`adv_type` is given at")]
+    assert [(str(place.begin), words) for place, words in found.related] == [("4:13", "`adv_type` is set at")]
 
 
 def test_a_key_of_another_name_is_told_by_both() -> None:

@@ -54,11 +54,9 @@ cluster:
     found = {each.code: each for each in findings(text)}
     # Node 1 is in two groups: nobody would take the variables of either for those of the node.
     told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
-    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not reach it"]
+    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not apply"]
     assert found["env-configs-unused"].severity is Severity.NOTE
-    assert (
-        found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it gives an interpreter"
-    )
+    assert found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it sets an interpreter"
 
 
 @pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])

@@ -136,7 +136,7 @@ def test_what_happens_is_a_line_each(lines: Lines) -> None:
         "evaluated at step 50: success 0.5",
         "saved global_step_100",
         "restart 1 of 3, back to step 100: rollout:0 died",
-        "restart 2 of 3, from the beginning, no checkpoint was written yet: rollout:0 died",
+        "restart 2 of 3, from the beginning, without a checkpoint: rollout:0 died",
     ]
 
 
@@ -151,8 +151,8 @@ def test_a_resumed_run_says_from_where(lines: Lines) -> None:
     [
         (1, 300, "steps 1 to 300"),
         (1, None, "from step 1"),
-        (1, 0, "no step left to train"),
-        (4, 3, "no step left to train"),
+        (1, 0, "no steps left to train"),
+        (4, 3, "no steps left to train"),
     ],
 )
 def test_which_steps_a_run_is_about_to_do(lines: Lines, first: int, last: int | None, said: str) -> None:
@@ -188,7 +188,7 @@ def test_an_end_that_takes_its_time_is_said_once(lines: Lines) -> None:
     lines.progress.end()
     lines.view.break_silence()
     lines.view.break_silence()
-    assert lines.written == ["ending; Ctrl-C again ends at once"]
+    assert lines.written == ["ending; press Ctrl-C again to end at once"]
 
 
 def shown(progress: RunProgress) -> list[str]:

@@ -88,8 +88,8 @@ def test_a_prompt_that_changes_the_past_is_told_with_the_place() -> None:
 
     assert changed.value.where == "token 4 of 5"
     assert "turn 2 of conversation `4`" in changed.value.message
-    assert changed.value.why == "5 was drawn by the model, and token 6 stands there"
-    assert short.value.why == "3 was told to the model, and the prompt ends after 2 tokens"
+    assert changed.value.why == "token 5 was sampled by the model, but the prompt has token 6 there"
+    assert short.value.why == "token 3 was part of the input, but the prompt ends after 2 tokens"
     assert conversation.tokens == (1, 2, 3, 4, 5)
 
 
@@ -102,7 +102,7 @@ def test_a_turn_that_lacks_figures_is_refused() -> None:
 def test_a_reward_of_a_turn_comes_with_its_last_token() -> None:
     conversation = Conversation("0")
     conversation.observe([1])
-    with pytest.raises(ConversationError, match="no turn of the model"):
+    with pytest.raises(ConversationError, match="no model turn"):
         conversation.credit(1.0)
     said(conversation, [2, 3])
     conversation.observe([4])

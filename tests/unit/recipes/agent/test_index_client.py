@@ -47,7 +47,7 @@ def test_a_dead_index_is_an_error_that_is_told_once_and_counted() -> None:
     tools = Toolbox([IndexSearch(index, warnings.append)], 30.0)
     for text, failure in (*found(tools, "one", "one"), *found(tools, "one")):
         assert failure == "error"
-        assert text.startswith("error: the index cannot be asked: ")
+        assert text.startswith("error: the index is unreachable: ")
     assert tools.figures["agent/tool_errors"] == 3
     assert len(warnings) == 1
     assert "IndexGroup" in warnings[0]

@@ -103,7 +103,7 @@ def test_turns_wait_for_their_weights_while_others_continue(monkeypatch: pytest.
     drawn: dict[int, DrawnTurn] = {}
     monkeypatch.setattr(engine, "_receive", receive)
     monkeypatch.setattr(engine, "_send", lambda agent, turns: drawn.update({each.request_id: each for each in turns}))
-    engine._rests = False
+    engine._sleeps = False
     asked = tuple(request(number, version) for number, version in enumerate((0, 0, 0, 1)))
     engine._inbox = cast("Any", Script((0, NewWeights(0)), (0, asked), (3, NewWeights(1)), (4, None)))
 

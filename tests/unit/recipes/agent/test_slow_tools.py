@@ -10,7 +10,7 @@ def test_a_tool_that_takes_most_of_a_run_is_told_once() -> None:
     assert told == []
     for _ in range(2):
         slow.look({"agent/seconds": 4.0, "agent/tool_seconds/search": 3.0, "agent/tool_seconds/calculator": 0.0})
-    assert told == ["agents wait for the tool `search`: 3 s of the 4 s of a run"]
+    assert told == ["agents spend 3 s of the 4 s of a run in the tool `search`"]
 
 
 def test_what_takes_little_is_not_slow() -> None:

@@ -94,7 +94,7 @@ def test_tools_are_made_by_their_names() -> None:
     tools = make_tools(agent_config(agent={"tools": ["calculator", "textwrap:dedent"]}))
     assert [each.name for each in tools] == ["calculator", "dedent"]
     assert asyncio.run(Toolbox(tools, 1.0).call("dedent", " a")).text == "a"
-    with pytest.raises(ConfigError, match="two tools are called `calculator`"):
+    with pytest.raises(ConfigError, match="two tools are named `calculator`"):
         make_tools(agent_config(agent={"tools": ["calculator", "calculator"]}))
-    with pytest.raises(ConfigError, match="no function"):
+    with pytest.raises(ConfigError, match="not a function"):
         make_tools(agent_config(agent={"tools": ["string:digits"]}))

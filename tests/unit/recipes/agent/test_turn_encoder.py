@@ -62,7 +62,7 @@ def test_without_a_template_texts_are_told_as_they_are(tokenizer: Any) -> None:
 def test_a_template_that_changes_the_models_words_is_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{% for each in messages %}{{ each['content'] if each['role'] != 'assistant' }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(TemplateRefusalError, match="does not write turns of the model as they are"):
+    with pytest.raises(TemplateRefusalError, match="rewrites the model's turns, so"):
         TurnEncoder(tokenizer, apply_chat_template=True).encode((1, 2), TOLD)
 
 
@@ -95,7 +95,7 @@ def test_messages_that_a_template_leaves_out_are_refused(tokenizer: Any, monkeyp
     monkeypatch.setattr(tokenizer, "chat_template", template)
     encoder = TurnEncoder(tokenizer, apply_chat_template=True)
     for context, message in (((1, 2), ChatMessage("tool", "42")), ((), ChatMessage("system", "Be kind."))):
-        with pytest.raises(TemplateRefusalError, match=f"leaves out what a `{message.role}` message says"):
+        with pytest.raises(TemplateRefusalError, match=f"omits the text of a `{message.role}` message"):
             encoder.encode(context, [message, ChatMessage("user", "x")])
     assert encoder.encode((1, 2), [ChatMessage("user", "x")]) == encoded(tokenizer, "x")
 

@@ -68,7 +68,7 @@ def test_a_file_that_is_missing_or_damaged_is_named(
     assert raised.value.where is not None
     # Of a missing one the pattern is told, where another could have had its place.
     assert Path(raised.value.where).parent.parent == file.parent.parent or raised.value.where == str(file)
-    assert raised.value.help == "copy the data set again, whole"
+    assert raised.value.help == "copy the complete data set again"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_file_that_is_missing_or_damaged_is_named(
         (box(b"ftyp") + box(b"moov") + struct.pack(">I4s", 0, b"mdat") + b"up to the end", None),
         (box(b"ftyp") + box(b"mdat", b"pictures"), "no index of its frames"),
         (box(b"ftyp") + box(b"mdat", b"pictures")[:-3], "cut off: 3 of"),
-        (box(b"moov") + box(b"ftyp"), "begins with"),
+        (box(b"moov") + box(b"ftyp"), "starts with"),
         (box(b"ftyp") + struct.pack(">I4s", 5, b"mdat") + bytes(16), "damaged"),
         (box(b"ftyp") + struct.pack(">I4sQ", 1, b"mdat", 0) + bytes(16), "damaged"),
-        (b"<!DOCTYPE html> not found", "begins with"),
+        (b"<!DOCTYPE html> not found", "starts with"),
     ],
 )
 def test_an_mp4_is_judged_by_its_boxes(folder: Path, content: bytes, why: str | None) -> None:
@@ -90,7 +90,7 @@ def test_an_mp4_is_judged_by_its_boxes(folder: Path, content: bytes, why: str | 
     if why is None:
         check_files(folder, read_info(folder))
         return
-    with pytest.raises(DatasetError, match="no whole mp4") as raised:
+    with pytest.raises(DatasetError, match="not a complete mp4") as raised:
         check_files(folder, read_info(folder))
     assert why in (raised.value.why or "")
 
@@ -101,5 +101,5 @@ def test_hdf5_is_known_by_its_signature(tmp_path: Path) -> None:
         file.write_bytes(begin + b"\x89HDF\r\n\x1a\n" + bytes(100))
         check_hdf5(file)
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(DatasetError, match="no HDF5 file"):
+    with pytest.raises(DatasetError, match="not an HDF5 file"):
         check_hdf5(file)

@@ -179,7 +179,7 @@ def describe(**changes: Any) -> Callable[[Path], None]:
     ("spoil", "message", "place"),
     [
         (remove("meta/info.json"), "it has no `meta/info.json`", "set"),
-        (damage("meta/info.json"), "cannot be understood", "info.json"),
+        (damage("meta/info.json"), "is invalid", "info.json"),
         (remove("meta/tasks.parquet"), "a file of the data set is missing", "tasks.parquet"),
         (remove("data/*/*.parquet"), "the file with the rows of episode 0 is missing", "file-000.parquet"),
         (damage("data/*/*.parquet"), "cannot be read", "file-000.parquet"),
@@ -187,15 +187,15 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (remove("videos/*/*/*.mp4"), "the video of episode 0, camera `main`, is missing", "file-000.mp4"),
         (damage("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
         (blot("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
-        (describe(fps=30), "30 rows in a second would put it at", "file-000.parquet, row 1"),
+        (describe(fps=30), "30 rows per second would put it at", "file-000.parquet, row 1"),
         (describe(codebase_version="v1.6"), "version v1.6", "info.json"),
-        (describe(total_frames=99), "says that it has 99 rows", "set"),
+        (describe(total_frames=99), "claims 99 rows", "set"),
         (
             describe(action=[3]),
-            "`action` has 2 numbers in a row, and its description says 3",
+            "`action` has 2 numbers in a row; its description says 3",
             "file-000.parquet, row 0",
         ),
-        (damage("meta/stats.json"), "the statistics of the data set cannot be understood", "stats.json"),
+        (damage("meta/stats.json"), "the statistics of the data set are invalid", "stats.json"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, spoil: Callable[[Path], None], message: str, place: str) -> None:
@@ -224,7 +224,7 @@ def test_several_data_sets_are_one(tmp_path: Path) -> None:
     part = both.chosen([4, 1])
     assert part.bounds.tolist() == [0, 3, 6]
     assert np.array_equal(part.actions, both.actions[[20, 21, 22, 5, 6, 7]])
-    with pytest.raises(DatasetError, match="no episode 6"):
+    with pytest.raises(DatasetError, match="episode 6 does not exist"):
         both.chosen([6])
 
 
@@ -232,7 +232,7 @@ def test_data_sets_of_other_rates_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "one")
     write(tmp_path / "two", fps=20)
     parts = [read_lerobot(tmp_path / name) for name in ("one", "two")]
-    with pytest.raises(DatasetError, match=r"other rows in a second \(fps\): 20, and"):
+    with pytest.raises(DatasetError, match=r"different rows per second \(fps\): 20, but"):
         joined(parts)
 
 

@@ -111,16 +111,16 @@ def _rewritten(file: str, change: Callable[[list[dict[str, Any]]], None]) -> Cal
         (_without("data/chunk-001/episode_000002.parquet"), "the file with the rows of episode 2 is missing"),
         (_without("meta/tasks.jsonl"), "a file of the data set is missing"),
         (_without("meta/episodes.jsonl"), "a file of the data set is missing"),
-        (_rewritten("meta/episodes.jsonl", lambda rows: rows.pop()), "9 rows of 2 are there"),
+        (_rewritten("meta/episodes.jsonl", lambda rows: rows.pop()), "but has 9 rows of 2"),
         (_rewritten("meta/episodes.jsonl", lambda rows: rows.append(rows[1])), "episode 1 is listed twice"),
         (_rewritten("meta/episodes.jsonl", lambda rows: rows[0].update(length=0)), "listed with 0 rows"),
         (
             _rewritten("meta/episodes.jsonl", lambda rows: (rows[0].update(length=2), rows[1].update(length=3))),
-            "the `episode_index` of a row is 0, and the list of episodes says 1",
+            "the `episode_index` of a row is 0; the list of episodes says 1",
         ),
-        (_rewritten("meta/tasks.jsonl", lambda rows: rows.pop()), "is 5, and there is no such instruction"),
+        (_rewritten("meta/tasks.jsonl", lambda rows: rows.pop()), "is 5, which has no instruction"),
         (_rewritten("meta/episodes.jsonl", lambda rows: rows[1].update(tasks=["pick"])), "episode 1 is listed with"),
-        (lambda folder: (folder / "meta/tasks.jsonl").write_text("[1]\n"), "a line is no JSON object"),
+        (lambda folder: (folder / "meta/tasks.jsonl").write_text("[1]\n"), "a line is not a JSON object"),
     ],
 )
 def test_contradictions_are_refused(spoil: Callable[[Path], None], message: str, tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_a_missing_video_is_named(tmp_path: Path) -> None:
 
 def test_older_and_unknown_versions_are_refused(tmp_path: Path) -> None:
     for version in ("v1.6", "v4.0"):
-        with pytest.raises(DatasetError, match=r"versions 2\.0, 2\.1 and 3 are read"):
+        with pytest.raises(DatasetError, match=r"versions 2\.0, 2\.1 and 3 are supported"):
             load_demonstrations([str(make(tmp_path / version, version))])

@@ -56,15 +56,15 @@ def test_damage_in_the_middle_is_told_with_its_time(video: Path, data: bytes) ->
 
 
 def test_rows_without_a_frame_are_told(video: Path) -> None:
-    with pytest.raises(DatasetError, match="`main` have 12 frames, and the data set 13 rows"):
+    with pytest.raises(DatasetError, match="`main` have 12 frames, but the data set has 13 rows"):
         check_videos([video], NAME, info(rows=13))
     check_videos([video, video], NAME, info(rows=24))
 
 
 def test_another_number_of_frames_in_a_second_is_told(video: Path) -> None:
-    with pytest.raises(DatasetError, match=r"a frame at 0.000 s, and the next one at 0.100 s") as caught:
+    with pytest.raises(DatasetError, match=r"a frame at 0.000 s, and the next one only at 0.100 s") as caught:
         check_videos([video], NAME, info(fps=25))
-    assert "25 frames a second" in str(caught.value.why)
+    assert "25 frames per second" in str(caught.value.why)
 
 
 def test_of_a_large_data_set_the_first_files_are_looked_into(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.learning.batch import Samples, samples_of
+from recipes.embodied.learning.batch import Samples, build_samples
 from recipes.embodied.learning.reductions import unfold_chunks
 from recipes.embodied.learning.trajectory import RolloutChunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
@@ -43,7 +43,7 @@ def algorithm(**keys: Any) -> EmbodiedAlgorithmConfig:
 
 
 def make(given: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
-    return samples_of(given, algorithm(**keys), group_size)[0].tensors
+    return build_samples(given, algorithm(**keys), group_size)[0].tensors
 
 
 def test_actions_of_a_chunk_are_steps_of_their_own() -> None:

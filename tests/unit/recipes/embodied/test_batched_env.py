@@ -52,14 +52,14 @@ class TestGymnasium:
         assert ended > 3
 
     def test_wrong_use_is_told(self) -> None:
-        with pytest.raises(ConfigError, match="`ignore_terminations` would go on"):
+        with pytest.raises(ConfigError, match="`ignore_terminations` cannot continue their episodes"):
             self.make(EnvSettings(num_envs=1, task="CartPole-v1", ignore_terminations=True))
         with pytest.raises(ConfigError, match="needs a task"):
             self.make(EnvSettings(num_envs=1))
         with pytest.raises(ConfigError, match="`CatPole-v1` cannot be made"):
             self.make(EnvSettings(num_envs=1, task="CatPole-v1"))
         own = {"vectorization_mode": "vector_entry_point"}
-        with pytest.raises(ConfigError, match="begins episodes by itself"):
+        with pytest.raises(ConfigError, match="resets its environments itself"):
             self.make(EnvSettings(num_envs=1, task="CartPole-v1", options=own))
 
 

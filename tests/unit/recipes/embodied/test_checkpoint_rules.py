@@ -60,7 +60,7 @@ def test_weights_that_are_not_whole_are_named(checkpoint: Path, name: str, conte
         file.write_text(content)
     ((code, message),) = told(checkpoint)
     assert code == "unusable-path"
-    assert "is not whole" in message
+    assert "is incomplete" in message
     assert f"actor/{name}" in message
 
 
@@ -72,15 +72,15 @@ def test_an_empty_folder_of_weights_is_no_checkpoint(checkpoint: Path) -> None:
     assert (code, "lacks `actor/.metadata`" in message) == ("unusable-path", True)
     (checkpoint / "actor").rmdir()
     ((code, message),) = told(checkpoint)
-    assert (code, "is no checkpoint of this recipe" in message) == ("unusable-path", True)
+    assert (code, "is not a checkpoint of this recipe" in message) == ("unusable-path", True)
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"model_type": "flow_policy"}, "has `model_type: flow_policy`, and `actor.model.model_type` is mlp_policy"),
-        ({"hidden_dim": 64}, "has `hidden_dim: 64`, and `actor.model.hidden_dim` is 128"),
-        ({"num_action_chunks": 5}, "has `num_action_chunks: 5`, and `actor.model.num_action_chunks` is 1"),
+        ({"model_type": "flow_policy"}, "has `model_type: flow_policy`, but `actor.model.model_type` is mlp_policy"),
+        ({"hidden_dim": 64}, "has `hidden_dim: 64`, but `actor.model.hidden_dim` is 128"),
+        ({"num_action_chunks": 5}, "has `num_action_chunks: 5`, but `actor.model.num_action_chunks` is 1"),
     ],
 )
 def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict[str, Any], words: str) -> None:
@@ -94,8 +94,8 @@ def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"action_size": 4}, "has 4 numbers in an action, and the environment 8"),
-        ({"state_size": 39}, "has 39 numbers in a state, and the environment 21"),
+        ({"action_size": 4}, "has 4 numbers in an action; the environment has 8"),
+        ({"state_size": 39}, "has 39 numbers in a state; the environment has 21"),
     ],
 )
 def test_a_checkpoint_of_another_environment_is_refused(checkpoint: Path, sizes: dict[str, Any], words: str) -> None:
@@ -123,7 +123,7 @@ def test_checkpoint_argument_is_checked_before_anything_starts(checkpoint: Path)
     check_given(fitting, fitting.env.eval, checkpoint)
     assert "`hidden_dim: 128`" in refusal("actor.model.hidden_dim=64").message
     other = refusal("env.train.task=reach")
-    assert "8 numbers in an action, and the environment 7" in other.message
+    assert "8 numbers in an action; the environment has 7" in other.message
     assert other.where == str(checkpoint)
     describe(checkpoint, statistics="normalization.json")
     assert "statistics are missing" in refusal().message

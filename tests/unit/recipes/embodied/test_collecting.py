@@ -12,7 +12,7 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.interventions.intervention import InterventionSource, Takeover
-from recipes.embodied.using.recording import columns_of, features_of
+from recipes.embodied.using.recording import features_of, to_columns
 
 
 def collect(keep: Keep, chunk: int = 1, **settings: Any) -> list[CollectedEpisode]:
@@ -63,11 +63,11 @@ def test_environments_that_begin_anew_are_refused() -> None:
 def test_columns_have_the_names_of_lerobot() -> None:
     (episode, *_) = collect("everything")
     spec = EnvSpec(state_size=episode.columns["states"].shape[1], action_size=7)
-    columns, features = columns_of(episode, spec), features_of(spec)
+    columns, features = to_columns(episode, spec), features_of(spec)
     assert set(columns) == set(features)
     assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]
     pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, columns={"images.main": np.zeros((1, 4, 4, 3), np.uint8)})
-    assert set(columns_of(pictured, EnvSpec(0, 1))) == {"observation.images.main", "next.done"}
+    assert set(to_columns(pictured, EnvSpec(0, 1))) == {"observation.images.main", "next.done"}
     cameras = features_of(EnvSpec(0, 1, num_choices=3, cameras={"main": (4, 4, 3)}), video=True)
     assert cameras["observation.images.main"] == Feature("video", (4, 4, 3), ["height", "width", "channels"])
     assert cameras["action"] == Feature("int64", (1,))

@@ -58,10 +58,10 @@ def test_data_of_the_environment_are_well(write: Write) -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"actions": 4}, "the data set has 4 numbers in an action, and the environment 8"),
-        ({"actions": 9}, "the data set has 9 numbers in an action, and the environment 8"),
-        ({"states": 20}, "the data set has 20 numbers in a state, and the environment 21"),
-        ({"action_type": "int64"}, "actions are of another kind"),
+        ({"actions": 4}, "the data set has 4 numbers in an action; the environment has 8"),
+        ({"actions": 9}, "the data set has 9 numbers in an action; the environment has 8"),
+        ({"states": 20}, "the data set has 20 numbers in a state; the environment has 21"),
+        ({"action_type": "int64"}, "actions and the environment's are of different kinds"),
     ],
 )
 @pytest.mark.parametrize("config", ["sft_laptop", "laptop"])
@@ -79,23 +79,23 @@ def test_data_of_another_environment_are_an_error(write: Write, sizes: dict[str,
 def test_pictures_of_another_size_are_an_error(write: Write) -> None:
     seen = ("env.train.env_type=franka_vision", "env.train.task=touch", "actor.model.model_type=cnn_policy")
     path = write(states=10, actions=3, cameras={"main": (48, 48, 3)})
-    assert "48 x 48, and the environment's 32 x 32" in told(found(path, *seen))[2]
+    assert "48 x 48; the environment's are 32 x 32" in told(found(path, *seen))[2]
     assert found(path, *seen, "env.train.options={image_size: 48}") == []
 
 
 def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> None:
     severity, code, message = told(found(write(fps=10)))
     assert (severity, code) == ("WARNING", "dataset-mismatch")
-    assert "10 rows in a second" in message
-    assert "20 actions in a second" in message
+    assert "10 rows per second" in message
+    assert "20 actions per second" in message
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"actions": 8, "fps": 80}, "has 8 numbers in an action, and the environment 4"),
-        ({"actions": 4, "fps": 20}, "takes 80 actions in a second"),
-        ({"actions": 4, "fps": 80, "states": 8}, "has 8 numbers in a state, and the environment 39"),
+        ({"actions": 8, "fps": 80}, "has 8 numbers in an action; the environment has 4"),
+        ({"actions": 4, "fps": 20}, "takes 80 actions per second"),
+        ({"actions": 4, "fps": 80, "states": 8}, "has 8 numbers in a state; the environment has 39"),
         ({"actions": 4, "fps": 80}, None),
     ],
 )
@@ -109,10 +109,10 @@ def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[s
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"fps": 30}, "other rows in a second (fps): 30"),
-        ({"actions": 7}, "other numbers in an action: 7"),
-        ({"states": 16}, "other numbers in a state: 16"),
-        ({"cameras": {"main": (32, 32, 3)}}, "other cameras"),
+        ({"fps": 30}, "different rows per second (fps): 30"),
+        ({"actions": 7}, "different numbers in an action: 7"),
+        ({"states": 16}, "different numbers in a state: 16"),
+        ({"cameras": {"main": (32, 32, 3)}}, "different cameras"),
     ],
 )
 def test_data_sets_that_differ_are_an_error(write: Write, other: dict[str, Any], words: str) -> None:
@@ -140,9 +140,9 @@ def test_damaged_files_are_an_error_with_their_name(write: Write, tmp_path: Path
     assert (severity, code) == ("ERROR", "unusable-path")
     assert str(rows) in message
     rows.unlink()
-    assert "there is no Parquet file in it" in told(found(path))[2]
+    assert "it has no Parquet file for them" in told(found(path))[2]
     (tmp_path / "demo.hdf5").write_bytes(b"no such thing")
-    assert "no HDF5 file" in told(found(str(tmp_path / "demo.hdf5")))[2]
+    assert "not an HDF5 file" in told(found(str(tmp_path / "demo.hdf5")))[2]
 
 
 def test_a_video_that_is_damaged_within_is_an_error(write: Write, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_episodes_are_saved_and_continued() -> None:
     ("override", "packs", "reason"),
     [
         ("env.train.seed=7", None, "`env.train` was changed"),
-        ("env.train.seed=0", [], "holds no state"),
+        ("env.train.seed=0", [], "holds no environment state"),
         ("env.train.seed=0", [b"damaged"], "cannot be loaded: "),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.episodes.collector import CollectedEpisode
-from recipes.embodied.using.evaluation import digest, figures, shared_starts, summary, weights_of
+from recipes.embodied.using.evaluation import digest, figures, locate_weights, shared_starts, summary
 from recipes.training.statistics import wilson_interval
 from rlinf_core import ConfigError
 
@@ -35,12 +35,12 @@ def test_success_may_be_unknown() -> None:
 
 def test_weights_are_those_given_or_those_that_the_file_names() -> None:
     config, given = config_of(), Path("global_step_7")
-    assert weights_of(config, given) == (given, given)
+    assert locate_weights(config, given) == (given, given)
     with pytest.raises(ConfigError, match="no weights are named"):
-        weights_of(config, None)
-    assert weights_of(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model").absolute())
+        locate_weights(config, None)
+    assert locate_weights(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model").absolute())
     loaded = config_of({"checkpoint_load_path": "global_step_3", "model": {"model_path": "model"}})
-    assert weights_of(loaded, None) == (Path("global_step_3").absolute(), Path("global_step_3").absolute())
+    assert locate_weights(loaded, None) == (Path("global_step_3").absolute(), Path("global_step_3").absolute())
 
 
 def config_of(actor: Any = None, **env: Any) -> EmbodiedConfig:
@@ -52,7 +52,7 @@ def config_of(actor: Any = None, **env: Any) -> EmbodiedConfig:
 def test_starts_of_training_are_refused() -> None:
     refused = shared_starts(config_of(train={"seed": 7}, eval={"seed": 7}))
     assert refused is not None
-    assert "begin where training did" in refused.message
+    assert "start from training starts" in refused.message
     assert shared_starts(config_of(train={"seed": 7})) is None
 
 

@@ -11,15 +11,17 @@ import pytest
 from recipes.demonstrations.pictures import read_video
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.loop.frames import EpisodeFilm, Footage
-from recipes.embodied.loop.videos import MOST_KINDS, few_of_each, tiled, write_videos
+from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
+from recipes.embodied.loop.videos import MOST_KINDS, pick_per_outcome, tiled, write_videos
 
 
-def filmed(kind: str, steps: int, chunk: int = 1, most: int = 9, budget: int = 2**28, **settings: Any) -> list[Footage]:
+def filmed(
+    kind: str, steps: int, chunk: int = 1, most: int = 9, budget: int = 2**28, **settings: Any
+) -> list[EpisodeFrames]:
     """Return what is filmed of the expert."""
     env = make_env(kind, EnvSettings(num_envs=3, seed=3, **settings))
     env.reset(5)
-    film = EpisodeFilm(env, 5, budget)
+    film = FrameRecorder(env, 5, budget)
     for _ in range(steps):
         actions = env.expert()
         assert actions is not None
@@ -69,12 +71,12 @@ def test_few_are_filmed_where_memory_is_little() -> None:
     assert len(filmed("franka_vision", 60, most=2)) == 2
 
 
-def footage(env: int, outcome: str, steps: int = 3, size: int = 6) -> Footage:
-    return Footage(env, 0, outcome, np.full((steps, size, size, 3), 20 * env, np.uint8))
+def recorded_episodes(env: int, outcome: str, steps: int = 3, size: int = 6) -> EpisodeFrames:
+    return EpisodeFrames(env, 0, outcome, np.full((steps, size, size, 3), 20 * env, np.uint8))
 
 
 def test_episodes_are_tiles_that_stay_at_their_end() -> None:
-    short, long = footage(1, "success", 2).frames, footage(2, "success", 4).frames
+    short, long = recorded_episodes(1, "success", 2).frames, recorded_episodes(2, "success", 4).frames
     pictures = list(tiled([short, long], solved=True, still=1))
     assert len(pictures) == 5
     assert len({each.shape for each in pictures}) == 1
@@ -89,20 +91,25 @@ def test_episodes_are_tiles_that_stay_at_their_end() -> None:
 
 
 def test_each_way_of_ending_has_a_video(tmp_path: Path) -> None:
-    shown = [footage(0, "time out"), footage(1, "success"), footage(2, "time out"), footage(3, "time out")]
-    found = write_videos(few_of_each(shown, 2), tmp_path / "videos", 10, 2, "step-000001-")
+    shown = [
+        recorded_episodes(0, "time out"),
+        recorded_episodes(1, "success"),
+        recorded_episodes(2, "time out"),
+        recorded_episodes(3, "time out"),
+    ]
+    found = write_videos(pick_per_outcome(shown, 2), tmp_path / "videos", 10, 2, "step-000001-")
     assert [each["file"] for each in found] == ["step-000001-success.mp4", "step-000001-time-out.mp4"]
     assert found[1]["episodes"] == [{"env": 0, "reset": 0}, {"env": 2, "reset": 0}]
     for each in found:
         pictures = [picture for _, picture in read_video(tmp_path / "videos" / each["file"])]
         assert len(pictures) == each["frames"]
-    many = [footage(number, f"failure {number}") for number in range(MOST_KINDS + 3)]
+    many = [recorded_episodes(number, f"failure {number}") for number in range(MOST_KINDS + 3)]
     assert len(write_videos(many, tmp_path / "many", 10, 2)) == MOST_KINDS
 
 
 def test_nothing_is_filmed_where_there_is_nothing_to_see(counting: Any) -> None:
     env = counting()
     env.reset()
-    film = EpisodeFilm(env, 0)
+    film = FrameRecorder(env, 0)
     assert not film.sees
     assert film.finish(9) == []

@@ -114,5 +114,5 @@ def test_it_comes_back_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_choices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="actions that are numbers"):
+    with pytest.raises(ConfigError, match="continuous actions"):
         make(EnvSpec(4, 1, num_choices=2))

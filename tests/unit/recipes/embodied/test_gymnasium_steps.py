@@ -104,7 +104,7 @@ def played(kind: str, steps: int = 1, **options: Any) -> None:
         ({"shown": np.array(["a", "b", "c"])}, "has values of the type"),
         (
             {"space": PICTURE, "shown": np.zeros((16, 16, 3))},
-            "the type float64, and its space says uint8",
+            "the type float64, but its space says uint8",
         ),
         ({"space": PICTURE, "shown": np.zeros((3, 16, 16), np.uint8)}, r"has the shape \[3, 16, 16\]"),
         ({"result": (None, False, False, {})}, "the reward of `Odd-v0` is None"),

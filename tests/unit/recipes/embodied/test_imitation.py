@@ -71,10 +71,10 @@ def test_the_only_camera_is_the_only_camera(write: Callable[..., DemonstrationsC
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (EnvSpec(2, 7), "has 1 numbers in an action, and the environment 7"),
-        (EnvSpec(3, 1), "has 2 numbers in a state, and the environment 3"),
-        (EnvSpec(2, 1, num_choices=4), "actions are of another kind"),
-        (EnvSpec(2, 1, cameras={"main": (16, 8, 3)}), "8 x 8, and the environment's 16 x 8"),
+        (EnvSpec(2, 7), "has 1 numbers in an action; the environment has 7"),
+        (EnvSpec(3, 1), "has 2 numbers in a state; the environment has 3"),
+        (EnvSpec(2, 1, num_choices=4), "actions and the environment's are of different kinds"),
+        (EnvSpec(2, 1, cameras={"main": (16, 8, 3)}), "8 x 8; the environment's are 16 x 8"),
         (EnvSpec(2, 1, cameras={"main": (8, 8, 3), "hand": (8, 8, 3)}), "has no camera `main`"),
     ],
 )
@@ -129,11 +129,11 @@ def test_equal_seeds_move_pictures_equally() -> None:
 
 def test_actions_beyond_the_range_are_refused_or_clipped(write: Callable[..., DemonstrationsConfig]) -> None:
     spec, config = EnvSpec(2, 1), write()
-    with pytest.raises(DatasetError, match=r"row 2 .*number 0 of an action is 2, and the environment takes -1 to 1"):
+    with pytest.raises(DatasetError, match=r"row 2 .*number 0 of an action is 2; the environment takes -1 to 1"):
         ImitationData(config, spec, 1)
     clipped = ImitationData(config.model_copy(update={"clip_actions": True}), spec, 1).demonstrations
     assert clipped.actions.max() == 1
-    assert "5 numbers in 5 of 7 actions are clipped" in clipped.notes[-1]
+    assert "clipped 5 numbers in 5 of 7 actions" in clipped.notes[-1]
     scaled = ImitationData(config.model_copy(update={"action_scale": 1 / 12}), spec, 1).demonstrations
     assert scaled.actions.max() == pytest.approx(1)
 

@@ -100,7 +100,7 @@ def test_the_lines_are_those_of_a_valid_file(tmp_path: Path) -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path, commands: list[list[str]]) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(SetupError, match="was not made by `rlinf env setup`"):
+    with pytest.raises(SetupError, match="was not created by `rlinf env setup`"):
         setup("metaworld", tmp_path, print)
     setup("metaworld", tmp_path / "mw", print)
     with pytest.raises(SetupError, match="was made for `metaworld`"):

@@ -29,18 +29,18 @@ def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
     ("overrides", "code", "said"),
     [
         ((REMOTE,), "conflicting-settings", "learns only from actions that its own policy chose"),
-        ((*SAC, REMOTE, "env.train.total_num_envs=4"), "conflicting-settings", "a person drives one environment"),
+        ((*SAC, REMOTE, "env.train.total_num_envs=4"), "conflicting-settings", "a person controls one environment"),
         ((*SAC, "env.train.intervention.source=spacemuse"), "unknown-choice", "`spacemuse`"),
         ((*SAC, "env.train.intervention.source=remote"), "missing-key", "`token_file`"),
         ((*SAC, REMOTE, "env.train.intervention.options.prot=1"), "unknown-key", "`prot`"),
         (
             (*SAC, "env.train.intervention={source: scripted, options: {shortest: 9, longest: 2}}"),
             "bad-value",
-            "is more than",
+            "exceeds",
         ),
         ((*SAC, "env.train.intervention.source=nowhere:Source"), "missing-extra", "nowhere"),
-        ((*SAC, "env.train.intervention.options.seed=1"), "no-effect", "nobody takes over"),
-        ((*SAC, "algorithm.off_policy.replay.interventions_share=0.5"), "no-effect", "nobody intervenes"),
+        ((*SAC, "env.train.intervention.options.seed=1"), "no-effect", "there are no interventions"),
+        ((*SAC, "algorithm.off_policy.replay.interventions_share=0.5"), "no-effect", "there are no interventions"),
     ],
 )
 def test_what_cannot_be_is_told(overrides: tuple[str, ...], code: str, said: str) -> None:

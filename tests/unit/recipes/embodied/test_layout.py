@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.embodied.loop.worker_layout import actors_of, trajectory_key
+from recipes.embodied.loop.worker_layout import actor_ranks, trajectory_key
 
 
 def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
@@ -13,6 +13,6 @@ def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
 
 
 def test_every_actor_is_in_one_team() -> None:
-    teams = [list(actors_of(team, 12, 4)) for team in range(4)]
+    teams = [list(actor_ranks(team, 12, 4)) for team in range(4)]
     assert teams[0] == [0, 4, 8]
     assert sorted(rank for team in teams for rank in team) == list(range(12))

@@ -56,17 +56,17 @@ def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: di
         ("smolvla", PI0, "`smolvla` cannot use the `pi0`"),
         ("pi0", {"config.json": {"model_type": "pi0"}}, "has no weights"),
         ("pi0", {"model.safetensors": WEIGHTS}, "has no config.json"),
-        ("pi0", SAVED, "is a `mlp_policy`, and `model_type` is `pi0`"),
+        ("pi0", SAVED, "is a `mlp_policy`, but `model_type` is `pi0`"),
         ("mlp_policy", {"policy.json": {"model": {"model_type": "mlp_policy"}}}, "it lacks `model.safetensors`"),
         ("mlp_policy", PI0, "holds no policy"),
         *(
             (model_type, {**files, "model.safetensors": content}, words)
             for model_type, files in (("pi0", PI0), ("mlp_policy", SAVED))
             for content, words in (
-                (b"", "are an empty file"),
-                (WEIGHTS[:-1], f"have {len(WEIGHTS) - 1} bytes, and {len(WEIGHTS)} by their header"),
-                (WEIGHTS[:20], "is no safetensors file"),
-                (b"version https://git-lfs.github.com/spec/v1", "is no safetensors file"),
+                (b"", "are empty"),
+                (WEIGHTS[:-1], f"are {len(WEIGHTS) - 1} bytes long; their header says {len(WEIGHTS)}"),
+                (WEIGHTS[:20], "is not a safetensors file"),
+                (b"version https://git-lfs.github.com/spec/v1", "is not a safetensors file"),
             )
         ),
         (
@@ -94,5 +94,5 @@ def test_missing_folder_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> N
     job = job_of("pi0", tmp_path / "model")
     found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
     assert [each.severity.name for each in found] == ["WARNING"]
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         require_model_folder(cast("Any", job.config))

@@ -56,7 +56,7 @@ def test_it_is_the_same_after_a_file(tmp_path: Path) -> None:
 
 def test_statistics_of_another_environment_are_refused() -> None:
     normalization().check(3, 2, "here")
-    with pytest.raises(ConfigError, match="actions in `here` have 2 numbers, and the environment's 7"):
+    with pytest.raises(ConfigError, match="actions in `here` have 2 numbers; the environment needs 7"):
         normalization().check(3, 7, "here")
 
 

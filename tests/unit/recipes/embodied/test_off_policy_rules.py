@@ -18,13 +18,13 @@ def told(*overrides: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("replay", "code", "said"),
     [
-        ("{memory_gib: 2}", "conflicting-settings", "sends what does not fit to a folder, and none is given"),
+        ("{memory_gib: 2}", "conflicting-settings", "spills to a folder, but none is set"),
         (
             "{memory_gib: 2, spill_path: rows, image_memory_gib: 1}",
             "conflicting-settings",
-            "compresses images and forgets the oldest",
+            "compresses images and drops the oldest",
         ),
-        ("{spill_path: rows}", "no-effect", "`memory_gib` is not given"),
+        ("{spill_path: rows}", "no-effect", "`memory_gib` is not set"),
     ],
 )
 def test_a_memory_budget_needs_a_folder_and_nothing_else(replay: str, code: str, said: str) -> None:

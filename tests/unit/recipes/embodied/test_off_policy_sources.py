@@ -15,8 +15,8 @@ from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.off_policy import sources
-from recipes.embodied.off_policy.off_policy_actor import passes_of
-from recipes.embodied.off_policy.sources import add_recording, add_steps, demonstrations_buffer, steps_of
+from recipes.embodied.off_policy.off_policy_actor import split_passes
+from recipes.embodied.off_policy.sources import add_recording, add_steps, demonstrations_buffer, transition_steps
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.embodied.replay.segments import SegmentWriter
@@ -56,18 +56,18 @@ def everything(of: ReplayBuffer, steps: int = 1) -> ReplayBatch:
 
 def test_pieces_become_passes_in_their_order_of_events() -> None:
     pieces = [chunks(first, 2, start=100.0 * first) for first in (6, 0, 4, 2)]
-    found = passes_of(pieces, passes=2, lanes=4)
+    found = split_passes(pieces, passes=2, lanes=4)
     assert [each.batch for each in found] == [4, 4]
     assert found[0].inputs["states"][0, :, 0].tolist() == [0, 10, 200, 210]
     assert found[1].inputs["states"][0, :, 0].tolist() == [400, 410, 600, 610]
-    with pytest.raises(ValueError, match="2 passes arrived, and 3"):
-        passes_of(pieces, passes=3, lanes=4)
+    with pytest.raises(ValueError, match="2 passes arrived; expected 3"):
+        split_passes(pieces, passes=3, lanes=4)
 
 
 def test_passes_follow_each_other_without_uncounted_steps() -> None:
     filled = buffer(2)
-    assert add_steps(filled, steps_of(chunks(0, 2))) == 6
-    following = steps_of(chunks(0, 2, start=3.0))
+    assert add_steps(filled, transition_steps(chunks(0, 2))) == 6
+    following = transition_steps(chunks(0, 2, start=3.0))
     following["valid"][1, 1] = False
     assert add_steps(filled, following) == 5
     found = everything(filled, steps=2)
@@ -77,7 +77,7 @@ def test_passes_follow_each_other_without_uncounted_steps() -> None:
     # From one pass into the next; before the step that is missing the episode counts as cut off.
     assert by_state[2.0] == (2 + 0.5 * 3, 0.25)
     assert by_state[13.0] == (13, 0.5)
-    with pytest.raises(ValueError, match="steps of 2 environments, for a buffer of 3"):
+    with pytest.raises(ValueError, match="steps of 2 environments, but the buffer has 3"):
         add_steps(buffer(3), following)
 
 
@@ -147,8 +147,8 @@ def test_weights_of_data_sets_are_refused_for_replay(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_recordings_fit_any_number_of_environments(lanes: int, tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, 4096) as writer:
-        writer.append(steps_of(chunks(0, 2)))
-        writer.append(steps_of(chunks(0, 2, start=3.0)))
+        writer.append(transition_steps(chunks(0, 2)))
+        writer.append(transition_steps(chunks(0, 2, start=3.0)))
     filled = buffer(lanes)
     assert add_recording(filled, tmp_path, lambda damage: None) == 12
     found = everything(filled)

@@ -216,7 +216,7 @@ def test_statistics_of_its_processor_are_used(huggingface: Path, tmp_path: Path)
     (folder / "processor_config.json").write_text(
         json.dumps({**about, "actions_mean": [0.5] * 7, "actions_std": [1.0] * 7})
     )
-    with pytest.raises(ConfigError, match="have 7 numbers, and the environment's 3"):
+    with pytest.raises(ConfigError, match="have 7 numbers; the environment needs 3"):
         make(model_path=str(folder))
 
 
@@ -241,7 +241,7 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
 
 def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) -> None:
     folder = copied(huggingface, tmp_path)
-    with pytest.raises(ConfigError, match="chunks of 2 actions, and `num_action_chunks` is 4"):
+    with pytest.raises(ConfigError, match="chunks of 2 actions, but `num_action_chunks` is 4"):
         make(model_path=str(folder), num_action_chunks=4)
     assert make(model_path=str(folder), num_action_chunks=4, options={"change_chunk": True}).shape == (4, ACTIONS)
     about = json.loads((folder / "config.json").read_text())
@@ -252,9 +252,9 @@ def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) ->
     weights = load_file(folder / "model.safetensors")
     weights.pop("action_out_proj.weight")
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"(?s)are not those of a `PI0For.*they lack `action_out_proj.weight`"):
+    with pytest.raises(ConfigError, match=r"(?s)do not belong to a `PI0For.*they lack `action_out_proj.weight`"):
         make(model_path=str(folder))
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         make(model_path=str(tmp_path / "nowhere"))
 
 
@@ -262,9 +262,9 @@ def test_environments_that_do_not_fit_are_refused(huggingface: Path) -> None:
     images = {"main": (32, 32, 3)}
     for spec, said in (
         (EnvSpec(4, 2), "needs images"),
-        (EnvSpec(4, 1, num_choices=2, cameras=images), "needs actions that are numbers"),
-        (EnvSpec(4, 7, cameras=images), "room for 5 numbers of an action, and the environment's have 7"),
-        (EnvSpec(20, 5, cameras=images), "room for 16 numbers of a state, and the environment's have 20"),
+        (EnvSpec(4, 1, num_choices=2, cameras=images), "needs continuous actions"),
+        (EnvSpec(4, 7, cameras=images), "holds 5 numbers per action; the environment needs 7"),
+        (EnvSpec(20, 5, cameras=images), "holds 16 numbers per state; the environment needs 20"),
     ):
         with pytest.raises(ConfigError, match=said):
             make_model(config(model_path=str(huggingface)), spec)

@@ -293,7 +293,7 @@ def test_densities_of_squashed_actions_sum_to_one() -> None:
 
 def test_squashed_policies_refuse_what_they_cannot_do() -> None:
     for spec, keys, told in (
-        (CHOICES, {}, "takes choices"),
+        (CHOICES, {}, "takes discrete ones"),
         (STATES, {"num_action_chunks": 2}, "one action at a time"),
         (EnvSpec(state_size=0, action_size=1), {}, "states or images"),
     ):

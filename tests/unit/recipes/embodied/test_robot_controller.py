@@ -131,7 +131,7 @@ def test_a_silent_holder_loses_it_and_the_arm_stops_on_its_way(a: Client, b: Cli
     share = (0.4 + WATCHDOG_SECONDS) / RESET_TAKES
     np.testing.assert_allclose(got["joints"], HOME + share * (START - HOME))
     assert "client 1" in got["stopped"]
-    assert "said nothing for 0.1 s while the arm moved" in got["stopped"]
+    assert "sent nothing for 0.1 s while the arm moved" in got["stopped"]
     assert b.reply(now + 2, "state")["joints"] == got["joints"]
     refused = a.controller.finish(motion, now + 1)
     assert refused["code"] == "silent"

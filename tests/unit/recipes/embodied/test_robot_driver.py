@@ -103,7 +103,7 @@ def test_a_driver_that_does_not_stop_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("driver", "message"),
-    [("no_such_module:Driver", "no_such_module"), ("json:dumps", "no subclass of `RobotDriver`")],
+    [("no_such_module:Driver", "no_such_module"), ("json:dumps", "not a subclass of `RobotDriver`")],
 )
 def test_a_driver_that_is_none_is_told(driver: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

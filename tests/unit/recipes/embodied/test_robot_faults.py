@@ -19,7 +19,7 @@ import pytest
 
 from recipes.embodied.replay.segments import Damage, SegmentWriter, read_segments, segments_of
 from recipes.embodied.replay.segments import encode as encode_record
-from recipes.embodied.robots.controller.controller import Controller, Motion, tick_of
+from recipes.embodied.robots.controller.controller import Controller, Motion, to_tick
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
 from recipes.embodied.robots.controller_client import SIGN_SECONDS
@@ -261,7 +261,7 @@ def check(seed: int, fault: str, folder: Path) -> None:
         assert fault in ("frozen camera", "not a number", "too large", "late action"), (seed, fault)
         return
     assert state["still_tick"] is not None, (seed, fault)
-    assert state["still_tick"] <= tick_of(world.since) + 2, (seed, fault, world.since, state)
+    assert state["still_tick"] <= to_tick(world.since) + 2, (seed, fault, world.since, state)
     if fault in ("killed", "not a number", "frozen camera", "a person stops it"):
         assert state["stopped"], (seed, fault)
     if fault in ("power lost", "cut link", "frozen process"):

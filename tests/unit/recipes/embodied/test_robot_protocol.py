@@ -79,14 +79,14 @@ JOINTS = [0.0] * 7
     ("read", "name", "good", "bad"),
     [
         (
-            lambda fields: wire_protocol.joints_of(fields, "deltas"),
+            lambda fields: wire_protocol.parse_joints(fields, "deltas"),
             "deltas",
             [JOINTS, [1, 2, 3, 4, 5, 6, 7]],
             [None, "1234567", [0.0] * 6, [0.0] * 8, [True] * 7, [*JOINTS[1:], "1"], [*JOINTS[1:], 10**400], {}],
         ),
-        (wire_protocol.heartbeat_of, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1]),
-        (wire_protocol.holder_of, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
-        (wire_protocol.grip_of, "close_gripper", [None, True, False], [0, 1, "yes"]),
+        (wire_protocol.parse_heartbeat, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1]),
+        (wire_protocol.parse_holder, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
+        (wire_protocol.parse_grip, "close_gripper", [None, True, False], [0, 1, "yes"]),
     ],
 )
 def test_fields_hold_what_they_may(read, name: str, good: list[object], bad: list[object]) -> None:

@@ -144,7 +144,7 @@ def test_workspace_cameras_and_lease() -> None:
     assert check_cameras(arm(), STATE).verdict == "skipped"
     assert check_cameras(arm(camera_serials=["c1"]), STATE).verdict == "ok"
     assert "c2 has taken no frame for 0.9 s" in check_cameras(arm(camera_serials=["c1", "c2"]), STATE).message
-    assert "c3 is not there" in check_cameras(arm(camera_serials=["c3"]), STATE).message
+    assert "c3 is not connected" in check_cameras(arm(camera_serials=["c3"]), STATE).message
     assert check_lease(FACTS).verdict == "ok"
     assert "process 7" in check_lease(replace(FACTS, holder="process 7")).message
 

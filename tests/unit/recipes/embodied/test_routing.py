@@ -86,5 +86,5 @@ def test_two_rollouts_act_for_both_stages() -> None:
 
 @pytest.mark.parametrize(("total", "envs", "stages", "actors"), [(6, 4, 1, 1), (6, 1, 4, 1), (6, 1, 1, 4)])
 def test_environments_that_cannot_be_dealt_evenly_are_refused(total: int, envs: int, stages: int, actors: int) -> None:
-    with pytest.raises(ValueError, match=f"{total} environments cannot be dealt evenly to 4"):
+    with pytest.raises(ValueError, match=f"{total} environments cannot be split evenly over 4"):
         Routes(total, envs, stages, actors=actors)

@@ -172,7 +172,7 @@ def test_a_segfault_names_the_process_and_the_place(at: str, closed: Any) -> Non
 @pytest.mark.parametrize("how", ["sleep", "hold"])
 def test_a_simulator_that_hangs_is_ended(how: str, closed: Any) -> None:
     env = closed(made(1, breaks=how))
-    with pytest.raises(SimulatorDiedError, match="no sign of life for 1 s, stepping environment 0"):
+    with pytest.raises(SimulatorDiedError, match="no response for 1 s, stepping environment 0"):
         moved(env)
 
 

@@ -28,7 +28,7 @@ from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using import success_classifier
-from recipes.embodied.using.recording import columns_of, features_of
+from recipes.embodied.using.recording import features_of, to_columns
 from recipes.embodied.using.success_classifier import ClassifierJudge
 from recipes.embodied.using.trained_policy import TrainedPolicy
 from rlinf_core import ConfigError
@@ -69,7 +69,7 @@ def shown(env: VectorEnv) -> list[CollectedEpisode]:
 def written(folder: Path, episodes: list[CollectedEpisode], spec: EnvSpec) -> DemonstrationsConfig:
     with DatasetWriter(folder, 20, features_of(spec)) as writer:
         for episode in episodes:
-            writer.add(columns_of(episode, spec), episode.task)
+            writer.add(to_columns(episode, spec), episode.task)
     return DemonstrationsConfig.model_validate({"train_data_paths": str(folder)})
 
 
@@ -235,5 +235,5 @@ def test_a_policy_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(21, 8)
     acting = TrainedPolicy(make_model(EmbodiedModelConfig(hidden_dim=8), spec), spec)
     monkeypatch.setattr(success_classifier, "load_policy", lambda path: acting)
-    with pytest.raises(ConfigError, match="no classifier of success"):
+    with pytest.raises(ConfigError, match="not a success classifier"):
         ClassifierJudge(arm(0), ClassifierOptions(path="runs/policy"))

@@ -143,7 +143,7 @@ def test_exports_clip_and_scale_as_environments(kind: str, tmp_path: Path) -> No
 def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:
     config = trained(tmp_path / "global_step_1", WORDS, model_type="vlm_policy")
     for kind in ("torchscript", "onnx"):
-        with pytest.raises(ConfigError, match="`vlm_policy` cannot be exported as a graph"):
+        with pytest.raises(ConfigError, match="`vlm_policy` cannot be exported as a tensor graph"):
             export(config, tmp_path / "global_step_1", tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
     export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
@@ -172,13 +172,13 @@ def test_a_policy_without_its_statistics_is_refused(tmp_path: Path) -> None:
     other = json.loads(file.read_text())
     other["states"]["mean"][0] += 1
     file.write_text(json.dumps(other))
-    with pytest.raises(ConfigError, match="not those of the policy"):
+    with pytest.raises(ConfigError, match="not match the policy"):
         load(tmp_path / "global_step_1", config)
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:
     trained(tmp_path / "global_step_1", STATES)
-    with pytest.raises(CheckpointError, match=r"has `hidden_dim: 32`, and `actor\.model\.hidden_dim` is 64"):
+    with pytest.raises(CheckpointError, match=r"has `hidden_dim: 32`, but `actor\.model\.hidden_dim` is 64"):
         load(tmp_path / "global_step_1", config_of({"hidden_dim": 64}))
     with pytest.raises(ConfigError, match="no policy in the folder"):
         load_policy(tmp_path)

@@ -139,7 +139,7 @@ def test_it_comes_back_from_its_folder(tmp_path: Path, model: dict[str, Any]) ->
 def test_weights_of_another_policy_are_refused(tmp_path: Path) -> None:
     spec, folder = environment()[0], tmp_path / "policy"
     save_policy(make(), config(), spec, folder)
-    with pytest.raises(ConfigError, match=r"(?s)of another policy.*`places` is \[6, 32\] there and \[9, 32\] here"):
+    with pytest.raises(ConfigError, match=r"(?s)to another policy.*`places` is \[6, 32\] there but \[9, 32\] here"):
         make_model(config(model_path=str(folder), num_action_chunks=3), spec)
 
 

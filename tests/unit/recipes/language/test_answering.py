@@ -218,7 +218,7 @@ def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPat
     whole = engine.step
     monkeypatch.setattr(engine, "step", lambda: [each for each in whole() if each.sample != 1])
 
-    with pytest.raises(EngineAnswerError, match="gave 1 of 2 answers"):
+    with pytest.raises(EngineAnswerError, match="returned 1 of 2 answers"):
         answering.answer([prompt(0, 3)])
     assert put == []
 

@@ -59,7 +59,7 @@ def test_what_is_missing_in_a_folder_is_told(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
 
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load_model(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="has no weights"):
         load_model(str(tmp_path / "model"))

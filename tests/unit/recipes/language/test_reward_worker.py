@@ -75,8 +75,8 @@ def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pyte
     assert [each.failures for each in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
     assert [each.failure for each in reports] == ["why bad", "why late"]
     assert warnings == [
-        "an answer could not be scored and is left out: why bad; further ones are counted as failed/error",
-        "an answer could not be scored and is left out: why late; further ones are counted as failed/timeout",
+        "an answer could not be scored and was dropped: why bad; further ones are counted as failed/error",
+        "an answer could not be scored and was dropped: why late; further ones are counted as failed/timeout",
     ]
 
 
@@ -129,7 +129,7 @@ def test_right_answers_that_do_not_fit_the_rule_end_the_start(tmp_path: Path) ->
     file = tmp_path / "pairs.jsonl"
     data = data_of(file, ["(1,2)", "7", "x+1", "a/b"])
 
-    with pytest.raises(ConfigError, match=r"6 of 8 right answers") as caught:
+    with pytest.raises(ConfigError, match=r"6 of 8 reference answers") as caught:
         check_right_answers(data, "number", share=(0, 1), must_fit=True)
     assert f"{file}:1" in str(caught.value)
     assert "6 of 8" in check_right_answers(data, "number", share=(0, 1), must_fit=False)
@@ -141,7 +141,7 @@ def test_a_few_right_answers_that_do_not_fit_are_told(tmp_path: Path) -> None:
 
     warning = check_right_answers(data, "number", share=(0, 1), must_fit=True)
 
-    assert warning.startswith("2 of 8 right answers are not right by `reward_type: number`")
-    assert f"{file}:1: `(1,2)`: it is no number" in warning
+    assert warning.startswith("2 of 8 reference answers do not pass `reward_type: number`")
+    assert f"{file}:1: `(1,2)`: it is not a number" in warning
     assert check_right_answers(data, "number", share=(1, 2), must_fit=True) == ""
     assert check_right_answers(data, "package.module:function", share=(0, 1), must_fit=True) == ""

@@ -93,5 +93,5 @@ def test_weights_have_arrived_when_their_last_message_has() -> None:
 @pytest.mark.parametrize("changed", ["a", "b", "c"])
 def test_an_engine_with_other_weights_is_an_error(changed: str) -> None:
     receiver: Any = Receiver(changed)
-    with pytest.raises(RLinfError, match="weights of version 7 are not the actor's"):
+    with pytest.raises(RLinfError, match="weights of version 7 differ from the actor's"):
         IncomingWeights(mail().receive).wait().apply(receiver)

@@ -267,7 +267,7 @@ def test_groups_leave_their_accelerators_between_phases(monkeypatch: pytest.Monk
     plain.step(1, half_right)
     rested: list[str] = []
     released: list[str] = []
-    monkeypatch.setattr(TrainingState, "rest", lambda self: rested.append(self._component))
+    monkeypatch.setattr(TrainingState, "offload", lambda self: rested.append(self._component))
     monkeypatch.setattr(
         "recipes.language.workers.reference_worker.release_memory", lambda _: released.append("reference")
     )

@@ -105,11 +105,11 @@ def test_a_checkpoint_of_another_policy_is_refused(actor_of: Actor, tmp_path: Pa
     actor_of("actor.model.hidden_dim=8").save_checkpoint(str(tmp_path / "global_step_1"))
     with pytest.raises(CheckpointError, match="cannot be read") as raised:
         actor_of().load_checkpoint(str(tmp_path / "global_step_1"))
-    assert "must have the sizes that it had" in (raised.value.help or "")
+    assert "must have the same sizes as when saved" in (raised.value.help or "")
 
 
 def test_data_of_another_environment_are_refused(actor_of: Actor) -> None:
-    with pytest.raises(DatasetError, match="has 8 numbers in an action, and the environment 4"):
+    with pytest.raises(DatasetError, match="has 8 numbers in an action; the environment has 4"):
         actor_of(spec=EnvSpec(STATES, 4))
 
 
@@ -139,7 +139,7 @@ def test_weights_of_another_policy_or_environment_are_named(actor_of: Actor, tmp
     model, load = actor_of()._config.actor.model, str(tmp_path / "global_step_1")
     for changed, spec, words in (
         (model.model_copy(update={"hidden_dim": 8}), EnvSpec(STATES, ACTIONS), "has `hidden_dim: 16`"),
-        (model, EnvSpec(STATES, 4), "has 8 numbers in an action, and the environment 4"),
+        (model, EnvSpec(STATES, 4), "has 8 numbers in an action; the environment has 4"),
     ):
         with pytest.raises(CheckpointError, match=words):
             load_trained(make_model(changed, spec), changed, spec, load)

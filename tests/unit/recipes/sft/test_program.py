@@ -57,7 +57,7 @@ def test_missing_folder_ends_the_run_before_it_starts(
     )
     started: list[Any] = []
     monkeypatch.setattr(module, "run_job", lambda *given: started.append(given))
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         module.program(job, SimpleNamespace(), lambda event: None)  # pyright: ignore[reportArgumentType]
     assert started == []
     module.program(SimpleNamespace(config=config), SimpleNamespace(), lambda event: None)  # pyright: ignore

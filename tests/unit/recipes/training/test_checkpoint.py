@@ -122,4 +122,4 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
     # What was trained with adapters is not read by a model that has none.
     with pytest.raises(CheckpointError) as caught:
         state_checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
-    assert "it has no weight `body.0" in str(caught.value.why)
+    assert "the checkpoint has no weight `body.0" in str(caught.value.why)

@@ -52,7 +52,7 @@ def test_compiled_code_of_the_hub_is_refused(folder: Path, key: str) -> None:
 
     for value in ("somebody/attention", {"": "somebody/attention"}):
         (folder / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": {key: value}}))
-        with pytest.raises(ConfigError, match="code from elsewhere"):
+        with pytest.raises(ConfigError, match="needs remote code, which is never run"):
             config_of(AutoConfig, str(folder))
 
 

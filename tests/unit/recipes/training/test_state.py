@@ -65,7 +65,7 @@ def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, compute_dt
     assert len(before) == 4 + 1 + 4 + 12  # weights, what is sent, gradients, two moments and a count of each
     assert {each.device for each in before} == {HOST}
 
-    made.rest(AWAY)
+    made.offload(AWAY)
 
     after = tensors(made)
     assert len(after) == 4 + 1 + 12
@@ -86,7 +86,7 @@ def test_what_is_asked_while_it_rests_is_answered(
             self._place = place  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(TrainingState, "_move", move)
-    made.rest(AWAY)
+    made.offload(AWAY)
     for ask in (lambda: made.save(str(tmp_path)), lambda: made.load(str(tmp_path)), made.whole_state):
         ask()
         assert places[-2:] == [HOST, AWAY]
@@ -94,20 +94,20 @@ def test_what_is_asked_while_it_rests_is_answered(
     made.whole_weights()
     # Whole weights are gathered from shards on the device; without shards they are sent from where they are.
     assert len(places) == count + (2 if compute_dtype else 0)
-    made.wake()
+    made.onload()
     assert places[-1] == HOST
 
 
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
 def test_a_rest_changes_nothing_of_what_is_learned(compute_dtype: torch.dtype | None) -> None:
-    straight, rested = state(compute_dtype), state(compute_dtype)
+    straight, offloaded = state(compute_dtype), state(compute_dtype)
     for _ in range(3):
         learn(straight)
-        learn(rested)
-        rested.rest()
-        rested.wake()
+        learn(offloaded)
+        offloaded.offload()
+        offloaded.onload()
     expected = straight.whole_state()
-    assert all(torch.equal(value, expected[name]) for name, value in rested.whole_state().items())
+    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_state().items())
 
 
 @pytest.mark.gpu
@@ -115,12 +115,12 @@ def test_a_rest_changes_nothing_of_what_is_learned(compute_dtype: torch.dtype | 
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
 def test_an_accelerator_is_left_and_come_back_to(compute_dtype: torch.dtype | None) -> None:
     device = torch.device("cuda", 0)
-    straight, rested = state(compute_dtype, device), state(compute_dtype, device)
+    straight, offloaded = state(compute_dtype, device), state(compute_dtype, device)
     for _ in range(3):
         learn(straight)
-        rested.wake()
-        learn(rested)
-        rested.rest()
-        assert {each.device.type for each in tensors(rested)} == {"cpu"}
+        offloaded.onload()
+        learn(offloaded)
+        offloaded.offload()
+        assert {each.device.type for each in tensors(offloaded)} == {"cpu"}
     expected = straight.whole_state()
-    assert all(torch.equal(value, expected[name]) for name, value in rested.whole_state().items())
+    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_state().items())

@@ -195,37 +195,40 @@ def test_evaluation_accepts_the_temperature_of_training() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"{", "no JSON"),
-        (b'{"messages": NaN}', "no JSON"),
-        (b"\xff", "no JSON"),
+        (b"{", "not JSON"),
+        (b'{"messages": NaN}', "not JSON"),
+        (b"\xff", "not JSON"),
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "half a character"),
-        ([], "no object"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
+        ([], "not a JSON object"),
         ({}, "`messages`"),
         ({"messages": []}, "at least one message"),
-        ({"messages": [1]}, "`messages` is a list of objects"),
+        ({"messages": [1]}, "`messages` must be a list of objects"),
         ({"messages": [{"role": "user"}]}, "`content`"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "`role`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "`image_url`: the model reads text"),
-        ({"messages": HI, "max_tokens": 0}, "`max_tokens` is a whole number from 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "`image_url` is not supported: the model reads only text",
+        ),
+        ({"messages": HI, "max_tokens": 0}, "`max_tokens` must be an integer from 1"),
         ({"messages": HI, "max_completion_tokens": True}, "`max_completion_tokens`"),
         ({"messages": HI, "tools": [{}]}, "an entry of `tools`"),
-        ({"messages": HI, "tools": 5}, "`tools` is a list"),
-        ({"messages": HI, "tools": [ADD, ADD]}, "a `name` of its own"),
+        ({"messages": HI, "tools": 5}, "`tools` must be a list"),
+        ({"messages": HI, "tools": [ADD, ADD]}, "a unique `name`"),
         ({"messages": HI, "tool_choice": "required"}, "`tool_choice`"),
         ({"messages": HI, "response_format": {"type": "json_object"}}, "`response_format`"),
-        ({"messages": HI, "n": 0}, "`n` is a whole number from 1 to 64"),
+        ({"messages": HI, "n": 0}, "`n` must be an integer from 1 to 64"),
         ({"messages": HI, "logprobs": True}, "`logprobs`"),
         ({"messages": HI, "top_logprobs": 3}, "`top_logprobs`"),
-        ({"messages": HI, "temperature": 0.2}, "`temperature` is 1 in this run, and 0.2 is asked for"),
-        ({"messages": HI, "temperature": "hot"}, "`temperature` is a number"),
+        ({"messages": HI, "temperature": 0.2}, "`temperature` is 1 in this run, but the request has 0.2"),
+        ({"messages": HI, "temperature": "hot"}, "`temperature` must be a number"),
         ({"messages": HI, "top_p": 0.9}, "`top_p` is 1 in this run"),
         ({"messages": HI, "seed": 7}, "`seed`"),
         ({"messages": HI, "logit_bias": {"5": 1}}, "`logit_bias`"),
         ({"messages": HI, "stop": ""}, "`stop`"),
-        ({"messages": HI, "stream": "yes"}, "`stream` is true or false"),
-        ({"messages": HI, "model": 5}, "`model` is a text"),
-        ({"messages": HI, "top_k": 5}, "`top_k` is not understood"),
+        ({"messages": HI, "stream": "yes"}, "`stream` must be true or false"),
+        ({"messages": HI, "model": 5}, "`model` must be a text"),
+        ({"messages": HI, "top_k": 5}, "`top_k` is not supported"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(body: Any, why: str) -> None:
@@ -266,7 +269,7 @@ def test_the_end_of_turns_is_not_tried_again() -> None:
         return refused.value
 
     error = with_openai(llm, run)
-    assert "no turns are left" in error.message
+    assert "no turns left" in error.message
     assert error.response.headers["x-should-retry"] == "false"
     assert posted(model("a", max_tokens=1), PATH, {"messages": HI})[0][0] == 429
 

@@ -113,14 +113,14 @@ def test_tokens_are_counted_without_a_turn() -> None:
         ({"max_tokens": None}, "`max_tokens` is missing"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "system", "content": "x"}]}, "user or assistant"),
-        ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "a turn that is begun"),
+        ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "continuing a turn"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "`image`"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`web_search_20250305`"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
         ({"temperature": 0.1}, "`temperature`"),
         ({"top_k": 5}, "`top_k`"),
-        ({"container": "x"}, "`container` is not understood"),
+        ({"container": "x"}, "`container` is not supported"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_its_words(change: dict[str, Any], why: str) -> None:

@@ -94,7 +94,7 @@ def test_a_stream_of_text_has_every_event() -> None:
         ({"input": None}, "`input`"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "`item_reference`"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "`input_image`"),
-        ({"previous_response_id": "resp_x"}, "no response `resp_x`"),
+        ({"previous_response_id": "resp_x"}, "no stored response `resp_x`"),
         ({"tools": [{"type": "web_search"}]}, "`web_search`"),
         ({"tool_choice": "required"}, "`tool_choice`"),
         ({"text": {"format": {"type": "json_object"}}}, "`text`"),
@@ -102,7 +102,7 @@ def test_a_stream_of_text_has_every_event() -> None:
         ({"background": True}, "`background`"),
         ({"temperature": 0.3}, "`temperature`"),
         ({"max_output_tokens": 0}, "`max_output_tokens`"),
-        ({"conversation": "c"}, "`conversation` is not understood"),
+        ({"conversation": "c"}, "`conversation` is not supported"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(change: dict[str, Any], why: str) -> None:

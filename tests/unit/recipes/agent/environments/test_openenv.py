@@ -75,19 +75,19 @@ def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
 
 
 def test_a_server_that_is_not_there_is_no_fault_of_the_model() -> None:
-    with pytest.raises(ToolUnavailable, match="does not answer"):
+    with pytest.raises(ToolUnavailable, match="does not respond"):
         asyncio.run(OpenEnv(OpenEnvSettings("http://127.0.0.1:1", "message", None)).reset(0))
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("no JSON", "no JSON"),
+        ("no JSON", "not JSON"),
         ("[]", "no `data`"),
         ('{"data": {"observation": {}, "reward": "much"}}', "the reward is 'much'"),
         ('{"data": {"observation": {}, "reward": NaN}}', "the reward is nan"),
         ('{"data": {"observation": {}, "done": "no"}}', "`done` is 'no'"),
-        ("", "is gone"),
+        ("", "disconnected"),
     ],
 )
 def test_a_server_that_speaks_otherwise_is_no_fault_of_the_model(answer: str, why: str) -> None:

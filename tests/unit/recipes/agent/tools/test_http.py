@@ -95,7 +95,7 @@ def test_redirects_keep_to_the_list(port: int) -> None:
     assert asked(port, "{}/to/page") == f"GET 127.0.0.1:{port}"
     assert asked(port, "POST {}/again\nx") == "text/plain x"
     assert asked(port, "POST {}/then\nx") == f"GET 127.0.0.1:{port}"
-    with pytest.raises(ToolError, match=rf"http://127.0.0.2:{port} is not among the servers"):
+    with pytest.raises(ToolError, match=rf"http://127.0.0.2:{port} is not an allowed server"):
         asked(port, "{}/to/other")
     assert asked(port, "{}/to/other", allow=(f"127.0.0.0/8:{port}", f"127.0.0.1:{port}", f"127.0.0.2:{port}"))
     with pytest.raises(ToolError, match="more than 5 redirects"):
@@ -106,13 +106,13 @@ def test_redirects_keep_to_the_list(port: int) -> None:
     ("text", "why"),
     [
         ("{}/nothing", "404 Not Found: no such page"),
-        ("{}/image", "image/png, and no text"),
+        ("{}/image", "image/png, not text"),
         ("{}/zip", "compressed"),
-        ("DELETE {}/page", "write GET and an URL"),
-        ("", "write GET and an URL"),
+        ("DELETE {}/page", "write GET and a URL"),
+        ("", "write GET and a URL"),
         ("GET example.org", "begins with http"),
-        ("GET http://example.org/", "not among the servers"),
-        ("GET http://127.0.0.1:1/", "not among the servers"),
+        ("GET http://example.org/", "not an allowed server"),
+        ("GET http://127.0.0.1:1/", "not an allowed server"),
     ],
 )
 def test_errors_are_told(port: int, text: str, why: str) -> None:

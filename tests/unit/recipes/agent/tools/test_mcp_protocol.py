@@ -45,7 +45,7 @@ def test_tools_of_every_page_are_offered() -> None:
 def test_a_list_without_an_end_is_left(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     with tools_of(mode) as tools:
         assert [each.name for each in tools] == ["a"]
-    assert "has no end" in caplog.text
+    assert "does not end" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_results_of_every_kind_are_told(mode: str, text: str) -> None:
     ("mode", "why"),
     [
         ("structured_error", '{"error": "no such file"}'),
-        ("silent_error", "does not say why"),
+        ("silent_error", "failed without a reason"),
         ("refuses", "x is wrong"),
     ],
 )
@@ -77,7 +77,7 @@ def test_errors_of_a_tool_are_told_to_the_model(mode: str, why: str) -> None:
 
 
 def test_a_result_against_its_own_schema_is_the_servers_fault() -> None:
-    with pytest.raises(ToolUnavailable, match="no valid result"):
+    with pytest.raises(ToolUnavailable, match="returned an invalid result"):
         called("broken")
 
 

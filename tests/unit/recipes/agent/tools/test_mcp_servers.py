@@ -103,14 +103,14 @@ def test_errors_are_observations(servers: McpServers) -> None:
 
 def test_a_server_that_dies_is_started_again(servers: McpServers) -> None:
     for _ in range(2):
-        assert lost(servers, "die") == "the server of die has ended; it is started again"
+        assert lost(servers, "die") == "the server of die has exited; restarting it"
         assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
 def test_a_server_that_only_dies_is_given_up(servers: McpServers) -> None:
     for _ in range(6):
         lost(servers, "die")
-    assert lost(servers, "add").startswith("the server of add has ended, and")
+    assert lost(servers, "add").startswith("the server of add has exited and")
 
 
 def test_a_call_that_hangs_holds_up_no_other(servers: McpServers) -> None:
@@ -139,7 +139,7 @@ def test_a_server_ends_with_whoever_started_it_however_that_ends(tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (ServerCommand(("no-such-program",), {}), "there is no `no-such-program`"),
+        (ServerCommand(("no-such-program",), {}), "`no-such-program` does not exist"),
         (ServerCommand((sys.executable, "-c", "1"), {}), "does not start"),
         (ServerCommand(SERVER, {}, ("multiply",)), "has no tool `multiply`"),
     ],

@@ -85,7 +85,7 @@ def test_what_goes_wrong_is_an_observation_and_is_counted() -> None:
     assert [(each.text, each.failure) for each in found] == [
         ("error: division by zero", "error"),
         ("error: ValueError: bad x", "error"),
-        ("error: there is no tool none; there is calculator, fails", "error"),
+        ("error: unknown tool none; known: calculator, fails", "error"),
         ("2", ""),
     ]
     assert [seen for _, seen in told] == found

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.agent.workers.agent_worker import AgentWorker
-from recipes.language.answers.answer_group import Course
+from recipes.language.answers.answer_group import EpisodeStats
 
 
 class Attempts(AgentWorker):
@@ -26,7 +26,9 @@ class Attempts(AgentWorker):
     async def _attempt(self, prompt: Any, problem: Any, sample: int, route: Any) -> Any:
         from recipes.agent.workers.agent_worker import _Run  # pyright: ignore[reportPrivateUsage]
 
-        return _Run(f"{len(self.ended)} left", [], Course(failure=self.ended.pop(0), figures={"agent/turns": 1.0}))
+        return _Run(
+            f"{len(self.ended)} left", [], EpisodeStats(failure=self.ended.pop(0), figures={"agent/turns": 1.0})
+        )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ class Attempts(AgentWorker):
 def test_a_failed_run_begins_once_more(failures: tuple[str, ...], failure: str, retries: int) -> None:
     worker, nothing = Attempts(*failures), object()
     run = asyncio.run(worker._run(nothing, nothing, 0, nothing))  # pyright: ignore
-    assert run.course.failure == failure
-    assert run.course.figures == {"agent/turns": 1.0, "agent/retries": retries}
+    assert run.stats.failure == failure
+    assert run.stats.figures == {"agent/turns": 1.0, "agent/retries": retries}
     assert worker.ended == []
     assert worker.left == [nothing]

@@ -107,7 +107,7 @@ def test_a_person_moves_the_one_environment_of_a_worker() -> None:
     assert env._hand[2, 0] > height
     ended = env.step(policy)
     assert ended.terminations.all()
-    with pytest.raises(ConfigError, match="a person drives one environment, and this worker has 2"):
+    with pytest.raises(ConfigError, match="a person controls one environment, but this worker has 2"):
         Scripted(CountingEnv(EnvSettings(num_envs=2)))
 
 
@@ -221,7 +221,7 @@ class TestGamepad:
         device.put(0, 0, 0)
         assert source.poll().linear[0] == pytest.approx(1)
         device.lost = True
-        with pytest.raises(InterventionError, match="was lost") as caught:
+        with pytest.raises(InterventionError, match="disconnected") as caught:
             source.poll()
         assert "/dev/input/pad" in str(caught.value)
         source.close()
@@ -230,7 +230,7 @@ class TestGamepad:
     def test_none_several_or_an_unreadable_one(self, evdev: Any) -> None:
         env = one_env()
         evdev.list_devices = list
-        with pytest.raises(InterventionError, match="there is no gamepad"):
+        with pytest.raises(InterventionError, match="no gamepad"):
             GamepadSource(env, GamepadOptions())
         evdev.list_devices = lambda: ["/dev/pad1", "/dev/pad2", "/dev/gone"]
         with pytest.raises(InterventionError, match="there are 2 gamepads"):
@@ -317,11 +317,11 @@ class TestSpaceMouse:
         device.reports += [told(1, 0, -350, 0), [3, 1]]
         assert source.poll() == Controls((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), toggles_gripper=True)
         device.lost = True
-        with pytest.raises(InterventionError, match="spacemouse A1: the device was lost"):
+        with pytest.raises(InterventionError, match="spacemouse A1: the device disconnected"):
             source.poll()
         source.close()
         assert device.closed
-        with pytest.raises(InterventionError, match="there is no SpaceMouse"):
+        with pytest.raises(InterventionError, match="no SpaceMouse"):
             spacemouse._found(module, "B2")
         module.enumerate = lambda: [cap, {**cap, "path": b"other", "serial_number": "B2"}]
         with pytest.raises(InterventionError, match="there are 2 SpaceMouse devices"):

@@ -23,9 +23,9 @@ from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.off_policy.off_policy_rollout import record_step
-from recipes.embodied.off_policy.sources import add_steps, intervened, steps_of, transition_spec
+from recipes.embodied.off_policy.sources import add_steps, intervened, transition_spec, transition_steps
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.using.recording import columns_of, features_of
+from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
@@ -89,7 +89,7 @@ def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
         observations = result.observations
         final = observations if result.final_observations is None else result.final_observations
         record_step(recorder, tick, outcome, {"states": torch.from_numpy(final["states"])})
-    steps = steps_of(recorder.finish(None))
+    steps = transition_steps(recorder.finish(None))
 
     flags = steps[INTERVENTIONS]
     assert np.array_equal(flags, np.stack(witness.rows))
@@ -168,13 +168,13 @@ def test_a_demonstration_tells_which_actions_were_whose() -> None:
         flags = episode.columns["interventions"]
         assert flags.tolist() == [bool(rows[row]) for rows in witness.rows[: episode.length]]
         assert (np.abs(episode.columns["actions"]).sum(axis=1) > 0).tolist() == flags.tolist()
-        assert set(columns_of(episode, env.spec)) == set(features_of(env.spec, interventions=True))
+        assert set(to_columns(episode, env.spec)) == set(features_of(env.spec, interventions=True))
 
 
 def test_only_human_actions_are_imitated_on_request() -> None:
     zeros = np.zeros((4, 1), np.float32)
     whole = Demonstrations("set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64))
-    with pytest.raises(DatasetError, match="do not say in which rows somebody intervened"):
+    with pytest.raises(DatasetError, match="do not mark interventions"):
         imitated_rows(whole, only_interventions=True)
     flags = np.array([False, True, True, False])
     mixed = Demonstrations(
@@ -184,7 +184,7 @@ def test_only_human_actions_are_imitated_on_request() -> None:
     assert imitated_rows(mixed, only_interventions=True).tolist() == [1, 2]
     none = mixed.chosen([0])
     object.__setattr__(none, "interventions", ~flags & flags)
-    with pytest.raises(DatasetError, match="nobody intervened"):
+    with pytest.raises(DatasetError, match="contain no interventions"):
         imitated_rows(none, only_interventions=True)
 
 

@@ -21,7 +21,7 @@ from recipes.embodied.interventions.remote.remote_messages import (
     controls_of,
     decode,
     encode,
-    message_of,
+    to_message,
 )
 from recipes.embodied.interventions.remote.remote_source import RemoteSource, read_token
 from recipes.embodied.interventions.source_options import RemoteOptions
@@ -92,11 +92,11 @@ def source(tmp_path: Path) -> Any:
 def test_who_has_the_token_takes_over(source: RemoteSource) -> None:
     assert source.poll() == Controls()
     person = Person(source)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
     assert person.answer() == {"ok": True, "hz": 20.0}
     for each in (Controls(toggles_gripper=True), Controls(verdict="failure"), Controls()):
-        person.say(message_of(each))
+        person.say(to_message(each))
     # Buttons count although another message came after them.
     seen = [until(source, lambda found: found.linear[0] == 0)]
     seen += [source.poll() for _ in range(1000)]
@@ -107,26 +107,26 @@ def test_who_has_the_token_takes_over(source: RemoteSource) -> None:
 def test_without_the_token_nothing_is_heard(source: RemoteSource) -> None:
     for token in ("wrong" * 8, TOKEN[:-1], "ü"):
         thief = Person(source, token)
-        thief.say(message_of(FORWARD))
+        thief.say(to_message(FORWARD))
         said = until_closed(source, thief)
         assert b'"ok":true' not in said
     silent = Person(source, None)  # does not keep others out
     person = Person(source)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
     silent.socket.close()
 
 
 def test_newest_who_tells_the_token_is_the_person(source: RemoteSource) -> None:
     first = Person(source)  # its link may be dead without a word
-    first.say(message_of(FORWARD))
+    first.say(to_message(FORWARD))
     until(source, lambda found: found == FORWARD)
     second = Person(source)
-    second.say(message_of(Controls((-1.0, 0.0, 0.0))))
+    second.say(to_message(Controls((-1.0, 0.0, 0.0))))
     until(source, lambda found: found.linear[0] == -1)
     assert first.answer() == {"ok": True, "hz": 20.0}
     told = first.answer()
-    assert told == {"ok": False, "message": "somebody else who has the token steers now"}
+    assert told == {"ok": False, "message": "another client with the token has taken over"}
     assert second.answer() == {"ok": True, "hz": 20.0}
 
 
@@ -138,12 +138,12 @@ def test_stranger_between_connect_and_token_costs_nobody(source: RemoteSource) -
     for _ in range(100):
         source.poll()
     person.say({"token": TOKEN})
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
     assert person.answer() == {"ok": True, "hz": 20.0}
     for each in strangers:
         each.socket.close()
-    person.say(message_of(Controls((0.0, 1.0, 0.0))))
+    person.say(to_message(Controls((0.0, 1.0, 0.0))))
     until(source, lambda found: found.linear[1] == 1)
 
 
@@ -172,7 +172,7 @@ def test_nothing_of_a_stranger_raises(source: RemoteSource, words: bytes) -> Non
     stranger = Person(source, None)
     stranger.socket.sendall(words + b"\n")
     until_closed(source, stranger)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
 
 
@@ -182,7 +182,7 @@ def test_crowd_of_silent_strangers_keeps_nobody_out(source: RemoteSource, caplog
         source.poll()
     assert len(source._unproven.waiting()) <= 16
     person = Person(source)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
     for each in crowd:
         each.socket.close()
@@ -206,7 +206,7 @@ def test_strangers_do_not_fill_the_log(source: RemoteSource, caplog: pytest.LogC
 
 def test_arm_is_held_when_its_person_falls_silent(source: RemoteSource) -> None:
     person = Person(source)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     until(source, lambda found: found == FORWARD)
     still = [source.poll() for _ in range(5)]
     assert [each.linear[0] for each in still] == [1, 1, 0, 0, 0]
@@ -214,22 +214,22 @@ def test_arm_is_held_when_its_person_falls_silent(source: RemoteSource) -> None:
     person.socket.close()
     assert source.poll().engaged
     again = Person(source)
-    again.say(message_of(Controls()))
+    again.say(to_message(Controls()))
     until(source, lambda found: not found.engaged)  # the policy acts again
-    again.say(message_of(FORWARD))
+    again.say(to_message(FORWARD))
     until(source, lambda found: found == FORWARD)
     object.__setattr__(source.options, "lost_steps", 10)
     for _ in range(9):
         source.poll()
-    with pytest.raises(InterventionError, match="has said nothing for 10 steps"):
+    with pytest.raises(InterventionError, match="has been silent for 10 steps"):
         source.poll()
 
 
 def test_the_last_words_of_a_connection_count(source: RemoteSource) -> None:
     person = Person(source)
-    person.say(message_of(FORWARD))
+    person.say(to_message(FORWARD))
     until(source, lambda found: found == FORWARD)
-    person.say(message_of(Controls()))
+    person.say(to_message(Controls()))
     person.socket.close()
     assert until(source, lambda found: found.linear[0] == 0) == Controls()
 
@@ -263,7 +263,7 @@ def test_an_endless_line_ends_the_connection(source: RemoteSource) -> None:
     assert b'"ok":false' not in until_closed(source, person)
     # Nothing of it is left over for the next one.
     following = Person(source)
-    following.say(message_of(FORWARD))
+    following.say(to_message(FORWARD))
     assert until(source, lambda found: found.linear[0] == 1) == FORWARD
 
 
@@ -273,7 +273,7 @@ def test_tokens(tmp_path: Path) -> None:
         read_token(str(file))
     file.touch(0o644)
     file.write_text(TOKEN)
-    with pytest.raises(InterventionError, match="others than its owner"):
+    with pytest.raises(InterventionError, match="other users"):
         read_token(str(file))
     file.chmod(0o600)
     assert read_token(str(file)) == TOKEN
@@ -290,7 +290,7 @@ def test_anything_else_that_listens_is_told(words: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         answering = threading.Thread(target=lambda: other.accept()[0].sendall(words + b"\n"), daemon=True)
         answering.start()
-        with pytest.raises(InterventionError, match="the run does not answer"):
+        with pytest.raises(InterventionError, match="the run does not respond"):
             connect(*other.getsockname()[:2], TOKEN)
 
 
@@ -298,6 +298,6 @@ def test_refusal_is_shown_escaped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         answer = encode({"ok": False, "message": "\x1b[2Jno"})
         threading.Thread(target=lambda: other.accept()[0].sendall(answer), daemon=True).start()
-        with pytest.raises(InterventionError, match="refuses") as caught:
+        with pytest.raises(InterventionError, match="rejects") as caught:
             connect(*other.getsockname()[:2], TOKEN)
     assert caught.value.why == r"\x1b[2Jno"

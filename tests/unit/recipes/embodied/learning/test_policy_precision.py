@@ -135,7 +135,7 @@ def test_weights_sent_follow_those_trained() -> None:
         for weight in state.policy.parameters():
             weight += 1
     assert all((new != old).any() for new, old in zip(state.whole_weights().buffers, first, strict=True))
-    state.rest()
+    state.offload()
     assert {each.dtype for each in state.policy.parameters()} == {torch.float32}
 
 

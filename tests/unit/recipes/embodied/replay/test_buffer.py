@@ -191,5 +191,5 @@ def test_what_cannot_be_is_told() -> None:
         ReplayBuffer(SPEC, 4, 12)
     with pytest.raises(ReplayError, match="empty"):
         ReplayBuffer(SPEC, 1, 12).sample(1, np.random.default_rng())
-    with pytest.raises(ReplayError, match="of another kind"):
+    with pytest.raises(ReplayError, match="does not match this run"):
         ReplayBuffer(SPEC, 1, 12).load(ReplayBuffer(SPEC, 1, 16).save())

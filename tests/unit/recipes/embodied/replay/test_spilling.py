@@ -119,7 +119,7 @@ def test_a_buffer_saved_from_memory_can_be_spilled(tmp_path: Path) -> None:
 
 def test_a_saved_buffer_without_its_files_is_refused(tmp_path: Path) -> None:
     first = filled(Spill(MEMORY, tmp_path))
-    with pytest.raises(ReplayError, match="of another kind"):
+    with pytest.raises(ReplayError, match="does not match this run"):
         filled(Spill(MEMORY, tmp_path)).load(first.save())
     first.save(tmp_path / "saved")
     (file,) = (tmp_path / "saved").rglob("*.npy")

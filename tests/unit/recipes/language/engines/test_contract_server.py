@@ -90,17 +90,17 @@ def changed(**new: Any) -> Any:
                 token_ids=lambda choice: choice["token_ids"][:2],
                 logprobs={"token_logprobs": [-1.0, -1.0]},
             ),
-            r"after 2 tokens, and 6 were asked for",
+            r"after 2 tokens; at least 6 were requested",
         ),
-        (changed(token_ids=["a"]), "not a list of numbers"),
-        (changed(token_ids=[-1]), "not a list of numbers"),
+        (changed(token_ids=["a"]), "not a list of integers"),
+        (changed(token_ids=[-1]), "not a list of integers"),
         (changed(logprobs={"token_logprobs": [None] * 6}), "missing, above 0"),
         (changed(logprobs={"token_logprobs": [float("nan")] * 6}), "missing, above 0"),
         (changed(logprobs=None), "no log-probabilities"),
         (changed(finish_reason="content_filter"), "content_filter"),
-        (changed(prompt_token_ids=[1, 9, 17, 4]), "another prompt"),
-        (changed(token_ids=None, logprobs={"tokens": ["a", "b"]}), "returns texts and no token ids"),
-        (lambda answer: {**answer, "choices": []}, "0 answers where 1 were asked for"),
+        (changed(prompt_token_ids=[1, 9, 17, 4]), "a different prompt"),
+        (changed(token_ids=None, logprobs={"tokens": ["a", "b"]}), "returns texts without token ids"),
+        (lambda answer: {**answer, "choices": []}, "returned 0 answers; 1 were requested"),
         (lambda _: {"object": "error"}, "no answers"),
         (lambda _: b"<html>", "not JSON"),
     ],
@@ -147,7 +147,7 @@ def test_the_token_is_sent_and_never_shown(server: FakeServer, folder: str, monk
     engine.stop()
 
     monkeypatch.setenv("SERVER_TOKEN", "wrong")
-    with pytest.raises(RLinfError, match="refuses the token") as refused:
+    with pytest.raises(RLinfError, match="rejects the token") as refused:
         ServerEngine(settings(server, token_env="SERVER_TOKEN"), folder)
     assert "SERVER_TOKEN" in str(refused.value)
     monkeypatch.delenv("SERVER_TOKEN")

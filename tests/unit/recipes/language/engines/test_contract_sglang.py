@@ -154,6 +154,6 @@ def test_an_answer_with_too_few_tokens_is_an_error(sglang: Any, folder: str, mon
         return found
 
     monkeypatch.setattr(StandIn, "generate", short)
-    with pytest.raises(RLinfError, match="cannot be learned from") as raised:
+    with pytest.raises(RLinfError, match="unusable answer") as raised:
         run(make(folder), [Request(request_id="a", prompt=(5, 6), params=greedy(6))])
-    assert "after 4 tokens, and 6 were asked for" in str(raised.value)
+    assert "after 4 tokens; at least 6 were requested" in str(raised.value)

@@ -48,7 +48,7 @@ def test_merged_weights_are_those_of_our_engine(folder: Path) -> None:
     ("change", "words"),
     [
         ({"nothing.lora_A.default.weight": torch.zeros(4, 64)}, "no layer `nothing`"),
-        ({"nothing": torch.zeros(1)}, "no weight of a LoRA adapter"),
+        ({"nothing": torch.zeros(1)}, "not a LoRA weight"),
         ({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(4, 9)}, "does not fit"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_set_of_weights_is_whole(folder: Path) -> None:
     for change, words in (
         ({**whole, "nothing": torch.zeros(1)}, "no weight `nothing`"),
         ({**whole, "model.norm.weight": torch.zeros(1)}, r"`model\.norm\.weight` is \[1\]"),
-        ({name: value for name, value in whole.items() if name != "model.norm.weight"}, "no value for weight"),
+        ({name: value for name, value in whole.items() if name != "model.norm.weight"}, "has no value"),
     ):
         with pytest.raises(ValueError, match=words):
             model.checked(change)

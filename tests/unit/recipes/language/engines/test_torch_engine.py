@@ -200,7 +200,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
     engine = TorchEngine(tiny_model(), max_running_tokens=20)
     for request, words in (
         (Request(request_id="a", prompt=()), "empty prompt"),
-        (Request(request_id="b", prompt=(5,), params=SamplingParams(max_new_tokens=300)), "more than the 256"),
+        (Request(request_id="b", prompt=(5,), params=SamplingParams(max_new_tokens=300)), "model's limit of 256"),
         (Request(request_id="c", prompt=(5,), params=SamplingParams(max_new_tokens=50)), "max_running_tokens"),
         (Request(request_id="d", prompt=(5,), params=SamplingParams(stop=("x",))), "without a tokenizer"),
     ):
@@ -343,7 +343,7 @@ def test_wrong_weights_change_nothing() -> None:
     new = dict(tiny_model(seed=1).state_dict())
     partial = {name: value for name, value in new.items() if name != "lm_head.weight"}
 
-    with pytest.raises(ValueError, match=r"no value for weight `lm_head\.weight`"):
+    with pytest.raises(ValueError, match=r"weight `lm_head\.weight` of the engine's model has no value"):
         engine.load_weights(partial.items(), 1)
     with pytest.raises(ValueError, match="nothing"):
         engine.load_weights({**new, "nothing": torch.zeros(1)}.items(), 1)

@@ -49,4 +49,4 @@ def test_the_first_few_answers_of_a_step_end_nothing() -> None:
 def test_the_end_of_a_run_tells_of_all() -> None:
     failures = Failures()
     failures.count(report(3, {"crash": 1}, "killed"))
-    assert str(failures) == "1 of 4 answers failed and were left out: crash 1; the first: killed"
+    assert str(failures) == "1 of 4 answers failed and were dropped: crash 1; the first: killed"

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.loop.generation import ANSWERS, REPORTS, Stream, orders_key, wait_for
+from recipes.language.loop.generation import ANSWERS, REPORTS, AsyncRollouts, orders_key, wait_for
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import NewWeights, Prompt, ScoredGroup
 from rlinf_core.channel.channel import Channel
@@ -87,9 +87,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def stream_of(workers: Workers) -> Stream:
+def stream_of(workers: Workers) -> AsyncRollouts:
     sizes = {"rollout": 2, "reward": 2}
-    return Stream.of_engines(cast("Any", workers), cast("Any", workers), sizes, workers.answers, workers.scored)
+    return AsyncRollouts.of_engines(cast("Any", workers), cast("Any", workers), sizes, workers.answers, workers.scored)
 
 
 def prompts(*workers: int, first: int = 0) -> list[Prompt]:

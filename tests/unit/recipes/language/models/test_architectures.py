@@ -97,7 +97,7 @@ def test_what_cannot_be_computed_is_refused(name: str) -> None:
 def test_an_engine_refuses_attention_of_two_parts() -> None:
     made = model("diffllama")
     use_plans(made)
-    with pytest.raises(ConfigError, match="cannot draw from `DiffLlamaForCausalLM`"):
+    with pytest.raises(ConfigError, match="cannot sample from `DiffLlamaForCausalLM`"):
         check_engine(made)
 
 
@@ -107,7 +107,7 @@ def test_an_unknown_keyword_of_attention_is_refused(monkeypatch: pytest.MonkeyPa
     made.model.layers[1].self_attn.register_forward_pre_hook(
         lambda _, args, kwargs: (args, {**kwargs, "tilt": 0.5}), with_kwargs=True
     )
-    with pytest.raises(ConfigError, match="layer 1 of the model asks its attention for `tilt`"):
+    with pytest.raises(ConfigError, match="layer 1 of the model passes `tilt`"):
         check_policy(policy)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.language.rewards.signatures import Signature, convention_of, signature_in_source
+from recipes.language.rewards.signatures import Signature, detect_convention, signature_in_source
 from rlinf_core import ConfigError
 
 SOURCE = """
@@ -58,7 +58,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_conventions_are_told_from_the_source(module: str, name: str, convention: str) -> None:
     signature = signature_in_source(f"{module}:{name}")
     assert signature is not None
-    assert convention_of(signature, name) == convention
+    assert detect_convention(signature, name) == convention
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_conventions_are_told_from_the_source(module: str, name: str, convention
         ("unknown", "`response`"),
         ("wants_more", "`tokenizer`"),
         ("nothing", "takes none"),
-        ("positional", "by position"),
+        ("positional", "positional-only"),
     ],
 )
 def test_other_signatures_are_refused_with_those_that_are_known(module: str, name: str, why: str) -> None:
     signature = signature_in_source(f"{module}:{name}")
     assert signature is not None
     with pytest.raises(ConfigError) as caught:
-        convention_of(signature, name)
+        detect_convention(signature, name)
     assert why in str(caught.value)
     assert "completions" in str(caught.value)
 

@@ -78,7 +78,7 @@ def test_code_in_an_archive_is_refused(tmp_path: Path, hidden: bool) -> None:
         torch.save({"updates": 3, "temperature": torch.ones(2), "more": [Payload(marker)]}, file)
     else:
         file.write_bytes(archived(marker))
-    with pytest.raises(ValueError, match=r"`builtins.exec`, which is never made|`__builtin__.exec`"):
+    with pytest.raises(ValueError, match=r"`builtins.exec`, which is never executed|`__builtin__.exec`"):
         load_archive(file)
     assert not marker.exists()
     torch.load(file, weights_only=False)
@@ -120,7 +120,7 @@ def _stack(value: object) -> bytes:
     [((7,), (1,), 0), ((6,), (1,), 1), ((2, 3), (6, 1), 0), ((1000000, 6), (0, 1), 0), ((2,), (-1,), 2), ((6,), (), 0)],
 )
 def test_tensors_beyond_their_storage_are_refused(size: Any, stride: Any, offset: int) -> None:
-    with pytest.raises(ValueError, match=r"storage|numbers|dimensions"):
+    with pytest.raises(ValueError, match=r"storage|integer|shape"):
         read_archive(rewritten(other_tensor(size, stride, offset)))
     read_archive(rewritten(other_tensor((2, 3), (3, 1))))
 
@@ -128,9 +128,9 @@ def test_tensors_beyond_their_storage_are_refused(size: Any, stride: Any, offset
 def test_archives_that_grow_or_lack_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="compressed"):
         read_archive(rewritten(lambda parts: None, zipfile.ZIP_DEFLATED))
-    with pytest.raises(ValueError, match="no part `data/0`"):
+    with pytest.raises(ValueError, match="no record `data/0`"):
         read_archive(rewritten(lambda parts: parts.pop("archive/data/0")))  # type: ignore[arg-type,return-value]
-    with pytest.raises(ValueError, match=r"no file of `torch.save`"):
+    with pytest.raises(ValueError, match=r"not a `torch.save` file,"):
         read_archive(io.BytesIO(b"nothing"))
 
 

@@ -106,7 +106,7 @@ def test_a_shard_elsewhere_is_refused(tmp_path: Path) -> None:
     by_torch(tmp_path)
     index = tmp_path / "actor" / ".metadata"
     index.write_bytes(index.read_bytes().replace(b"__0_0.distcp", b"../../x.disc"))
-    with pytest.raises(CheckpointError, match="no shard beside the index"):
+    with pytest.raises(CheckpointError, match="not a shard beside the index"):
         state_checkpoint.load(tmp_path, *trained(2))
 
 

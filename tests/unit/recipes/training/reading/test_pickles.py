@@ -54,7 +54,7 @@ NAMES = sorted(streams(Path()))
 def test_nothing_that_a_stream_names_is_called(name: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     stream = streams(marker)[name]
-    with pytest.raises(ValueError, match=r"never made|instruction"):
+    with pytest.raises(ValueError, match=r"never executed|opcode"):
         PickleReader().read(stream)
     assert not marker.exists()
     pickle.loads(stream)
@@ -100,11 +100,11 @@ def test_time_and_memory_are_in_proportion_to_the_stream() -> None:
     # Python's own reader takes 32 GiB for this, and for ever to hash what follows.
     assert PickleReader().read(b"\x80\x02Nr\xff\xff\xff\x7f.") is None
     doubled = b"\x80\x02)" + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(200))
-    with pytest.raises(ValueError, match="key of a mapping"):
+    with pytest.raises(ValueError, match="mapping key"):
         PickleReader().read(b"\x80\x02}" + doubled[2:] + b"Ns.")
-    with pytest.raises(ValueError, match="more parts"):
+    with pytest.raises(ValueError, match="more objects"):
         check_plain(PickleReader().read(doubled + b"."))
-    with pytest.raises(ValueError, match="read at most"):
+    with pytest.raises(ValueError, match="the limit is"):
         PickleReader().read(bytes(pickles.LIMIT + 1))
 
 

@@ -1,4 +1,4 @@
-"""Requests and answers as all protocols of the endpoint share them, and the conversations that they belong to."""
+"""Requests, answers and conversations that all protocols of the endpoint share."""
 
 from __future__ import annotations
 
@@ -96,20 +96,20 @@ class Chats:
             if ask.answers > self.settings.max_turns - self._llm.turns:
                 raise LimitReached("turns")
             branches = [chat, *(chat.fork() for _ in range(ask.answers - 1))]
-            replies = await asyncio.gather(*(each.reply(ask.stop, ask.most) for each in branches))
+            replies = await asyncio.gather(*(branch.reply(ask.stop, ask.most) for branch in branches))
             answered = True
         except LimitReached as limit:
-            # Clients try again after this status by themselves, unless they are told not to.
-            message = f"no {limit.limit} are left for this task"
+            # Clients retry after this status automatically, unless told not to.
+            message = f"this task has no {limit.limit} left"
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"x-should-retry": "false"}) from None
         except MessagesRefused as refusal:
-            raise bad_request(f"the model's chat template refuses the messages: {refusal}") from None
+            raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
         finally:
             # What was not answered leaves the conversation as it was.
             if not answered and past is not None:
                 chat.pending.clear()
                 self._known[past] = chat
-        return [self._answer(ask, *each) for each in zip(branches, replies, strict=True)]
+        return [self._answer(ask, *branch_and_reply) for branch_and_reply in zip(branches, replies, strict=True)]
 
     async def count(self, ask: Ask) -> int:
         """Return the tokens of a request's messages.
@@ -120,11 +120,11 @@ class Chats:
         try:
             return await self._llm.count(self._llm.conversation(*ask.messages, tools=ask.offer))
         except MessagesRefused as refusal:
-            raise bad_request(f"the model's chat template refuses the messages: {refusal}") from None
+            raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
 
     def written(self, call_ids: Sequence[str]) -> str | None:
         """Return the turn in which the model made calls with these ids; None where it made none of them."""
-        return next((self._written[each][0] for each in call_ids if each in self._written), None)
+        return next((self._written[call_id][0] for call_id in call_ids if call_id in self._written), None)
 
     def called(self, call_id: str) -> str:
         """Return the name of the function that a call of the model is of; empty where it made no such call."""
@@ -134,18 +134,18 @@ class Chats:
         """Return the conversation that a request continues, and its key; a new one, and None, else."""
         functions = ask.offer.functions if ask.offer else ()
         for count in range(len(ask.messages) - 1, 0, -1):
-            # Taken out: a second request with the same past is a branch, which begins with words of its own.
+            # Removed: a second request with the same past is a branch with its own continuation.
             past = (functions, ask.messages[:count])
             chat = self._known.pop(past, None)
             if chat is not None:
                 chat.tools = ask.offer
-                for each in ask.messages[count:]:
-                    chat.add(each)
+                for message in ask.messages[count:]:
+                    chat.add(message)
                 return chat, past
         return self._llm.conversation(*ask.messages, tools=ask.offer), None
 
     def _answer(self, ask: Ask, chat: Chat, reply: ModelReply) -> SaidTurn:
-        ends = [(reply.text.find(each), each) for each in ask.stop if each in reply.text]
+        ends = [(reply.text.find(text), text) for text in ask.stop if text in reply.text]
         place, stop = min(ends, default=(len(reply.text), None))
         text, calls, written = reply.text[:place], (), reply.text[:place]
         if ask.callable:
@@ -155,19 +155,19 @@ class Chats:
                 text, stop, written = before, None, reply.raw
         functions = ask.offer.functions if ask.offer else ()
         self._known[functions, (*ask.messages, ChatMessage("assistant", written))] = chat
-        self._written.update((each.call_id, (written, each.name)) for each in calls)
+        self._written.update((call.call_id, (written, call.name)) for call in calls)
         finish = "calls" if calls else "length" if reply.finish == "length" else "stop"
         return SaidTurn(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
 
 
 class Functions(NamedTuple):
-    """Functions of a request: those that are told to the model, and the schemas of those that it may call."""
+    """Functions of a request: those listed to the model, and the schemas of those it may call."""
 
     offer: ToolOffer | None
     callable: Mapping[str, Mapping[str, Any]]
 
 
-def functions_of(described: Sequence[Mapping[str, Any]], *, may_call: bool, single: bool) -> Functions:
+def parse_functions(described: Sequence[Mapping[str, Any]], *, may_call: bool, single: bool) -> Functions:
     """Return functions for a conversation.
 
     Args:
@@ -180,18 +180,18 @@ def functions_of(described: Sequence[Mapping[str, Any]], *, may_call: bool, sing
     """
     entries: list[dict[str, Any]] = []
     schemas: dict[str, Mapping[str, Any]] = {}
-    for each in described:
-        name, parameters = each.get("name"), each.get("parameters")
+    for function in described:
+        name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not name or name in schemas:
-            raise bad_request("each of `tools` is a function with a `name` of its own")
+            raise bad_request("every entry of `tools` must be a function with a unique `name`")
         if parameters is not None and not isinstance(parameters, dict):
-            raise bad_request(f"the parameters of the function `{name}` are a JSON Schema of an object")
+            raise bad_request(f"the parameters of the function `{name}` must be a JSON Schema of an object")
         schemas[name] = cast("dict[str, Any]", parameters or {})
-        kept = {key: value for key, value in each.items() if key != "strict" and value is not None}
+        kept = {key: value for key, value in function.items() if key != "strict" and value is not None}
         entries.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
     if not entries:
         return Functions(None, _NO_SCHEMAS)
-    texts = tuple(json.dumps(each, ensure_ascii=False) for each in entries)
+    texts = tuple(json.dumps(entry, ensure_ascii=False) for entry in entries)
     offer = ToolOffer(texts, hermes_instructions(entries), single)
     return Functions(offer, schemas if may_call else _NO_SCHEMAS)
 
@@ -202,16 +202,16 @@ def call_message(chats: Chats, text: str, calls: Sequence[FunctionCall]) -> Chat
     Raises:
         RequestError: the arguments of a call are no JSON object.
     """
-    written = chats.written([each.call_id for each in calls])
+    written = chats.written([call.call_id for call in calls])
     if written is not None:
         return ChatMessage("assistant", written)
-    for each in calls:
+    for call in calls:
         try:
-            parsed: Any = load_json(each.arguments)
+            parsed: Any = load_json(call.arguments)
         except ValueError:
             parsed = None
         if not isinstance(parsed, dict):
-            raise bad_request(f"the arguments of the call of `{each.name}` are no object of JSON")
+            raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
     return ChatMessage("assistant", text, tuple(calls))
 
 
