@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.column_statistics import PictureStatistics, Statistics, of_numbers
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.names import Flip
 from recipes.demonstrations.shape import DatasetShape, check_alike
 
 Rows = NDArray[np.int64]
-Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
+Number = TypeVar("Number", np.uint8, np.float32)
 
 
 class Camera(ABC):
@@ -53,6 +54,20 @@ class KeptCamera(Camera):
         return self._pictures[rows]
 
 
+class Origin(NamedTuple):
+    """One of the data sets that demonstrations were joined from.
+
+    Attributes:
+        where: its file or folder.
+        episodes: how many of the episodes are its own.
+        flip: how its pictures were turned when they were read; None: they are as they were kept.
+    """
+
+    where: str
+    episodes: int
+    flip: Flip | None
+
+
 @dataclass(frozen=True)
 class Demonstrations:
     """N rows of concatenated episodes.
@@ -75,7 +90,9 @@ class Demonstrations:
         draws: float64 [N], how often a row is drawn, relative to others; None: all alike.
         notes: conversions that lose something, and what is left out.
         place: the file that holds a row, and where in it; None: `where` is all that is known.
-        flip: the orientation of the pictures, as the data set says; None: it does not say.
+        flip: the turn that the data set says its pictures need, and once they are turned the one that was applied;
+            None: it does not say.
+        joined_from: data sets in the order of their episodes; empty: it is one.
     """
 
     where: str
@@ -95,6 +112,7 @@ class Demonstrations:
     notes: tuple[str, ...] = ()
     place: Callable[[int], str] | None = None
     flip: Flip | None = None
+    joined_from: tuple[Origin, ...] = ()
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -115,6 +133,11 @@ class Demonstrations:
             0 if self.states is None else self.states.shape[1],
             {name: camera.shape for name, camera in self.cameras.items()},
         )
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The data sets that it consists of, in the order of their episodes."""
+        return self.joined_from or (Origin(self.where, self.episodes, self.flip),)
 
     def rows_of(self, episode: int) -> Rows:
         """Return the rows of an episode."""
@@ -183,7 +206,7 @@ class FlippedCamera(Camera):
 
     Args:
         camera: whose pictures they are.
-        flip: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
+        flip: how they are turned.
     """
 
     def __init__(self, camera: Camera, flip: Flip) -> None:
@@ -205,8 +228,8 @@ def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], 
     return of
 
 
-def flipped(pictures: NDArray[np.uint8], flip: Flip) -> NDArray[np.uint8]:
-    """Return flipped images [n, H, W, 3]; see `FlippedCamera`."""
+def flipped(pictures: NDArray[Number], flip: Flip) -> NDArray[Number]:
+    """Return flipped images [n, H, W, 3]; flipping twice restores them."""
     if flip in ("vertical", "rotate180"):
         pictures = pictures[:, ::-1]
     if flip in ("horizontal", "rotate180"):
@@ -262,6 +285,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         draws=_all([part.draws for part in parts]),
         notes=tuple(f"{part.where}: {note}" for part in parts for note in part.notes),
         place=place,
+        joined_from=tuple(origin for part in parts for origin in part.origins),
     )
 
 

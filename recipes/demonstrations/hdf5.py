@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
-from recipes.demonstrations.demonstrations import Camera, Demonstrations, Flip, Rows
+from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.flags import truths
-from recipes.demonstrations.names import Role, column_of, is_depth
+from recipes.demonstrations.names import Flip, Role, column_of, is_depth
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
 _STATES: Final = (

@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias
 from recipes.demonstrations.data_errors import DatasetError
 
 Role: TypeAlias = Literal["action", "reward", "success", "intervention"]
+# How pictures are turned: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
+Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
 
 ACTION: Final = "action"
 STATE: Final = "observation.state"
@@ -44,6 +46,11 @@ _GROUPS: Final = ("complementary_info", "complementary_data", "info", "infos", "
 # Of these, 1 is an intervention; 0, -1 and -10 are the policy, a demonstration, and the steps before an intervention.
 MODES: Final = ("action_modes", "intv_labels")
 _CAMERA_PREFIXES: Final = (IMAGES, "observation.image.", "observation.")
+# What LIBERO and robomimic call the cameras that our environments call `main` and `wrist`.
+_SIMULATED_CAMERAS: Final[Mapping[str, frozenset[str]]] = {
+    "main": frozenset(("agentview", "agentview_rgb", "agentview_image")),
+    "wrist": frozenset(("eye_in_hand_rgb", "robot0_eye_in_hand", "robot0_eye_in_hand_rgb", "robot0_eye_in_hand_image")),
+}
 _STATES: Final = (STATE, "observation.states", "state", "states")
 
 
@@ -108,6 +115,17 @@ def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
             raise DatasetError(message, where=where, help="rename one of the columns")
         cameras[column] = camera
     return cameras
+
+
+def camera_like(camera: str, names: Iterable[str]) -> str | None:
+    """Return the data set's camera that is an environment's by its name, or by LIBERO's or robomimic's for it.
+
+    Returns:
+        None where there is no such camera, or where several could be meant.
+    """
+    known = list(names)
+    candidates = [camera] if camera in known else [name for name in known if name in _SIMULATED_CAMERAS.get(camera, ())]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def is_depth(column: str) -> bool:

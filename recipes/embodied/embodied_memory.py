@@ -37,7 +37,8 @@ from rlinf_core import ConfigError
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}
 # Numbers in the state of a simulator, which only the simulator knows.
-_UNKNOWN_STATES: Final = 64
+# As many as a published pi0 has room for.
+_UNKNOWN_STATES: Final = 32
 # What an environment that is stepped in its worker holds for each byte of its observation: the state behind it, colours
 # in float32 while they are drawn, what is sent and what was sent before. Measured.
 _STEPPING: Final = 20
@@ -105,8 +106,9 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
     if is_simulator(kind):
         options = options_of_simulator(environments)
         cameras = {str(camera): (options.image_size, options.image_size, 3) for camera in options.cameras}
-        spec = EnvSpec(_UNKNOWN_STATES, 7, cameras=cameras, has_instructions=kind != "robosuite")
-        return spec, (f"the states of `{kind}` are taken to be {_UNKNOWN_STATES} numbers",)
+        states = options.state_size or _UNKNOWN_STATES
+        notes = () if options.state_size else (f"the states of `{kind}` are taken to be {states} numbers",)
+        return EnvSpec(states, 7, cameras=cameras, has_instructions=kind != "robosuite"), notes
     if kind == "franka_robot":
         return SPEC, ()  # the arm is elsewhere
     try:

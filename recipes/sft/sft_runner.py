@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from recipes.embodied.loop.embodied_runner import episode_means
 from recipes.embodied.loop.filming_runner import EvaluationVideos
+from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
@@ -45,6 +46,8 @@ class SftRunner(RolloutRunner):
             return
         spec = self._env.init_worker(layout).wait()[0]
         wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
+        if spec.cameras:
+            check_orientation(self._actor, self._env, self.record, "env.eval")
 
     def train_step(self, step: int) -> dict[str, float]:
         """Take some optimizer steps."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
+from recipes.demonstrations.names import Flip
 from recipes.sections.values import one_or_many
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import FilePath, NonNegativeInt
@@ -26,6 +27,7 @@ class DataSource(ConfigModel):
     episodes: tuple[NonNegativeInt, ...] = Field(
         default=(), description="Indices of the episodes to learn from. Default: all."
     )
+    flip: Flip | None = Field(default=None, description="Turn its pictures otherwise than `data.flip` says.")
 
 
 _FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
@@ -49,6 +51,7 @@ _SOURCE_SCHEMA: dict[str, Any] = {
         "dataset_path": {"type": "string"},
         "weight": {"type": "number", "exclusiveMinimum": 0},
         "episodes": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "flip": {"enum": list(get_args(Flip))},
     },
     "additionalProperties": False,
 }
@@ -71,8 +74,8 @@ class DemonstrationsConfig(ConfigModel):
     train_data_paths: DataSources = Field(
         default=(),
         description="LeRobotDataset folders (v2.0, v2.1, v3) and HDF5 files of LIBERO, robomimic and Isaac Lab: one"
-        " path or a list. `{path: ..., weight: ..., episodes: [...]}` sets how often rows of a data set"
-        " are sampled.",
+        " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` sets how often rows of a data set"
+        " are sampled, from which episodes, and how its images are flipped.",
     )
     episodes: tuple[NonNegativeInt, ...] = Field(
         default=(), description="Indices of the episodes to learn from, for a single data set. Default: all."
@@ -95,13 +98,13 @@ class DemonstrationsConfig(ConfigModel):
     cameras: Mapping[Text, Text] = Field(
         default_factory=dict[str, str],
         description="The data set's camera for each camera of the environment, such as {main: agentview_rgb}. Default:"
-        " the camera of the same name; if both have one camera, that one.",
+        " the camera of the same name, or LIBERO's or robomimic's name for it; if both have one camera, that one.",
     )
-    flip: Literal["none", "vertical", "horizontal", "rotate180"] | None = Field(
+    flip: Flip | None = Field(
         default=None,
-        description="Flip images to the environment's orientation: `vertical` flips top and bottom (LIBERO's own HDF5"
-        " files), `rotate180` also left and right (HuggingFaceVLA/libero). Default: as the file states, or"
-        " none.",
+        description="Flip images to the environment's orientation: `vertical` flips top and bottom, `horizontal` left"
+        " and right, `rotate180` both; compared at the start of a run. Default: as the file states (LIBERO's own HDF5"
+        " files: `vertical`), or none.",
     )
     action_scale: Float | tuple[Float, ...] | None = Field(
         default=None,

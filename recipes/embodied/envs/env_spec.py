@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,8 +37,8 @@ class EnvSpec:
         cameras: (H, W, 3) of the observation `images.CAMERA` uint8 [B, H, W, 3], by camera; images are upright, RGB.
         has_instructions: whether there is an observation `instructions`, text [B]: the task in words.
         low, high: [A], bounds of the numbers that the simulator itself takes, which -1 and 1 stand for, or its first
-            and last choice; an entry None: that dimension has no bound, and numbers are taken as they are. None: the
-            environment takes -1 to 1 itself, or choices from 0.
+            and last choice; an entry None: that dimension lacks a bound, and numbers are taken as they are, up to the
+            other one. None: the environment takes -1 to 1 itself, or choices from 0.
         whole: the simulator takes whole numbers from `low` to `high`, each for an equal part of -1 to 1.
     """
 
@@ -64,6 +64,12 @@ class EnvSpec:
             return actions
         return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
 
+    def native(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return actions [..., A] in the simulator's own numbers, as the environment gives them to it."""
+        if self.low is None or self.high is None:
+            return self.carried_out(actions)
+        return native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
+
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape of one row, and numpy's kind or dtype, of each observation: `float32`, `uint8` or `U` for text."""
@@ -74,6 +80,27 @@ class EnvSpec:
         if self.has_instructions:
             observations[INSTRUCTIONS] = ((), "U")
         return observations
+
+
+def native_actions(
+    actions: NDArray[Any],
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+    *,
+    chooses: bool = False,
+    whole: bool = False,
+) -> NDArray[Any]:
+    """Return actions [..., A] from -1 to 1, or choices from 0, in a simulator's own numbers; see `EnvSpec`."""
+    least = np.array([-np.inf if bound is None else bound for bound in low])
+    if chooses:
+        return actions + least.astype(np.int64)
+    most = np.array([np.inf if bound is None else bound for bound in high])
+    bounded = np.isfinite(least) & np.isfinite(most)
+    begin, width = np.where(bounded, least, 0), np.where(bounded, most, 0) - np.where(bounded, least, 0)
+    share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2
+    if whole:
+        return np.minimum(np.floor(begin + share * (width + 1)), most)
+    return np.where(bounded, begin + share * width, np.clip(actions, least, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

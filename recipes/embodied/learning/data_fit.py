@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.names import camera_like
 from recipes.demonstrations.shape import DatasetShape
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _camera(
     data: DatasetShape, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
 ) -> str:
     only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
-    column = named.get(camera) or (camera if camera in data.cameras else only)
+    column = named.get(camera) or camera_like(camera, data.cameras) or only
     if column is None or column not in data.cameras:
         known = ", ".join(f"`{name}`" for name in data.cameras) or "none"
         raise DatasetError(

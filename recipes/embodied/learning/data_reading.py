@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
 from recipes.demonstrations.load_set import read_demonstrations
-from recipes.demonstrations.names import REWARD, SUCCESS
+from recipes.demonstrations.names import REWARD, SUCCESS, Flip
+from recipes.demonstrations.orientation import PicturesShown, thumbnails
 
 if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DataSource, DemonstrationsConfig
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger("rlinf")
 # Rounding to float32 is no other value.
 _ROUNDING: Final = 1e-5
+# Episodes of a data set whose first pictures are compared with the environment's.
+_EPISODES_SHOWN: Final = 8
 
 
 def read_data(config: DemonstrationsConfig, *, pictures: bool = True) -> Demonstrations:
@@ -79,7 +83,7 @@ def read_source(config: DemonstrationsConfig, source: DataSource, *, pictures: b
         raise DatasetError("no rows are left to learn from", where=source.path, help="choose other episodes")
     data = _scaled(data, config)
     check_finite(data)
-    return _turned(data, config)
+    return _turned(data, source.flip or config.flip)
 
 
 def _scaled(data: Demonstrations, config: DemonstrationsConfig) -> Demonstrations:
@@ -116,15 +120,33 @@ def check_finite(data: Demonstrations) -> None:
         )
 
 
-def _turned(data: Demonstrations, config: DemonstrationsConfig) -> Demonstrations:
-    flip = config.flip or data.flip
+def _turned(data: Demonstrations, wanted: Flip | None) -> Demonstrations:
+    flip = wanted or data.flip
     if flip in (None, "none"):
-        return data
+        return replace(data, flip=flip)
     notes = data.notes
-    if config.flip is None and data.cameras:
+    if wanted is None and data.cameras:
         notes = (*notes, f"flipping images as the file states: `data.flip` is `{flip}`")
     cameras = {name: FlippedCamera(camera, flip) for name, camera in data.cameras.items()}
-    return replace(data, cameras=cameras, notes=notes)
+    return replace(data, cameras=cameras, notes=notes, flip=flip)
+
+
+def first_pictures(data: Demonstrations, named: Mapping[str, str]) -> list[PicturesShown]:
+    """Return the pictures with which episodes begin, of some episodes of each data set.
+
+    Args:
+        data: the demonstrations.
+        named: their camera for each of the environment's.
+    """
+    shown: list[PicturesShown] = []
+    before = 0
+    for origin in data.origins:
+        episodes = before + np.unique(np.linspace(0, origin.episodes - 1, _EPISODES_SHOWN).round().astype(np.int64))
+        before += origin.episodes
+        rows = data.bounds[episodes]
+        cameras = {name: thumbnails(data.cameras[camera].read(rows)) for name, camera in named.items()}
+        shown.append(PicturesShown(origin.where, origin.flip or "none", cameras))
+    return shown
 
 
 def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demonstrations:
@@ -194,6 +216,15 @@ def without_rewards(data: Demonstrations) -> DatasetError:
         where=data.where,
         help="`rlinf record` writes them, and `data.columns: {{reward: NAME, success: NAME}}` names other columns;"
         " recipe `sft` learns without them",
+    )
+
+
+def weights_of_replay(data: Demonstrations) -> DatasetError:
+    """Return the error for data sets with weights whose steps go into a replay buffer."""
+    return DatasetError(
+        "the data sets have a `weight`, and a replay buffer draws all steps alike",
+        where=data.where,
+        help="remove `weight`; `algorithm.off_policy.replay.demonstrations_share` is the share of all demonstrations",
     )
 
 

@@ -12,10 +12,17 @@ from torch import Tensor
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_interventions
+from recipes.embodied.learning.data_reading import (
+    first_pictures,
+    fitted_actions,
+    read_data,
+    tell_notes,
+    without_interventions,
+)
 from recipes.embodied.models.normalization import Normalization, Statistics
 
 if TYPE_CHECKING:
@@ -57,6 +64,7 @@ class ImitationData:
         acts = spec is not None and not successes
         self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
         tell_notes(self.demonstrations)
+        self._named = named
         self._cameras = {name: self.demonstrations.cameras[column] for name, column in named.items()}
         self._shifts = successes
         self._imitated = (
@@ -65,14 +73,18 @@ class ImitationData:
             else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
         )
         # Sums of the chances of rows to be drawn, where they are not equal.
-        draws = self.demonstrations.draws
-        self._drawn = None if draws is None else torch.from_numpy(np.cumsum(draws[self._imitated]))
+        chances = chances_of(self.demonstrations, self._imitated)
+        self._drawn = None if chances is None else torch.from_numpy(np.cumsum(chances))
         # The last row of each row's episode.
         bounds = self.demonstrations.bounds
         self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
 
     def __len__(self) -> int:
         return len(self.demonstrations)
+
+    def first_pictures(self) -> list[PicturesShown]:
+        """Return the pictures with which some of the episodes begin."""
+        return first_pictures(self.demonstrations, self._named)
 
     def normalization(self) -> Normalization:
         """Return the statistics of the rows, as `data.normalization` wants them."""
@@ -152,6 +164,21 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
             help="remove `data.only_interventions`, or record corrections with `rlinf record RUN --device`",
         )
     return rows
+
+
+def chances_of(data: Demonstrations, imitated: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """Return how often each of the imitated rows is drawn, relative to the others; None: all alike.
+
+    A data set of which fewer rows are imitated keeps its share.
+    """
+    if data.draws is None:
+        return None
+    ends = np.cumsum([origin.episodes for origin in data.origins])
+    owners = np.searchsorted(data.bounds[ends], np.arange(len(data)), side="right")
+    chosen = owners[imitated]
+    shares = np.bincount(owners, data.draws, len(ends))
+    drawn = np.bincount(chosen, data.draws[imitated], len(ends))
+    return data.draws[imitated] * (shares / np.where(drawn > 0, drawn, 1))[chosen]
 
 
 def labelled_by_success(data: Demonstrations) -> Demonstrations:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import (
     ActorGroup,
     EmbodiedActor,
@@ -83,6 +84,8 @@ class EmbodiedRunner(RolloutRunner):
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
         spec = self.env.init_worker(layout).wait()[0]
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+        if spec.cameras:
+            check_orientation(self.actor, self.env, self.record, "env.train")
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""

@@ -10,10 +10,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
@@ -26,6 +28,7 @@ from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
     demonstrations_buffer,
+    fitting_data,
     intervened,
     transition_spec,
     transition_steps,
@@ -117,6 +120,12 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
             shares[DEMONSTRATIONS] = replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
+
+    def first_pictures(self) -> list[PicturesShown]:
+        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
+        if self._rank or not self._config.data.train_data_paths:
+            return []
+        return first_pictures(*fitting_data(self._config.data, self._spec))
 
     # A training step
 

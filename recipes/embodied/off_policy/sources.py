@@ -13,7 +13,13 @@ from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.data_reading import fitted_actions, read_data, tell_notes, without_rewards
+from recipes.embodied.learning.data_reading import (
+    fitted_actions,
+    read_data,
+    tell_notes,
+    weights_of_replay,
+    without_rewards,
+)
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
@@ -117,6 +123,16 @@ def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
     return [(0, missing if axis == 1 else 0) for axis in range(array.ndim)]
 
 
+def fitting_data(config: DemonstrationsConfig, spec: EnvSpec) -> tuple[Demonstrations, dict[str, str]]:
+    """Return demonstrations of an environment, and their camera for each of the environment's.
+
+    Raises:
+        DatasetError: they cannot be read, or are of another environment.
+    """
+    data = read_data(config)
+    return data, check_fits(data.shape, spec, config.cameras)
+
+
 def demonstrations_buffer(
     config: DemonstrationsConfig,
     spec: EnvSpec,
@@ -132,8 +148,9 @@ def demonstrations_buffer(
     Raises:
         DatasetError: the data cannot be read, are of another environment, or have no rewards.
     """
-    data = read_data(config)
-    named = check_fits(data.shape, spec, config.cameras)
+    data, named = fitting_data(config, spec)
+    if data.draws is not None:
+        raise weights_of_replay(data)
     rewards, successes = data.rewards, data.successes
     if rewards is None or successes is None:
         raise without_rewards(data)

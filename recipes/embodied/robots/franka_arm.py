@@ -7,13 +7,16 @@ of that task are the same in all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from rlinf_core import ConfigError
+
+# The lower and the upper corner of a box, in metres.
+Workspace: TypeAlias = Sequence[Sequence[float]]
 
 CONTROL_SECONDS = 0.05  # between two actions
 SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for
@@ -23,6 +26,8 @@ ACTION_STEP = (SPEED * VELOCITY_MAX * CONTROL_SECONDS)[:, None]
 # Where points to reach are: x forward, y left, z up, in metres.
 POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
 HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
+# Shares of it that are tried where the hand would be out of the workspace.
+_SHARES_OF_NOISE = (1, 0.5, 0.25, 0)
 REACH_RADIUS = 0.05
 REACH_STATES, REACH_ACTIONS = 16, 7
 GRIPPER_THRESHOLD = 0.5  # number of an action above which the gripper closes; below its negative it opens
@@ -69,14 +74,52 @@ def start_joints(draws: NDArray[Any]) -> NDArray[np.float64]:
     return HOME[:, None] + HOME_NOISE * (2 * draws - 1)
 
 
+def start_within(draws: NDArray[Any], workspace: Workspace | None) -> NDArray[np.float64]:
+    """Joints [7, 1] around the arm's home, from random numbers [7, 1]; nearer to it where the hand would be outside.
+
+    Args:
+        draws: from 0 to 1.
+        workspace: the lower and the upper corner [3] of the box that the hand stays in; None: everywhere.
+    """
+    joints = HOME[:, None]
+    for share in _SHARES_OF_NOISE:
+        joints = HOME[:, None] + share * HOME_NOISE * (2 * draws - 1)
+        if is_within(hand_pose(joints)[0][:, 0], workspace):
+            break
+    return joints
+
+
+def is_within(point: NDArray[Any], workspace: Workspace | None) -> bool:
+    """Return whether a point [3] is in a workspace, which may be None: everywhere."""
+    return workspace is None or bool((point >= workspace[0]).all() and (point <= workspace[1]).all())
+
+
+def points_within(workspace: Workspace | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the corners [3] of the box that points to reach are drawn from, within a workspace.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if workspace is None:
+        return POINT_LOW, POINT_HIGH
+    low, high = np.maximum(POINT_LOW, workspace[0]), np.minimum(POINT_HIGH, workspace[1])
+    if (low > high).any():
+        raise ConfigError(
+            "no point of the task `reach` is in the arm's `workspace`",
+            why=f"they are from {POINT_LOW.tolist()} to {POINT_HIGH.tolist()} m",
+            help="correct `workspace`",
+        )
+    return low, high
+
+
 def between(low: NDArray[Any], high: NDArray[Any], draws: NDArray[Any]) -> NDArray[np.float64]:
     """Points [D, B] in the box from `low` to `high` [D], from random numbers [D, B]."""
     return low[:, None] + (high - low)[:, None] * draws
 
 
-def reach_target(draws: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the points [3, B] to reach, from random numbers [3, B]."""
-    return between(POINT_LOW, POINT_HIGH, draws)
+def reach_target(draws: NDArray[Any], workspace: Workspace | None = None) -> NDArray[np.float64]:
+    """Return the points [3, B] to reach, from random numbers [3, B]; see `points_within`."""
+    return between(*points_within(workspace), draws)
 
 
 def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:

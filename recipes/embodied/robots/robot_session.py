@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, is_within
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.replies import ArmState, ControllerFacts
 from recipes.embodied.robots.robot_errors import RobotCameraError, RobotCheckError
 from rlinf_core.hardware.robots.franka import Franka
@@ -121,16 +121,20 @@ def check_limits(facts: ControllerFacts) -> ArmCheck:
 
 
 def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
-    """Judge whether the hand is where it may be."""
+    """Judge whether the hand is where it may be, now and at the arm's home, around which episodes start."""
     if arm.workspace is None:
         return ArmCheck("workspace", "skipped", "none is set for this arm; the controller's own applies")
-    hand = hand_pose(state.joints[:, None])[0][:, 0]
+    hand, home = (hand_pose(joints[:, None])[0][:, 0] for joints in (state.joints, HOME))
     low, high = arm.workspace
+    outside = f"outside of {list(low)} to {list(high)}"
     said = f"the hand is at {np.round(hand, 3).tolist()} m"
-    if (hand >= low).all() and (hand <= high).all():
-        return ArmCheck("workspace", "ok", said)
-    help = "guide the arm into its workspace by hand, or correct `workspace`"
-    return ArmCheck("workspace", "fault", f"{said}, outside of {list(low)} to {list(high)}", help)
+    if not is_within(hand, arm.workspace):
+        help = "guide the arm into its workspace by hand, or correct `workspace`"
+        return ArmCheck("workspace", "fault", f"{said}, {outside}", help)
+    if not is_within(home, arm.workspace):
+        away = f"at the arm's home the hand is at {np.round(home, 3).tolist()} m, {outside}"
+        return ArmCheck("workspace", "fault", away, "correct `workspace`: episodes start around the home")
+    return ArmCheck("workspace", "ok", said)
 
 
 def check_cameras(arm: Franka, state: ArmState) -> ArmCheck:

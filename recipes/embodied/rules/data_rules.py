@@ -121,6 +121,9 @@ def _check_content(config: PolicyJob, at: Path, parts: list[Demonstrations], rep
         report(at, "dataset-mismatch", _message(error), error.help or "", about=about)
     if not isinstance(config, EmbodiedConfig) or not is_off_policy(config.algorithm.loss_type):
         return
+    if any(source.weight is not None for source in config.data.sources):
+        error = _reading().weights_of_replay(parts[0])
+        report(_PATHS, "conflicting-settings", error.message, error.help or "", about=[("algorithm", "loss_type")])
     for part in parts:
         if part.rewards is None or part.successes is None:
             error = _reading().without_rewards(part)

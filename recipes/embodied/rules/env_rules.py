@@ -73,10 +73,10 @@ def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
 def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
     from recipes.embodied.envs.env_spec import EnvSpec
 
-    size, seen = (options.image_size, options.cameras) if options is not None else (0, ())
+    states, size, seen = (options.state_size, options.image_size, options.cameras) if options else (0, 0, ())
     cameras = {str(camera): (size, size, 3) for camera in seen}
     rate: float | None = getattr(options, "control_freq", known.control_hz)
-    return EnvFacts(spec=EnvSpec(0, known.action_size, cameras=cameras), control_hz=rate)
+    return EnvFacts(spec=EnvSpec(states, known.action_size, cameras=cameras), control_hz=rate)
 
 
 def check_environments(

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -34,6 +35,10 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         if not self._config.algorithm.bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
+
+    def first_pictures(self) -> list[PicturesShown]:
+        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
+        return [] if self._data is None or self._rank else self._data.first_pictures()
 
     # A training step
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.demonstrations.orientation import Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
@@ -15,6 +16,7 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
+from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
@@ -28,6 +30,8 @@ from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 
+# Environments of a batch whose first pictures are compared with those of demonstrations.
+_ENVIRONMENTS_SHOWN = 32
 # What a saved state belongs to: another value of one of these makes other episodes.
 _SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
 
@@ -87,6 +91,8 @@ class StagedEnvironments:
         if environments.judge.source != ENVIRONMENT:
             for batch in self.batches:
                 batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
+        # What a pass begins with whose environments are reset already, by the number of the reset.
+        self._begun: dict[int, list[Observation]] = {}
         # Whether the episodes that are under way are to be continued by the next pass.
         self._continues = False
         steps = self._pass_steps(training=training)
@@ -113,7 +119,23 @@ class StagedEnvironments:
         if self._continues:
             return [batch.observe() for batch in self.batches]
         self._continues = not self.resets
-        return [batch.reset(reset) for batch in self.batches]
+        begun, self._begun = self._begun, {}
+        return begun.get(reset) or [batch.reset(reset) for batch in self.batches]
+
+    def first_pictures(self, reset: int) -> dict[str, Thumbnails]:
+        """Return what cameras show after a reset, by their names; the next pass begins from it, if it is that one's.
+
+        A real robot is not moved for this: it returns none.
+        """
+        if any(batch.paces_itself for batch in self.batches):
+            return {}
+        begun = [batch.reset(reset) for batch in self.batches]
+        self._begun = {reset: begun}
+        named = [(name, camera) for name in begun[0] if (camera := camera_of(name)) is not None]
+        return {
+            camera: np.concatenate([thumbnails(seen[name][:_ENVIRONMENTS_SHOWN]) for seen in begun])
+            for name, camera in named
+        }
 
     def first_message(self, observations: Observation) -> dict[str, Any]:
         """Return the message to rollout workers at the start of a pass."""
@@ -158,7 +180,7 @@ class StagedEnvironments:
             return f"their state cannot be loaded: {type(error).__name__}: {error}"
         if not loaded:
             return "the observations differ from those when the state was saved"
-        self._continues = True
+        self._continues, self._begun = True, {}
         return None
 
     @property
@@ -215,6 +237,12 @@ class EnvWorker(Worker):
         if spec.cameras:
             keep_freed_memory()
         return spec
+
+    def first_pictures(self) -> dict[str, Thumbnails]:
+        """Return what cameras show at the first starts, by their names; none of a real robot, which is not moved."""
+        if self._train is not None:
+            return self._train.first_pictures((self._step + 1) * self._train.passes)
+        return {} if self._eval is None else self._eval.first_pictures(0)
 
     def interact(self, step: int | None = None) -> Sums:
         """Step all environments for one rollout, `rollout_epoch` passes.

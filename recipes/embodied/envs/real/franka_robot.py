@@ -24,10 +24,11 @@ from recipes.embodied.robots.franka_arm import (
     REACH_INSTRUCTION,
     REACH_STATES,
     check_task,
+    points_within,
     reach_potential,
     reach_target,
     reached,
-    start_joints,
+    start_within,
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
@@ -70,7 +71,8 @@ class FrankaRobotEnv(VectorEnv):
     """Task `reach`, with the actions, observations and rewards of `franka_kin`, in real time.
 
     Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
-    start moves the arm to its place. Needs the arm's controller from the first moment on, and its checks to be good.
+    start moves the arm to its place, within its `workspace`, in which points to reach are, too. Needs the arm's
+    controller from the first moment on, and its checks to be good.
 
     An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """
@@ -82,6 +84,7 @@ class FrankaRobotEnv(VectorEnv):
         super().__init__(settings)
         check_task("franka_robot", settings.task or "reach", TASKS, settings.options)
         arm = own_robot(settings, Franka, env_type="franka_robot", hardware="Franka", noun="arm")
+        points_within(arm.workspace)
         self._key = (arm.robot_ip, arm.robot_port)
         if self._key not in _arms or _arms[self._key].client.closed:
             _arms[self._key] = _SharedArm(arm)
@@ -107,8 +110,9 @@ class FrankaRobotEnv(VectorEnv):
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T
-        self._target = reach_target(draws[7:])
-        self._take(start_joints(draws[:7])[:, 0])
+        workspace = self._arm.arm.workspace
+        self._target = reach_target(draws[7:], workspace)
+        self._take(start_within(draws[:7], workspace)[:, 0])
         self._potential = reach_potential(self._target, self._hand)
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:

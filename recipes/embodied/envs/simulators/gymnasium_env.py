@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, checked_reset, checked_step
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step
 from rlinf_core import ConfigError
 
 # Extras of Gymnasium, by the words with which their packages are missed.

@@ -1,24 +1,25 @@
-"""Conversion of Gymnasium spaces to observations and actions, and checks of environments against them."""
+"""Conversion of Gymnasium spaces to observations and actions, and checks of observations against them."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import FloatArray
+from recipes.embodied.envs.env_spec import FloatArray, native_actions
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
-from recipes.embodied.envs.processes.simulator import Outcome, Row
+from recipes.embodied.envs.processes.simulator import Row
 from rlinf_core import ConfigError
 
-_OWN: Final = "wrap it in an environment of your own, `env_type: package.module:Class`"
+OWN: Final = "wrap it in an environment of your own, `env_type: package.module:Class`"
 # Bounds such as the largest float32 mean that there is no bound; halves and sums of them are infinite.
 _NO_BOUND: Final = 1e30
 # More choices than this are a type's own range, such as that of int64.
@@ -27,10 +28,12 @@ _COLOURS: Final = 3
 # Sides of an array from which numbers 0 to 255, or floats in the layout of a picture, are taken for a picture.
 _SMALLEST_PICTURE: Final = 16
 _PICTURE_DIMENSIONS: Final = 3
-_OLD_STEP: Final = 4
-_STEP: Final = 5
-_RESET: Final = 2
 _BYTE: Final = 255
+# Numbers beyond a bound by this share of it are rounded.
+_ROUNDING: Final = 1e-5
+_LOGGER: Final = logging.getLogger("rlinf")
+# Tasks whose observations left their space, which is told once in a process.
+_told: set[str] = set()
 
 
 class _Part(NamedTuple):
@@ -89,9 +92,25 @@ class Reader:
         if len(layouts) != len(parts):
             raise _not_understood(task, f"two parts have one name: {space}")
         self.state_size = sum(_length(part.space) for part in self._states)
+        low, high = (
+            np.concatenate([np.zeros(0), *(_bounds(part.space)[side] for part in self._states)]) for side in (0, 1)
+        )
+        # In the type of states, so that comparing them is cheap.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._low = (low - _ROUNDING * np.abs(low)).astype(np.float32)
+            self._high = (high + _ROUNDING * np.abs(high)).astype(np.float32)
+
+    def check(self, observation: Any) -> None:
+        """Check that an observation is of the space.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        for part in (*(part for part, _ in self._pictures.values()), *self._states):
+            self._held(part, observation)
 
     def __call__(self, observation: Any) -> Row:
-        """Return an observation of the space as a row.
+        """Return an observation of the space as a row. The first number out of its bounds is logged.
 
         Raises:
             ConfigError: it is not of the space.
@@ -103,8 +122,22 @@ class Reader:
             row[INSTRUCTIONS] = self._text.of(observation)
         if self._states:
             vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
-            row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
+            states = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
+            if ((states < self._low) | (states > self._high)).any() and self._task not in _told:
+                self._tell_beyond(states)
+            row[STATES] = states
         return row
+
+    def _tell_beyond(self, states: FloatArray) -> None:
+        """Log the first number of states that is out of its bounds."""
+        _told.add(self._task)
+        numbers = [(part, number) for part in self._states for number in range(_length(part.space))]
+        index = int(np.flatnonzero((states < self._low) | (states > self._high))[0])
+        part, number = numbers[index]
+        low, high = _bounds(part.space)
+        name = f"`{part.name}` of an observation" if part.name else "an observation"
+        message = "%s of `%s` leaves its space: number %d is %g, and its bounds are %g and %g; it is used as it is"
+        _LOGGER.warning(message, name, self._task, number, states[index], low[number], high[number])
 
     def _held(self, part: _Part, observation: Any) -> Any:
         """Return a part of an observation, checked against its space."""
@@ -152,93 +185,27 @@ class Writer:
         self.whole = False
         if isinstance(space, spaces.Discrete):
             self.size, self.num_choices = 1, int(space.n)
-            self._first = int(space.start)
-            self.low: tuple[float | None, ...] = (self._first,)
-            self.high: tuple[float | None, ...] = (self._first + self.num_choices - 1,)
+            first = int(space.start)
+            self.low: tuple[float | None, ...] = (first,)
+            self.high: tuple[float | None, ...] = (first + self.num_choices - 1,)
             return
         if not isinstance(space, spaces.Box):
-            raise ConfigError(f"unsupported action space of `{task}`: {space}", help=_OWN)
+            raise ConfigError(f"unsupported action space of `{task}`: {space}", help=OWN)
         self.size, self._shape, self._type = _length(space), space.shape, space.dtype
         low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
         self.whole = np.dtype(space.dtype).kind in "iub"
         if self.whole and (high - low >= _MOST_WHOLE).any():
-            raise ConfigError(f"the action space of `{task}` is unbounded: {space}", help=_OWN)
-        below, above = np.abs(low) < _NO_BOUND, np.abs(high) < _NO_BOUND
-        self._bounded = below & above
-        self._low, self._high = np.where(below, low, -_NO_BOUND), np.where(above, high, _NO_BOUND)
-        pairs = list(zip(low.tolist(), high.tolist(), self._bounded.tolist(), strict=True))
-        self.low = tuple(least if bounded else None for least, _, bounded in pairs)
-        self.high = tuple(most if bounded else None for _, most, bounded in pairs)
+            raise ConfigError(f"the action space of `{task}` is unbounded: {space}", help=OWN)
+        self.low, self.high = (
+            tuple(bound if abs(bound) < _NO_BOUND else None for bound in bounds.tolist()) for bounds in (low, high)
+        )
 
     def __call__(self, actions: NDArray[Any]) -> Any:
         """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
+        native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
-            return (actions[:, 0] + self._first).tolist()
-        low, high = self._low, self._high
-        # From 0 to 1 within the bounds.
-        share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2
-        if self.whole:
-            native = np.minimum(np.floor(low + share * (high - low + 1)), high)
-        else:
-            native = np.where(self._bounded, low + share * np.where(self._bounded, high - low, 0), actions)
-            # One bound alone is kept, too.
-            native = np.clip(native, low, high)
+            return native[:, 0].tolist()
         return native.astype(self._type).reshape(-1, *self._shape)
-
-
-def checked_reset(task: str, result: Any) -> Any:
-    """Return the observation of what `reset` returned.
-
-    Raises:
-        ConfigError: it is no pair of observation and information.
-    """
-    if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], Mapping):
-        return result[0]
-    raise ConfigError(
-        f"`reset` of `{task}` does not return an observation and a dictionary of information",
-        where="env.task",
-        help="environments of the old Gym return the observation alone: wrap it in `shimmy.GymV21CompatibilityV0`",
-    )
-
-
-def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
-    """Return the observation and the outcome of what `step` returned.
-
-    Raises:
-        ConfigError: values are missing, or are not of the type that they should be.
-    """
-    if not isinstance(result, tuple) or len(result) != _STEP:
-        count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-        is_old = isinstance(result, tuple) and len(result) == _OLD_STEP
-        raise ConfigError(
-            f"`step` of `{task}` returns {count}, and Gymnasium's returns 5: observation, reward, terminated,"
-            " truncated, info",
-            where="env.task",
-            help="4 values are the old Gym's: wrap it in `shimmy.GymV21CompatibilityV0`" if is_old else _OWN,
-        )
-    observation, reward, terminated, truncated, info = result
-    success = info.get("is_success", info.get("success")) if isinstance(info, Mapping) else None
-    return observation, Outcome(
-        _number(task, reward),
-        _truth(task, "terminated", terminated),
-        _truth(task, "truncated", truncated),
-        None if success is None else _truth(task, "success", success),
-    )
-
-
-def _number(task: str, reward: Any) -> float:
-    array = np.asarray(reward)
-    if array.size != 1 or array.dtype.kind not in "fiub":
-        said = f"an array of the shape {list(array.shape)}" if array.size != 1 else repr(reward)
-        raise ConfigError(f"the reward of `{task}` is {said}", where="env.task", help="return one number")
-    return float(array.reshape(()))
-
-
-def _truth(task: str, name: str, value: Any) -> bool:
-    array = np.asarray(value)
-    if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
-        return bool(array.reshape(()))
-    raise ConfigError(f"`{name}` of `{task}` is {value!r}", where="env.task", help="return true or false")
 
 
 def _parts(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterator[_Part]:
@@ -285,7 +252,7 @@ def _layout(task: str, part: _Part) -> str | None:
     raise ConfigError(
         f"{name} of `{task}` looks like an image, but is not a single one: {space.dtype}{list(shape)}",
         where="env.task",
-        help="a camera is uint8 [H, W, 3], [3, H, W], or grey [H, W]; " + _OWN + ", that stacks or turns it into these",
+        help="a camera is uint8 [H, W, 3], [3, H, W], or grey [H, W]; " + OWN + ", that stacks or turns it into these",
     )
 
 
@@ -315,6 +282,13 @@ def _length(space: spaces.Space[Any]) -> int:
     return int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or (1,))
 
 
+def _bounds(space: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the least and the greatest value of each of the states that a space becomes."""
+    if not isinstance(space, spaces.Box):
+        return np.zeros(_length(space)), np.ones(_length(space))
+    return np.asarray(space.low, np.float64).reshape(-1), np.asarray(space.high, np.float64).reshape(-1)
+
+
 def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
     if isinstance(space, spaces.Discrete):
         vector = np.zeros(int(space.n), np.float32)
@@ -324,4 +298,4 @@ def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
 
 
 def _not_understood(task: str, what: str) -> ConfigError:
-    return ConfigError(f"unsupported observation space of `{task}`: {what}", where="env.task", help=_OWN)
+    return ConfigError(f"unsupported observation space of `{task}`: {what}", where="env.task", help=OWN)

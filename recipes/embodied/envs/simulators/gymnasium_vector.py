@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,9 +19,8 @@ from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
 from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, registered
 from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_steps import CheckedEnv, checked_batch_step, checked_reset
 from rlinf_core import ConfigError
-
-_SUCCESS = ("is_success", "success")
 
 
 class GymnasiumVectorEnv(BatchedEnv):
@@ -37,12 +38,15 @@ class GymnasiumVectorEnv(BatchedEnv):
             )
         super().__init__(settings)
         options = {"vectorization_mode": "sync", **settings.options}
-        kwargs: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, **options.pop("vector_kwargs", {})}
+        kwargs: dict[str, Any] = options.pop("vector_kwargs", {})
         try:
             limit = registered(settings.task).max_episode_steps
             if options["vectorization_mode"] != "vector_entry_point":
                 # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
                 options = {"max_episode_steps": -1, "disable_env_checker": True, **options}
+                checked = partial(CheckedEnv, task=settings.task)
+                kwargs = {"autoreset_mode": AutoresetMode.DISABLED, **kwargs}
+                options["wrappers"] = [*(options.get("wrappers") or ()), checked]
             self._env = gymnasium.make_vec(settings.task, settings.num_envs, vector_kwargs=kwargs, **options)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
             raise cannot_be_made(settings.task, error) from error
@@ -55,6 +59,7 @@ class GymnasiumVectorEnv(BatchedEnv):
                 where="env.task",
                 help="write `options: {vectorization_mode: sync}`",
             )
+        self._task = settings.task
         self._reads = Reader(settings.task, self._env.single_observation_space)
         self._writes = Writer(settings.task, self._env.single_action_space)
 
@@ -76,20 +81,24 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         # Without a mask an environment that has never begun would be read.
         options = {} if mask.all() else {"options": {"reset_mask": mask}}
-        observation, _ = self._env.reset(seed=seeds.tolist(), **options)
-        return self._read(observation)
+        return self._read(checked_reset(self._task, self._asked(self._env.reset, seed=seeds.tolist(), **options)))
 
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:
-        observation, rewards, terminations, truncations, infos = self._env.step(np.asarray(self._writes(actions)))
-        name = next((name for name in _SUCCESS if name in infos), None)
-        successes = None if name is None else np.asarray(infos[name], np.bool_) & infos.get(f"_{name}", True)
-        return BatchStep(
-            self._read(observation),
-            np.asarray(rewards, np.float32),
-            np.asarray(terminations, np.bool_),
-            np.asarray(truncations, np.bool_),
-            successes,
-        )
+        result = self._asked(self._env.step, np.asarray(self._writes(actions)))
+        seen, rewards, terminations, truncations, successes = checked_batch_step(self._task, result, self.num_envs)
+        return BatchStep(self._read(seen), rewards, terminations, truncations, successes)
+
+    @staticmethod
+    def _asked(ask: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Return what Gymnasium answers; an error of an environment in a process of its own is raised as it was."""
+        try:
+            return ask(*values, **options)
+        except ConfigError as error:
+            # Gymnasium makes a new error, with the old one in the place of its message.
+            inner: object = error.message
+            if isinstance(inner, ConfigError):
+                raise inner from None
+            raise
 
     def _read(self, observation: Any) -> Observation:
         rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]

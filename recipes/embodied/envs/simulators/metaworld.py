@@ -79,7 +79,9 @@ class MetaworldSimulation(Simulation):
     def spec(self) -> EnvSpec:
         """39 states: the present and the last positions of the gripper and the objects, and the goal."""
         size = self._options.image_size
-        return EnvSpec(39, 4, cameras=dict.fromkeys(self._cameras, (size, size, 3)), has_instructions=True)
+        return EnvSpec(
+            self._options.state_size, 4, cameras=dict.fromkeys(self._cameras, (size, size, 3)), has_instructions=True
+        )
 
     def reset(self, start: Start) -> None:
         """See `Simulation`; the goals are the fixed starts."""

@@ -38,6 +38,11 @@ class SimulatorOptions(BaseModel):
     cameras: tuple[Camera, ...] = ()
     image_size: ImageSize = 128
 
+    @property
+    def state_size(self) -> int:
+        """Numbers in the observation `states`; 0: only the simulator tells."""
+        return 0
+
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
         """Return the starts that training with these options shares with evaluation, where a task's starts are fixed.
 
@@ -60,6 +65,11 @@ class MetaworldOptions(SimulatorOptions):
     split: Literal["train", "test"] = "train"
     goal_seed: int = 0
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
+
+    @property
+    def state_size(self) -> int:
+        """See `SimulatorOptions`."""
+        return 39
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
         """See `SimulatorOptions`: a task has 50 goals for each `goal_seed`."""
@@ -87,6 +97,11 @@ class LiberoOptions(SimulatorOptions):
     initial_states: tuple[int, int] | None = None
     mirrored: bool = False
     settle_steps: Annotated[int, Field(ge=0)] = 10
+
+    @property
+    def state_size(self) -> int:
+        """See `SimulatorOptions`: the hand and the gripper; how many objects there are only the task tells."""
+        return 0 if self.observe_objects else 8
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
         """See `SimulatorOptions`: each task has a list of initial states."""

@@ -40,6 +40,7 @@ _TEXT: Final = """
 """
 _CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789.,:;?!'\"()-_/"
 _IMAGE_SETTINGS: Final = "preprocessor_config.json"
+_PROCESSOR_SETTINGS: Final = "processor_config.json"
 
 
 class VisionLanguageModel(nn.Module):
@@ -326,7 +327,12 @@ def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[flo
 
 def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation of colours, each [3], as a folder's image processor says."""
-    path = Path(folder or "") / _IMAGE_SETTINGS
-    settings = read_settings(path) if folder and path.is_file() else {}
+    about: dict[str, Any] = {}
+    if folder is not None:
+        files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
+        known = [read_settings(file) for file in files if file.is_file()]
+        # A processor of transformers 5 keeps that of its images within its own settings.
+        inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
+        about = next((said for said in (*known, *inner) if "image_mean" in said), {})
     half = (0.5, 0.5, 0.5)
-    return tuple(settings.get("image_mean", half)), tuple(settings.get("image_std", half))
+    return tuple(about.get("image_mean", half)), tuple(about.get("image_std", half))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.load_set import load_demonstrations
+from recipes.demonstrations.load_set import load_demonstrations, read_demonstrations
 
 h5py = pytest.importorskip("h5py")
 
@@ -76,3 +76,97 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     write(file, {"object": (10,)}, {}, (3,))
     with pytest.raises(DatasetError, match="has no observation `joints`"):
         load_demonstrations([str(file)], ["joints"])
+
+
+def write_lengths(file: Path, actions: int, observed: dict[str, int]) -> str:
+    """Write two demonstrations with columns of so many rows."""
+    with h5py.File(file, "w") as opened:
+        for number in range(2):
+            demo = opened.create_group(f"data/demo_{number}")
+            demo["actions"] = np.full((actions, 7), 0.1 * number)
+            for name, length in observed.items():
+                demo[f"obs/{name}"] = np.arange(length, dtype=np.float64)[:, None] + 10 * number
+    return str(file)
+
+
+@pytest.mark.parametrize(("extra", "notes"), [(0, 0), (1, 1)])
+def test_one_more_observation_than_actions_is_left_out(extra: int, notes: int, tmp_path: Path) -> None:
+    file = write_lengths(tmp_path / "demo.hdf5", 3, {"eef_pos": 3 + extra, "joints": 3 + extra})
+    data = load_demonstrations([file], ["eef_pos", "joints"])
+    assert data.states is not None
+    assert data.states[:, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert len(data) == len(data.actions) == 6
+    assert [each for each in data.notes if "dropped the last observation of 2 demonstrations" in each] == list(
+        data.notes
+    )
+    assert len(data.notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("observed", "message"),
+    [
+        ({"eef_pos": 5, "joints": 5}, "has 3 actions and 5 observations"),
+        ({"eef_pos": 2, "joints": 3}, "has 3 actions and 2 observations"),
+        ({"eef_pos": 4, "joints": 3}, "has columns of 3 and of 4 rows"),
+    ],
+)
+def test_other_numbers_of_observations_are_refused(observed: dict[str, int], message: str, tmp_path: Path) -> None:
+    file = write_lengths(tmp_path / "demo.hdf5", 3, observed)
+    with pytest.raises(DatasetError, match=message):
+        load_demonstrations([file], ["eef_pos", "joints"])
+
+
+@pytest.mark.parametrize("kind", [bytes, str])
+def test_a_mask_is_a_part_of_the_demonstrations(kind: type, tmp_path: Path) -> None:
+    file = tmp_path / "lift.hdf5"
+    write(file, {"object": (10,)}, {}, (3, 4, 5))
+    with h5py.File(file, "a") as opened:
+        names = ["demo_2", "demo_0"]
+        opened["mask/train"] = [name.encode() for name in names] if kind is bytes else names
+        opened["mask/valid"] = ["demo_7"]
+    data = read_demonstrations(str(file), ["object"], part="train")
+    assert data.numbers is not None
+    assert (data.numbers.tolist(), len(data)) == ([0, 2], 8)
+    assert sorted(set(data.actions[:, 0].tolist())) == [0, 2]
+    with pytest.raises(DatasetError, match="`mask/valid` lists `demo_7`, which does not exist"):
+        read_demonstrations(str(file), ["object"], part="valid")
+    with pytest.raises(DatasetError, match="has no `mask/test`") as caught:
+        read_demonstrations(str(file), ["object"], part="test")
+    assert "`train`, `valid`" in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("name", ["agentview_depth", "depth", "robot0_eye_in_hand_depth_image"])
+def test_depth_is_left_out_and_told(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "lift.hdf5"
+    write(file, {"agentview_image": (8, 8, 3), name: (8, 8, 1), "object": (10,)}, {}, (3,))
+    data = load_demonstrations([str(file)], ["object"])
+    assert list(data.cameras) == ["agentview_image"]
+    assert [f"`obs/{name}`" in note for note in data.notes] == [True]
+
+
+@pytest.mark.parametrize(("word", "flip"), [("opengl", "vertical"), ("opencv", "none"), ("", None), ("other", None)])
+def test_the_attribute_tells_how_pictures_stand(word: str, flip: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "demo.hdf5"
+    write(file, {"agentview_rgb": (8, 8, 3)}, {"macros_image_convention": word} if word else {}, (3,))
+    assert load_demonstrations([str(file)]).flip == flip
+
+
+@pytest.mark.parametrize(("shape", "read"), [((3, 8, 6), (8, 6, 3)), ((8, 6, 1), (8, 6, 3)), ((8, 6, 3), (8, 6, 3))])
+def test_pictures_of_other_layouts_are_turned(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) -> None:
+    file = tmp_path / "demo.hdf5"
+    write(file, {"agentview_image": shape, "object": (2,)}, {}, (3,))
+    camera = load_demonstrations([str(file)], ["object"]).cameras["agentview_image"]
+    assert camera.shape == read
+    assert camera.read(np.array([1])).shape == (1, *read)
+
+
+@pytest.mark.parametrize("solved", [(True, False), (False, False)])
+def test_success_of_isaac_lab_is_that_of_the_last_step(solved: tuple[bool, ...], tmp_path: Path) -> None:
+    file = tmp_path / "isaac.hdf5"
+    write(file, {"eef_pos": (3,), "eef_quat": (4,), "gripper_pos": (2,)}, {}, (2, 3))
+    with h5py.File(file, "a") as opened:
+        for number, each in enumerate(solved):
+            opened[f"data/demo_{number}"].attrs["success"] = each
+    successes = load_demonstrations([str(file)]).successes
+    assert successes is not None
+    assert successes.tolist() == [False, solved[0], False, False, solved[1]]

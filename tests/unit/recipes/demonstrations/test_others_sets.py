@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.load_set import load_demonstrations
+from recipes.demonstrations.load_set import load_demonstrations, read_demonstrations
+from recipes.demonstrations.pictures import encoded
 
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
@@ -108,3 +110,94 @@ def test_success_is_found_by_usual_names(name: str, tmp_path: Path) -> None:
 def test_borders_that_contradict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError):
         load_demonstrations([make(tmp_path, ends=(2, 6))])
+
+
+@pytest.mark.parametrize(
+    ("name", "camera"),
+    [
+        ("observation.image", "image"),
+        ("observation.image.top", "top"),
+        ("observation.images.wrist_left", "wrist_left"),
+        ("agentview", "agentview"),
+    ],
+)
+def test_cameras_are_found_by_usual_names(name: str, camera: str, tmp_path: Path) -> None:
+    cell = {"bytes": encoded(np.full((4, 6, 3), 9, np.uint8)), "path": None}
+    folder = make(tmp_path, row=lambda episode, step: {name: cell}, features={name: ("image", [4, 6, 3])})
+    cameras = load_demonstrations([folder]).cameras
+    assert {each: cameras[each].shape for each in cameras} == {camera: (4, 6, 3)}
+    assert cameras[camera].read(np.array([2])).max() == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "info"),
+    [
+        ("observation.images.depth", [4, 6, 1], {}),
+        ("observation.images.top_depth", [4, 6], {}),
+        ("observation.images.top", [4, 6, 3], {"is_depth_map": True}),
+        ("observation.images.wrist", [4, 6, 3], {"video.is_depth_map": True}),
+    ],
+)
+def test_depth_is_left_out_and_told(name: str, shape: list[int], info: dict[str, Any], tmp_path: Path) -> None:
+    cell = {"bytes": encoded(np.zeros((4, 6, 3), np.uint8)), "path": None}
+    folder = make(
+        tmp_path,
+        row=lambda episode, step: {name: cell, "observation.image": cell},
+        features={name: ("image", shape), "observation.image": ("image", [4, 6, 3])},
+    )
+    described = json.loads((tmp_path / "meta/info.json").read_text())
+    described["features"][name]["info"] = info
+    (tmp_path / "meta/info.json").write_text(json.dumps(described))
+    data = load_demonstrations([folder])
+    assert list(data.cameras) == ["image"]
+    assert [f"`{name}`" in note for note in data.notes] == [True]
+
+
+def test_a_camera_of_colours_may_be_called_depth(tmp_path: Path) -> None:
+    cell = {"bytes": encoded(np.zeros((4, 6, 3), np.uint8)), "path": None}
+    name = "observation.images.depth_rendered"
+    folder = make(tmp_path, row=lambda episode, step: {name: cell}, features={name: ("image", [4, 6, 3])})
+    assert list(load_demonstrations([folder]).cameras) == ["depth_rendered"]
+
+
+@pytest.mark.parametrize(("part", "episodes"), [("train", [0, 1]), ("test", [2]), ("rest", [1, 2])])
+def test_a_split_is_a_part_of_the_episodes(part: str, episodes: list[int], tmp_path: Path) -> None:
+    folder = make(tmp_path, episodes=((2, 0), (3, 1), (4, 0)))
+    described = json.loads((tmp_path / "meta/info.json").read_text())
+    described["splits"] = {"train": "0:2", "test": "2:3", "rest": "1:"}
+    (tmp_path / "meta/info.json").write_text(json.dumps(described))
+    data = read_demonstrations(folder, part=part)
+    assert data.numbers is not None
+    assert data.numbers.tolist() == episodes
+    assert len(data) == sum((2, 3, 4)[each] for each in episodes)
+    with pytest.raises(DatasetError, match="no split `val`") as caught:
+        read_demonstrations(folder, part="val")
+    assert "`train`, `test`, `rest`" in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("name", ["next.reward", "reward", "rewards"])
+def test_rewards_are_found_by_usual_names(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path, row=lambda episode, step: {name: float(step)}, features={name: ("float32", [1])})
+    rewards = load_demonstrations([folder]).rewards
+    assert rewards is not None
+    assert rewards.tolist() == [0, 1, 2] * 2
+
+
+def test_two_columns_of_one_role_are_refused(tmp_path: Path) -> None:
+    features = {"next.reward": ("float32", [1]), "reward": ("float32", [1])}
+    folder = make(tmp_path, row=lambda episode, step: dict.fromkeys(features, 0.0), features=features)
+    with pytest.raises(DatasetError, match="could both be the reward") as caught:
+        load_demonstrations([folder])
+    assert "data.columns: {reward: " in (caught.value.help or "")
+    rewards = read_demonstrations(folder, columns={"reward": "next.reward"}).rewards
+    assert rewards is not None
+
+
+def test_modes_tell_interventions_by_1_alone(tmp_path: Path) -> None:
+    modes = (0, -10, 1)
+    folder = make(
+        tmp_path, row=lambda episode, step: {"action_modes": modes[step]}, features={"action_modes": ("int64", [1])}
+    )
+    interventions = load_demonstrations([folder]).interventions
+    assert interventions is not None
+    assert interventions.tolist() == [False, False, True] * 2

@@ -58,8 +58,8 @@ class TestGymnasium:
             self.make(EnvSettings(num_envs=1))
         with pytest.raises(ConfigError, match="`CatPole-v1` cannot be made"):
             self.make(EnvSettings(num_envs=1, task="CatPole-v1"))
-        own = {"vectorization_mode": "vector_entry_point", "vector_kwargs": {}}
-        with pytest.raises(ConfigError, match=r"cannot be made|resets its environments itself"):
+        own = {"vectorization_mode": "vector_entry_point"}
+        with pytest.raises(ConfigError, match="resets its environments itself"):
             self.make(EnvSettings(num_envs=1, task="CartPole-v1", options=own))
 
 

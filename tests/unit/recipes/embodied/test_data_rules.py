@@ -95,12 +95,14 @@ def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> Non
     [
         ({"actions": 8, "fps": 80}, "has 8 numbers in an action; the environment has 4"),
         ({"actions": 4, "fps": 20}, "takes 80 actions per second"),
+        ({"actions": 4, "fps": 80, "states": 8}, "has 8 numbers in a state; the environment has 39"),
         ({"actions": 4, "fps": 80}, None),
     ],
 )
 def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[str, Any], words: str | None) -> None:
     press = ("env.train={env_type: metaworld, task: reach-v3}", "env.eval={}")
-    messages = [each.message for each in found(write(states=39, **sizes), *press) if each.code == "dataset-mismatch"]
+    path = write(**{"states": 39, **sizes})
+    messages = [each.message for each in found(path, *press) if each.code == "dataset-mismatch"]
     assert (messages == []) if words is None else (words in messages[0])
 
 
@@ -160,3 +162,21 @@ def test_a_video_that_is_damaged_within_is_an_error(write: Write, tmp_path: Path
 
 def test_a_feature_that_is_not_there_is_named(write: Write) -> None:
     assert "has no `observation.joints`" in told(found(write(), "data.state_keys=[observation.joints]"))[2]
+
+
+def test_weights_are_refused_for_a_replay_buffer(write: Write) -> None:
+    one, other = write("one"), write("other")
+    mixture = f"[{{path: {one}, weight: 1}}, {{path: {other}, weight: 2}}]"
+    messages = [each.message for each in found(mixture, config="franka_rlpd_sim")]
+    assert [each for each in messages if "a replay buffer draws all steps alike" in each] == [
+        "the data sets have a `weight`, and a replay buffer draws all steps alike"
+    ]
+    assert not any("draws all steps" in each.message for each in found(f"[{one}, {other}]", config="franka_rlpd_sim"))
+    assert found(mixture) == []
+
+
+@pytest.mark.parametrize("flip", ["upside_down", "rotate90"])
+def test_turns_that_there_are_not_are_refused(write: Write, flip: str) -> None:
+    path = write()
+    assert told(found(f"[{{path: {path}, flip: {flip}}}]"))[0] == "ERROR"
+    assert told(found(path, f"data.flip={flip}"))[0] == "ERROR"

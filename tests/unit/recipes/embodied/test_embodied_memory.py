@@ -194,7 +194,6 @@ def test_simulator_processes_count_as_measured(processes: int | None, counted: i
     config = environments(env_type="libero", task="libero_spatial", num_processes=processes)
     env = env_forecast(config, *environment_spec(config)[:1], 1, environment_spec(config)[1])
     assert env.parts["simulators"] == counted * int(1.8 * 2**30)
-    assert env.notes[0] == "the states of `libero` are taken to be 64 numbers"
     assert ("a process of `libero` is counted as it holds one environment" in env.notes) == (counted < 8)
 
 
@@ -223,3 +222,21 @@ def test_a_folder_elsewhere_has_no_forecast() -> None:
     with pytest.raises(ConfigError, match="not known") as info:
         forecasts(*VISION, "actor.model={model_type: vlm_policy, model_path: /not/here}")
     assert "`/not/here` is not on this machine" in (info.value.why or "")
+
+
+@pytest.mark.parametrize(
+    ("values", "states", "notes"),
+    [
+        ({"env_type": "libero", "task": "libero_spatial"}, 8, ()),
+        ({"env_type": "metaworld", "task": "reach-v3"}, 39, ()),
+        ({"env_type": "robosuite", "task": "Lift"}, 32, ("the states of `robosuite` are taken to be 32 numbers",)),
+        (
+            {"env_type": "libero", "task": "libero_goal", "options": {"observe_objects": True}},
+            32,
+            ("the states of `libero` are taken to be 32 numbers",),
+        ),
+    ],
+)
+def test_states_of_simulators_are_known_or_assumed(values: dict[str, object], states: int, notes: object) -> None:
+    spec, notes_made = environment_spec(EnvironmentConfig.model_validate(values))
+    assert (spec.state_size, notes_made) == (states, notes)

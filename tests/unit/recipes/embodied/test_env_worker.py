@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.envs.env_state import State
@@ -29,9 +30,9 @@ COUNTING = (
 )
 
 
-def stages_of(*overrides: str, training: bool = True) -> StagedEnvironments:
+def stages_of(*overrides: str, training: bool = True, of: tuple[str, ...] = COUNTING) -> StagedEnvironments:
     """Return the environments of the one env worker of a job."""
-    job = load_job("laptop", (*COUNTING, *overrides), environ={})
+    job = load_job("laptop", (*of, *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
     worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=(), address="EnvGroup:0"))
@@ -55,6 +56,34 @@ def counts(observations: list[Observation]) -> list[float]:
 def steps(stages: StagedEnvironments, number: int) -> None:
     for _ in range(number):
         stages.batches[0].step(np.zeros((4, 1, 1), np.float32))
+
+
+SEEING = (
+    "env.train={env_type: franka_vision, task: touch, total_num_envs: 4, max_episode_steps: 16,"
+    " max_steps_per_rollout_epoch: 16}",
+    "actor.model.model_type=cnn_policy",
+    "actor.global_batch_size=64",
+)
+
+
+@pytest.mark.parametrize(("number", "resets"), [(5, [5]), (7, [5, 7])])
+def test_a_pass_begins_at_its_own_reset(number: int, resets: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, asked = stages_of(of=SEEING), list[int | None]()
+    (batch,) = stages.batches
+    reset = batch.reset
+    monkeypatch.setattr(batch, "reset", lambda number=None: asked.append(number) or reset(number))
+    shown = stages.first_pictures(5)
+    (begun,) = stages.begin(number)
+    assert asked == resets
+    assert np.array_equal(begun["images.main"], stages_of(of=SEEING).begin(number)[0]["images.main"])
+    assert np.array_equal(shown["main"], thumbnails(begun["images.main"])) == (number == 5)
+
+
+def test_a_robot_is_not_moved_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = stages_of(of=SEEING)
+    monkeypatch.setattr(stages.batches[0], "paces_itself", True)
+    assert stages.first_pictures(0) == {}
+    assert not stages.batches[0].started
 
 
 def test_a_pass_continues_the_episodes_of_the_pass_before() -> None:

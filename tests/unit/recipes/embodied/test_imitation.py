@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,15 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.demonstrations import flipped
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
+from recipes.demonstrations.orientation import thumbnails
+from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.imitation import ImitationData, shifted
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization
 from recipes.embodied.models.registry import make_model
+from tests.unit.recipes.demonstrations.scenes import scenes
 
 LENGTHS = (4, 3)
 
@@ -131,3 +136,130 @@ def test_actions_beyond_the_range_are_refused_or_clipped(write: Callable[..., De
     assert "clipped 5 numbers in 5 of 7 actions" in clipped.notes[-1]
     scaled = ImitationData(config.model_copy(update={"action_scale": 1 / 12}), spec, 1).demonstrations
     assert scaled.actions.max() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("flips", [("none", "vertical"), ("rotate180", None), (None, "horizontal")])
+def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], tmp_path: Path) -> None:
+    sources: list[dict[str, Any]] = []
+    pictures = scenes(4, seed=0, size=16)
+    for number, flip in enumerate(flips):
+        features = {"observation.images.front": Feature("image", (16, 16, 3)), "action": Feature("float32", (1,))}
+        with DatasetWriter(tmp_path / str(number), 10, features) as writer:
+            for begin in (0, 2):
+                action = np.zeros((2, 1), np.float32)
+                writer.add({"observation.images.front": pictures[begin : begin + 2], "action": action}, "task")
+        sources.append({"path": str(tmp_path / str(number)), **({} if flip is None else {"flip": flip})})
+    config = DemonstrationsConfig.model_validate({"train_data_paths": sources, "flip": "vertical"})
+    shown = ImitationData(config, None, 1).first_pictures()
+    assert [each.where for each in shown] == [source["path"] for source in sources]
+    assert [each.flip for each in shown] == [flip or "vertical" for flip in flips]
+    for each in shown:
+        assert np.array_equal(each.cameras["front"], thumbnails(flipped(pictures[[0, 2]], each.flip)))
+
+
+class Shown:
+    """A policy that notes the tasks that it is shown, and learns nothing."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+
+    def prepare(self, observations: Observation) -> Observation:
+        self.tasks += observations["instructions"].tolist()
+        return observations
+
+    def from_env(self, actions: NDArray[Any]) -> torch.Tensor:
+        return torch.zeros(actions.shape)
+
+    def imitation_losses(self, inputs: Observation, actions: torch.Tensor) -> torch.Tensor:
+        return actions.sum(-1)
+
+
+def shares(folder: Path, rows: dict[str, int], helped: dict[str, int], **keys: Any) -> dict[str, float]:
+    """Return which share of 20 000 rows is of which data set; some rows of each are interventions."""
+    weights: dict[str, float] = keys.pop("weights", {})
+    sources: list[Any] = []
+    for name, count in rows.items():
+        features = {"action": Feature("float32", (1,)), "intervention": Feature("bool", (1,))}
+        with DatasetWriter(folder / name, 10, features) as writer:
+            for length in (count // 2, count - count // 2):
+                taken = np.arange(length) < helped.get(name, 0)
+                writer.add({"action": np.zeros((length, 1), np.float32), "intervention": taken}, name)
+        path = str(folder / name)
+        sources.append({"path": path, "weight": weights[name]} if name in weights else path)
+    config = DemonstrationsConfig.model_validate({"train_data_paths": sources, **keys})
+    data, policy = ImitationData(config, None, 1), Shown()
+    torch.manual_seed(0)
+    data.loss(cast("Any", policy), 20_000)
+    return {name: policy.tasks.count(name) / 20_000 for name in rows}
+
+
+@pytest.mark.parametrize(
+    ("weights", "wanted"),
+    [
+        ({"small": 3, "large": 1}, {"small": 0.75, "large": 0.25}),
+        ({"small": 0.1, "large": 0.1}, {"small": 0.5, "large": 0.5}),
+        ({"small": 1, "large": 99}, {"small": 0.01, "large": 0.99}),
+        ({}, {"small": 0.04, "large": 0.96}),
+    ],
+)
+@pytest.mark.parametrize("helped", [{}, {"small": 2, "large": 60}])
+def test_rows_are_drawn_by_their_weights(
+    weights: dict[str, float], wanted: dict[str, float], helped: dict[str, int], tmp_path: Path
+) -> None:
+    only = {"only_interventions": True} if helped else {}
+    drawn = shares(tmp_path, {"small": 10, "large": 240}, helped, weights=weights, **only)
+    if helped and not weights:
+        wanted = {"small": 4 / 124, "large": 120 / 124}
+    # Five deviations of the mean of 20 000 draws.
+    for name, share in wanted.items():
+        assert drawn[name] == pytest.approx(share, abs=5 * (share * (1 - share) / 20_000) ** 0.5)
+
+
+def test_a_mixture_without_all_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="some of the data sets have a `weight`"):
+        shares(tmp_path, {"one": 4, "other": 4}, {}, weights={"one": 1})
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (("agentview_rgb", "eye_in_hand_rgb"), {"main": "agentview_rgb", "wrist": "eye_in_hand_rgb"}),
+        (
+            ("robot0_eye_in_hand_image", "agentview_image"),
+            {"main": "agentview_image", "wrist": "robot0_eye_in_hand_image"},
+        ),
+        (("wrist", "agentview_rgb", "main"), {"main": "main", "wrist": "wrist"}),
+    ],
+)
+def test_cameras_of_simulators_are_known(names: tuple[str, ...], named: dict[str, str]) -> None:
+    shape = (8, 8, 3)
+    data = DatasetShape("set", 20, 7, False, 8, dict.fromkeys(names, shape))
+    spec = EnvSpec(8, 7, cameras={"main": shape, "wrist": shape})
+    assert check_fits(data, spec, {}) == named
+
+
+@pytest.mark.parametrize(
+    "names", [("agentview_rgb", "agentview_image", "wrist"), ("image", "image2"), ("top", "wrist")]
+)
+def test_cameras_that_could_be_others_are_refused(names: tuple[str, ...]) -> None:
+    shape = (8, 8, 3)
+    data = DatasetShape("set", 20, 7, False, 8, dict.fromkeys(names, shape))
+    spec = EnvSpec(8, 7, cameras={"main": shape, "wrist": shape})
+    with pytest.raises(DatasetError, match="has no camera `main`"):
+        check_fits(data, spec, {})
+    first, second = names[0], names[-1]
+    assert check_fits(data, spec, {"main": first, "wrist": second}) == {"main": first, "wrist": second}
+
+
+@pytest.mark.parametrize(("scale", "first"), [(0.1, [1.0, -0.5]), ((0.1, -0.2), [1.0, 1.0])])
+def test_units_are_those_of_the_environment(scale: Any, first: list[float], tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", 10, {"action": Feature("float32", (2,))}) as writer:
+        writer.add({"action": np.array([[10, -5], [0, 0]], np.float32)}, "degrees")
+    keys = {"train_data_paths": str(tmp_path / "set")}
+    with pytest.raises(DatasetError, match="number 0 of an action is 10"):
+        ImitationData(DemonstrationsConfig.model_validate(keys), EnvSpec(0, 2), 1)
+    scaled = DemonstrationsConfig.model_validate({**keys, "action_scale": scale})
+    assert np.allclose(ImitationData(scaled, EnvSpec(0, 2), 1).demonstrations.actions[0], first)
+    wrong = DemonstrationsConfig.model_validate({**keys, "action_scale": (1, 2, 3)})
+    with pytest.raises(DatasetError, match="an action has 2 numbers"):
+        ImitationData(wrong, EnvSpec(0, 2), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,24 @@ def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sources, "read_data", load)
     with pytest.raises(DatasetError, match=r"`next\.reward`"):
+        demonstrations_buffer(SET, SPEC)
+
+
+@pytest.mark.parametrize("missing", ["successes", "rewards"])
+def test_only_the_column_that_lacks_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "read_data", lambda config: replace(shown(True), **{missing: None}))
+    with pytest.raises(DatasetError) as caught:
+        demonstrations_buffer(SET, SPEC)
+    named, other = (
+        ("`next.success`", "`next.reward`") if missing == "successes" else ("`next.reward`", "`next.success`")
+    )
+    assert named in caught.value.message
+    assert other not in caught.value.message
+
+
+def test_weights_of_data_sets_are_refused_for_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "read_data", lambda config: replace(shown(True), draws=np.ones(5)))
+    with pytest.raises(DatasetError, match="a replay buffer draws all steps alike"):
         demonstrations_buffer(SET, SPEC)
 
 

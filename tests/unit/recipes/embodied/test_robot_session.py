@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from recipes.embodied.robots.controller.controller import CONTROLLER, VERSION
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_arm import (
+    CONTROL_SECONDS,
+    is_within,
+    points_within,
+    reach_target,
+    start_within,
+)
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.replies import ArmState, ControllerFacts
 from recipes.embodied.robots.robot_errors import RobotCameraError, RobotCheckError
@@ -25,6 +35,8 @@ from recipes.embodied.robots.robot_session import (
     refuse_faults,
     watch_cameras,
 )
+from recipes.embodied.robots.wire_protocol import Box
+from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 FACTS = ControllerFacts(
@@ -47,6 +59,40 @@ class Stopped:
 
     def stop(self) -> None:
         self.stops += 1
+
+
+def workspace_of_the_page() -> list[list[float]]:
+    """Return the workspace that docs/robots.md shows."""
+    page = (Path(__file__).parents[4] / "docs/robots.md").read_text()
+    (found,) = re.findall(r"workspace: (\[\[.*?\]\])", page)
+    return json.loads(found)
+
+
+SMALL = [[0.3, -0.02, 0.4], [0.6, 0.02, 0.6]]
+TIGHT = [[0.306, -0.001, 0.486], [0.31, 0.5, 0.5]]
+
+
+@pytest.mark.parametrize("workspace", [workspace_of_the_page(), SMALL, TIGHT, None])
+def test_starts_and_points_are_within_the_workspace(workspace: Any) -> None:
+    random = np.random.default_rng(0)
+    simulated = SimulatedArm()
+    simulated.workspace = None if workspace is None else Box(tuple(workspace[0]), tuple(workspace[1]))
+    for _ in range(300):
+        joints = start_within(random.random((7, 1)), workspace)
+        assert simulated.inside(joints[:, 0])
+        assert is_within(reach_target(random.random((3, 1)), workspace)[:, 0], workspace)
+
+
+def test_starts_differ_where_there_is_room() -> None:
+    draws = np.random.default_rng(0).random((2, 7, 1))
+    wide = workspace_of_the_page()
+    assert np.array_equal(start_within(draws[0], wide), start_within(draws[0], None))
+    assert not np.array_equal(start_within(draws[0], SMALL), start_within(draws[1], SMALL))
+
+
+def test_a_workspace_without_points_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no point of the task `reach` is in the arm's `workspace`"):
+        points_within([[0.65, -0.3, 0.1], [0.7, 0.3, 0.5]])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +136,11 @@ def test_workspace_cameras_and_lease() -> None:
     assert check_workspace(arm(workspace=around), STATE).verdict == "ok"
     beside = [(hand + 0.1).tolist(), (hand + 0.2).tolist()]
     assert check_workspace(arm(workspace=beside), STATE).verdict == "fault"
+    there = replace(STATE, joints=HOME + 0.5)
+    hand = hand_pose(there.joints[:, None])[0][:, 0]
+    found = check_workspace(arm(workspace=[(hand - 0.05).tolist(), (hand + 0.05).tolist()]), there)
+    assert found.verdict == "fault"
+    assert "at the arm's home the hand is at [0.307, 0.0, 0.487] m" in found.message
     assert check_cameras(arm(), STATE).verdict == "skipped"
     assert check_cameras(arm(camera_serials=["c1"]), STATE).verdict == "ok"
     assert "c2 has taken no frame for 0.9 s" in check_cameras(arm(camera_serials=["c1", "c2"]), STATE).message

@@ -13,7 +13,7 @@ import torch
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.policy_folder import write_description
+from recipes.embodied.models.policy_folder import read_description, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
 from recipes.embodied.using.trained_policy import load
@@ -32,14 +32,14 @@ def config_of(model: dict[str, Any]) -> EmbodiedConfig:
     return EmbodiedConfig.model_validate({"recipe": "embodied", "cluster": cluster, "actor": {"model": model}})
 
 
-def normalization(spec: EnvSpec) -> Normalization:
+def normalization(spec: EnvSpec, spread: float = 0.4) -> Normalization:
     random = np.random.default_rng(1)
     states = Statistics.of(random.normal(2, 3, (50, spec.state_size)))
-    actions = None if spec.num_choices else Statistics.of(random.normal(0.1, 0.4, (50, spec.action_size)))
+    actions = None if spec.num_choices else Statistics.of(random.normal(0.1, spread, (50, spec.action_size)))
     return Normalization("mean_std", states, actions)
 
 
-def trained(folder: Path, spec: EnvSpec, **model: Any) -> EmbodiedConfig:
+def trained(folder: Path, spec: EnvSpec, spread: float = 0.4, **model: Any) -> EmbodiedConfig:
     """Write a checkpoint as actors do, with weights and statistics that are not those of a fresh policy."""
     config = config_of({"hidden_dim": 32, **model})
     torch.manual_seed(1)
@@ -47,7 +47,7 @@ def trained(folder: Path, spec: EnvSpec, **model: Any) -> EmbodiedConfig:
     with torch.no_grad():
         for weight in policy.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    policy.normalization = normalization(spec)
+    policy.normalization = normalization(spec, spread)
     state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(folder, config.actor.model, spec, policy.normalization)
     policy.normalization.save(folder)
@@ -113,6 +113,31 @@ def test_onnx_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str,
     feed = {name: np.asarray(given[name], each["dtype"]) for name, each in found["inputs"].items()}
     (acted,) = session.run(["actions"], feed)
     np.testing.assert_allclose(acted, load(tmp_path / "global_step_1", config).act(given), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torchscript", "onnx"])
+def test_exports_clip_and_scale_as_environments(kind: str, tmp_path: Path) -> None:
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
+    spec = EnvSpec(5, 3, low=(-2, None, 0), high=(2, None, 5))
+    config = trained(tmp_path / "global_step_1", spec, spread=40)
+    given = {"states": 50 * observations(spec)["states"].astype(np.float32)}
+    export(config, tmp_path / "global_step_1", tmp_path / "out", kind)
+    if kind == "safetensors":
+        acted = load_policy(tmp_path / "out").act(given)
+    elif kind == "torchscript":
+        acted = torch.jit.load(str(tmp_path / "out" / "policy.pt"))(torch.from_numpy(given["states"])).numpy()
+    else:
+        import onnxruntime
+
+        acted = onnxruntime.InferenceSession(str(tmp_path / "out" / "policy.onnx")).run(["actions"], given)[0]
+    bounded = acted[..., [0, 2]]
+    assert np.abs(bounded).max() == 1
+    assert np.abs(acted[..., 1]).max() > 1
+    native = read_description(tmp_path / "out")[1].native(acted)
+    np.testing.assert_allclose(native[..., 0], 2 * acted[..., 0])
+    np.testing.assert_allclose(native[..., 1], acted[..., 1])
+    np.testing.assert_allclose(native[..., 2], 2.5 * (acted[..., 2] + 1))
 
 
 def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.vla.vision_language import color_scale
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
@@ -158,6 +159,26 @@ def test_a_folder_of_huggingface_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(policy.vlm.base.get_input_embeddings().weight, theirs)
     output = policy.act(policy.prepare(environment()[1]))
     assert output.actions.shape == (N, CHUNK, 3)
+
+
+CLIP = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+
+
+@pytest.mark.parametrize(
+    ("files", "scale"),
+    [
+        ({"preprocessor_config.json": CLIP}, CLIP),
+        ({"processor_config.json": {"image_processor": CLIP, "patch_size": 14}}, CLIP),
+        ({"processor_config.json": CLIP}, CLIP),
+        ({"preprocessor_config.json": CLIP, "processor_config.json": {"image_processor": None}}, CLIP),
+        ({"processor_config.json": {"patch_size": 14}}, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}),
+        ({}, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}),
+    ],
+)
+def test_colours_are_those_of_the_folders_processor(files: Any, scale: dict[str, Any], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert color_scale(str(tmp_path)) == (tuple(scale["image_mean"]), tuple(scale["image_std"]))
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
 from recipes.sft.sft_runner import SftRunner
+from recipes.training.first_contact import read_comparisons
 from rlinf_core import Channel, RunFolder, RunRecord
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from tests.unit.recipes.demonstrations.scenes import scenes
 from tests.unit.recipes.sft.conftest import ALONE
 
 SPEC = EnvSpec(21, 8)
@@ -34,12 +39,12 @@ class Group:
 
     def __init__(self, name: str, calls: list[tuple[Any, ...]], answers: dict[str, tuple[Any, ...]]) -> None:
         self.worker_group_name, self.world_size = name, len(answers.get("ranks", (0,)))
-        self._calls, self._answers = calls, answers
+        self._calls, self.answers = calls, answers
 
     def __getattr__(self, method: str) -> Callable[..., Done]:
         def call(*given: Any) -> Done:
             self._calls.append((self.worker_group_name, method, *given))
-            return Done(*self._answers.get(method, (None,)))
+            return Done(*self.answers.get(method, (None,)))
 
         return call
 
@@ -53,17 +58,22 @@ class Group:
 class Loop:
     """A loop over such groups, and what was asked of them."""
 
-    def __init__(self, config: SftConfig, folder: RunFolder, record: RunRecord, *, evaluates: bool) -> None:
+    def __init__(
+        self, config: SftConfig, folder: RunFolder, record: RunRecord, *, evaluates: bool, spec: EnvSpec
+    ) -> None:
         self.calls: list[tuple[Any, ...]] = []
         two = ({"actor/bc_loss": 1.0}, {"actor/bc_loss": 3.0})
-        groups: dict[str, Any] = {
+        self.groups: dict[str, Any] = {
             "actor": Group("actor", self.calls, {"ranks": (0, 1), "learn": two, "load_checkpoint": (7, 7)})
         }
         if evaluates:
-            groups["rollout"] = Group("rollout", self.calls, {})
-            groups["env"] = Group("env", self.calls, {"init_worker": (SPEC,), "evaluate": ({"return": (6.0, 3)},)})
+            self.groups["rollout"] = Group("rollout", self.calls, {})
+            self.groups["env"] = Group("env", self.calls, {"init_worker": (spec,), "evaluate": ({"return": (6.0, 3)},)})
         self.folder = folder
-        self.runner = SftRunner(config, groups, record)
+        self.runner = SftRunner(config, self.groups, record)
+
+    def answer(self, group: str, **answers: tuple[Any, ...]) -> None:
+        self.groups[group].answers.update(answers)
 
     def asked(self, method: str) -> list[tuple[Any, ...]]:
         return [each for each in self.calls if each[1] == method]
@@ -79,11 +89,12 @@ def loop(
         monkeypatch.setattr(f"{each}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 
-    def made(*overrides: str, evaluates: bool = True) -> Loop:
+    def made(*overrides: str, evaluates: bool = True, cameras: Any = None) -> Loop:
         config = config_of(f"runner.logger.log_path={tmp_path / 'runs'}", *overrides, *(() if evaluates else ALONE))
         folder = RunFolder.create(config.runner, "sft")
         records.append(RunRecord(folder, MetricsWriter(folder.metrics_file), lambda event: None))
-        return Loop(config, folder, records[-1].__enter__(), evaluates=evaluates)
+        spec = replace(SPEC, cameras=cameras or {})
+        return Loop(config, folder, records[-1].__enter__(), evaluates=evaluates, spec=spec)
 
     yield made
     for record in records:
@@ -97,6 +108,17 @@ def test_environments_say_what_the_policy_is_made_for(loop: Callable[..., Loop])
     assert spec == SPEC
     assert (layout.actors, layout.rollouts, layout.envs) == (2, 1, 1)
     assert ("rollout", "init_worker", layout, SPEC) in made.calls
+
+
+def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> None:
+    upright, seen = thumbnails(scenes(8, seed=2)), thumbnails(scenes(6, seed=1))
+    made = loop(cameras={"main": (48, 48, 3)})
+    made.answer("actor", first_pictures=([PicturesShown("set", "none", {"main": upright[:, ::-1]})], []))
+    made.answer("env", first_pictures=({"main": seen},))
+    with pytest.raises(DatasetError, match="are not oriented as the environment's"):
+        made.runner.init_workers()
+    assert made.asked("learn") == []
+    assert [each["ok"] for each in read_comparisons(made.folder.path)] == [False]
 
 
 def test_without_environments_the_data_say_it(loop: Callable[..., Loop]) -> None:

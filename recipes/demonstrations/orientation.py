@@ -1,0 +1,146 @@
+"""Orientation of a data set's pictures, by a comparison with an environment's pictures of the same cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.demonstrations import flipped
+from recipes.demonstrations.names import Flip
+
+# Pictures [n, G, G, 3] of means over equal parts, values from 0 to 255.
+Thumbnails: TypeAlias = NDArray[np.float32]
+
+FLIPS: Final[tuple[Flip, ...]] = get_args(Flip)
+_GRID: Final = 24
+# Beyond these, one orientation is clearly more alike than another: the part that is unlike (1 - correlation) is at most
+# so large a share of the other's, and the correlations are at least so far apart.
+_UNLIKE_SHARE: Final = 0.6
+_GAP: Final = 0.05
+# The share of pictures, taken one by one, that must show the same; and how many different ones there must be: a single
+# one may have its objects at the mirrored places by chance.
+_AGREEING: Final = 0.9
+_FEWEST: Final = 3
+
+
+class PicturesShown(NamedTuple):
+    """First pictures of a data set's episodes.
+
+    Attributes:
+        where: its file or folder.
+        flip: how they are turned.
+        cameras: by the environment's name.
+    """
+
+    where: str
+    flip: Flip
+    cameras: Mapping[str, Thumbnails]
+
+
+class OrientationMatch(NamedTuple):
+    """The orientation in which the pictures of a camera are most like the environment's.
+
+    Attributes:
+        where: the data set's file or folder.
+        camera: the environment's name.
+        flip: how the data set's pictures are turned.
+        likeness: mean correlation with the most similar picture of the environment, by the value of `data.flip`.
+        verdict: `undecided`: no orientation is clearly the most alike.
+    """
+
+    where: str
+    camera: str
+    flip: Flip
+    likeness: Mapping[Flip, float]
+    verdict: Literal["agrees", "undecided", "differs"]
+
+    @property
+    def best(self) -> Flip:
+        """The value of `data.flip` by which pictures are most alike."""
+        return max(self.likeness, key=lambda flip: (self.likeness[flip], flip == self.flip))
+
+    @property
+    def figures(self) -> str:
+        """The correlations in words."""
+        return ", ".join(f"`{flip}` {value:.2f}" for flip, value in self.likeness.items())
+
+
+def thumbnails(pictures: NDArray[np.uint8]) -> Thumbnails:
+    """Return pictures uint8 [n, H, W, 3] made small; turning them before or after gives the same."""
+    rows, columns = (_means(size) for size in pictures.shape[1:3])
+    return np.einsum("ih,nhwc,jw->nijc", rows, pictures, columns, optimize=True).astype(np.float32)
+
+
+def _means(size: int) -> NDArray[np.float64]:
+    """Return the weights [G, size] by which a line of pixels becomes means over G equal parts."""
+    edges, pixels = np.linspace(0, size, _GRID + 1), np.arange(size)
+    overlaps = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return np.maximum(overlaps, 0) * _GRID / size
+
+
+def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> OrientationMatch:
+    """Compare the pictures of a camera in four orientations with those of the environment.
+
+    Args:
+        shown: of the data set.
+        camera: the environment's name.
+        seen: by the environment, at the first states of episodes.
+    """
+    here = shown.cameras[camera]
+    environment = _standardized(seen)
+    pairs: dict[Flip, NDArray[np.float64]] = {
+        flip: _standardized(flipped(flipped(here, shown.flip), flip)) @ environment.T for flip in FLIPS
+    }
+    likeness: dict[Flip, float] = {flip: float(pairs[flip].max(axis=1).mean()) for flip in FLIPS}
+    match = OrientationMatch(shown.where, camera, shown.flip, likeness, "undecided")
+    if max(_different(here), _different(seen)) < _FEWEST:
+        return match
+    if match.best != shown.flip and _is_better(pairs[match.best], pairs[shown.flip]):
+        return match._replace(verdict="differs")
+    others: list[Flip] = [flip for flip in FLIPS if flip != shown.flip]
+    agrees = match.best == shown.flip and all(_is_better(pairs[shown.flip], pairs[flip]) for flip in others)
+    return match._replace(verdict="agrees" if agrees else "undecided")
+
+
+def compared_orientations(
+    shown: Sequence[PicturesShown], seen: Sequence[Mapping[str, Thumbnails]]
+) -> list[OrientationMatch]:
+    """Return a comparison for each camera of each data set.
+
+    Args:
+        shown: the first pictures of data sets.
+        seen: the first pictures of environments, by worker.
+    """
+    names = dict.fromkeys(camera for worker in seen for camera in worker)
+    pictures = {camera: np.concatenate([worker[camera] for worker in seen if camera in worker]) for camera in names}
+    return [
+        matched_orientation(data_set, camera, pictures[camera])
+        for data_set in shown
+        for camera in data_set.cameras
+        if camera in pictures
+    ]
+
+
+def _is_better(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Return whether correlations [n, m] are clearly larger than others, in nearly every picture of both sides."""
+    shares = [_is_clear(one.max(axis=axis), other.max(axis=axis)).mean() for axis in (0, 1)]
+    return min(shares) >= _AGREEING
+
+
+def _is_clear(larger: NDArray[np.float64], smaller: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return (1 - larger <= _UNLIKE_SHARE * (1 - smaller)) & (larger - smaller >= _GAP)
+
+
+def _standardized(pictures: Thumbnails) -> NDArray[np.float64]:
+    """Return pictures as rows of mean 0 and length 1, whose products are correlations; one of a single colour is 0."""
+    rows = pictures.reshape(len(pictures), -1).astype(np.float64)
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+
+
+def _different(pictures: Thumbnails) -> int:
+    return len(np.unique(pictures.reshape(len(pictures), -1).round(), axis=0))

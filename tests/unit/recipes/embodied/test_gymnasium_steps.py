@@ -1,0 +1,223 @@
+"""What environments of Gymnasium return, single and in vectors, held against their own spaces."""
+
+# Gymnasium is an optional package.
+# pyright: basic
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from recipes.embodied.envs.contract import random_actions
+from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.simulators import gymnasium_spaces
+from recipes.training.finite import NonFiniteError
+from rlinf_core import ConfigError
+
+gymnasium = pytest.importorskip("gymnasium")
+from gymnasium import spaces  # noqa: E402
+
+from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium_vector import GymnasiumVectorEnv  # noqa: E402
+
+STATES = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 5], np.float32))
+PICTURE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+
+
+class Odd(gymnasium.Env):
+    """Returns from the given step on what it is told to return."""
+
+    def __init__(
+        self, space: Any = STATES, shown: Any = None, result: Any = None, first: Any = None, act: Any = None
+    ) -> None:
+        self.observation_space, self.action_space = space, act or spaces.Box(-1, 1, (1,))
+        self._shown, self._result, self._first = shown, result, first
+
+    def _fine(self) -> Any:
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return (self._fine(), {}) if self._first is None else self._first
+
+    def step(self, action: Any) -> Any:
+        shown = self._fine() if self._shown is None else self._shown
+        rest = (1.0, False, False, {}) if self._result is None else self._result
+        return (shown, *rest) if isinstance(rest, tuple) else rest
+
+
+class OddVector(gymnasium.vector.VectorEnv):
+    """A vector of its own kind, which leaves resets to its user."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+
+    def __init__(self, num_envs: int = 1, result: Any = None, **_: Any) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = STATES, spaces.Box(-1, 1, (1,))
+        self.observation_space = gymnasium.vector.utils.batch_space(STATES, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._result = result
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        return (np.zeros((self.num_envs, 3), np.float32), *self._result)
+
+
+KINDS = {
+    "single": (GymnasiumEnv, {}),
+    "sync": (GymnasiumVectorEnv, {}),
+    "async": (GymnasiumVectorEnv, {"vectorization_mode": "async"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    gymnasium.register("Odd-v0", Odd, vector_entry_point=OddVector)
+    gymnasium_spaces._told.clear()
+    yield
+    del gymnasium.registry["Odd-v0"]
+
+
+def played(kind: str, steps: int = 1, **options: Any) -> None:
+    make, how = KINDS[kind]
+    env = make(EnvSettings(num_envs=2, task="Odd-v0", options={**how, **options}))
+    try:
+        env.reset()
+        for _ in range(steps):
+            env.step(np.zeros((2, 1, 1), np.float32))
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"shown": np.zeros(4, np.float32)}, r"an observation of `Odd-v0` has the shape \[4\]"),
+        ({"shown": np.zeros((1, 3), np.float32)}, r"has the shape \[1, 3\]"),
+        ({"shown": np.array(["a", "b", "c"])}, "has values of the type"),
+        (
+            {"space": PICTURE, "shown": np.zeros((16, 16, 3))},
+            "the type float64, but its space says uint8",
+        ),
+        ({"space": PICTURE, "shown": np.zeros((3, 16, 16), np.uint8)}, r"has the shape \[3, 16, 16\]"),
+        ({"result": (None, False, False, {})}, "the reward of `Odd-v0` is None"),
+        ({"result": (np.ones(2), False, False, {})}, "the reward of `Odd-v0` is an array of the shape"),
+        ({"result": (1.0, 2, False, {})}, "`terminated` of `Odd-v0` is 2"),
+        ({"result": (1.0, False, None, {})}, "`truncated` of `Odd-v0` is None"),
+        ({"result": (1.0, False, False, {"success": "no"})}, "`success` of `Odd-v0` is 'no'"),
+        ({"result": (1.0, False, {})}, "`step` of `Odd-v0` returns 4 values"),
+        ({"first": (1.0, 2.0)}, "`reset` of `Odd-v0` does not return an observation and a dictionary"),
+        ({"first": (np.zeros(2, np.float32), {})}, r"has the shape \[2\]"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["single", "sync"])
+def test_vectors_are_checked_as_single_ones(kind: str, odd: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        played(kind, **odd)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_of_a_process_is_told_as_it_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        played("async", result=(None, False, False, {}))
+    assert caught.value.message == "the reward of `Odd-v0` is None"
+    assert caught.value.help == "return one number"
+
+
+@pytest.mark.parametrize("kind", ["single", "sync"])
+def test_an_observation_that_is_no_number_is_refused(kind: str) -> None:
+    with pytest.raises(NonFiniteError):
+        played(kind, shown=np.array([0, np.nan, 0], np.float32))
+
+
+@pytest.mark.parametrize("kind", ["single", "sync"])
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ([2, 0, 0], "number 0 is 2, and its bounds are -1 and 1"),
+        ([1, -1e9, -3], "number 2 is -3, and its bounds are 0 and 5"),
+        ([1.000001, 9, 5], None),
+    ],
+)
+def test_states_out_of_their_bounds_are_told_once(
+    kind: str, shown: list[float], words: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "rlinf"):
+        played(kind, steps=3, shown=np.array(shown, np.float32))
+    told = [each.getMessage() for each in caplog.records if "leaves its space" in each.getMessage()]
+    assert [words in each for each in told] == ([] if words is None else [True])
+    assert all("`Odd-v0`" in each for each in told)
+
+
+def test_the_part_of_a_dictionary_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    space = spaces.Dict(a=spaces.Discrete(3), hand=spaces.Dict(b=spaces.Box(-2, 2, (2,), np.float64)))
+    reader = gymnasium_spaces.Reader("task", space)
+    with caplog.at_level(logging.WARNING, "rlinf"):
+        reader({"a": 2, "hand": {"b": np.array([0.0, 2.5])}})
+    assert "`hand.b` of an observation of `task` leaves its space: number 1 is 2.5" in caplog.text
+
+
+ONES, NO = np.ones(2), np.zeros(2, np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((np.ones(3), NO, NO, {}), r"the rewards of `Odd-v0` are float64\[3\]"),
+        ((1.0, NO, NO, {}), r"the rewards of `Odd-v0` are float64\[\]"),
+        ((np.array([None, 1.0]), NO, NO, {}), r"the rewards of `Odd-v0` are object\[2\]"),
+        ((np.ones((2, 1)), NO, NO, {}), r"the rewards of `Odd-v0` are float64\[2, 1\]"),
+        ((ONES, False, NO, {}), "`terminated` of `Odd-v0` is bool"),
+        ((ONES, NO, np.array([0.0, 0.5]), {}), r"`truncated` of `Odd-v0` is float64\[2\], \[0.0, 0.5\] at first"),
+        ((ONES, NO, NO, {"success": np.array(["a", "b"])}), "`success` of `Odd-v0` is"),
+        ((ONES, NO, {}), "`step` of `Odd-v0` returns 4 values"),
+    ],
+)
+def test_vectors_of_their_own_kind_are_checked(result: Any, message: str) -> None:
+    options = {"vectorization_mode": "vector_entry_point", "result": result}
+    make = GymnasiumVectorEnv(EnvSettings(num_envs=2, task="Odd-v0", options=options))
+    make.reset()
+    with pytest.raises(ConfigError, match=message):
+        make.step(np.zeros((2, 1, 1), np.float32))
+
+
+def test_success_counts_where_it_is_said() -> None:
+    said = {"is_success": np.array([True, True]), "_is_success": np.array([True, False])}
+    *_, successes = checked_batch_step("task", (0, ONES, NO, NO, said), 2)
+    assert successes is not None
+    assert successes.tolist() == [True, False]
+    assert checked_batch_step("task", (0, ONES, NO, NO, {}), 2)[-1] is None
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-2, 2, (1,)),
+        spaces.Box(np.array([0, -np.inf, 3], np.float32), np.array([5, np.inf, np.inf], np.float32)),
+        spaces.Box(0, 9, (2, 2), np.int64),
+        spaces.Discrete(3, start=-1),
+    ],
+)
+def test_a_spec_tells_the_numbers_that_a_simulator_gets(space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    step = Odd.step
+
+    def noted(self: Any, action: Any) -> Any:
+        taken.append(np.asarray(action).reshape(-1))
+        return step(self, action)
+
+    monkeypatch.setattr(Odd, "step", noted)
+    env = GymnasiumEnv(EnvSettings(num_envs=1, task="Odd-v0", options={"act": space}))
+    actions = random_actions(env.spec, 1, chunk=6)
+    env.reset()
+    env.step(actions)
+    wanted = env.spec.native(actions[0])
+    np.testing.assert_allclose(np.stack(taken), wanted, rtol=1e-6)
+    assert all(space.contains(each.reshape(space.shape).astype(space.dtype)) for each in wanted)
