@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core.job.load import load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 
 SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 NEAR: Final = 0.15

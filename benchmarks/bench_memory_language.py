@@ -67,7 +67,7 @@ def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
             continue
         job = load_job(case.config, (*case.overrides, "runner.val_check_interval=-1"))
         job.raise_if_bad()
-        function = job.recipe.function("memory") if job.recipe is not None else None
+        function = job.recipe.load(job.recipe.memory) if job.recipe is not None else None
         if function is None:
             raise RuntimeError(f"the recipe of {case.config} has no forecast")
         peaks = measured(case.config, case.overrides)

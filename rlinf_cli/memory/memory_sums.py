@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.training.memory.process_forecast import ProcessForecast
     from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.job.process_forecast import ProcessForecast
     from rlinf_core.placement.placement import Placement
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
     from rlinf_cli.memory.memory_sums import NodeMemory, NodeNeed
+    from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
     from rlinf_core.process.process_memory import Peak
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_cli.memory.memory_sums import NodeMemory, NodeNeed, accelerated, fit, node_memory, sums
 from rlinf_cli.render.memory_table import MemoryView, memory_record, memory_text
 from rlinf_core.job.load import load_job
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.process_memory import Peak
 

@@ -14,9 +14,9 @@ from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from recipes.training.memory.process_forecast import ProcessForecast
     from rlinf_cli.memory.memory_sums import NodeMemory
     from rlinf_core.job.load import Job
+    from rlinf_core.job.process_forecast import ProcessForecast
     from rlinf_core.placement.placement import Placement
 
 
@@ -101,13 +101,13 @@ def memory(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _forecasts(job: Job, sizes: Mapping[str, int]) -> list[ProcessForecast]:
-    function = job.recipe.function("memory") if job.recipe is not None else None
+def _forecasts(job: Job, sizes: Mapping[str, int]) -> Sequence[ProcessForecast]:
+    function = job.recipe.load(job.recipe.memory) if job.recipe is not None else None
     return [] if function is None else function(job.config, sizes)
 
 
-def _savings(job: Job) -> list[tuple[str, ...]]:
-    function = job.recipe.function("savings") if job.recipe is not None else None
+def _savings(job: Job) -> Sequence[tuple[str, ...]]:
+    function = job.recipe.load(job.recipe.savings) if job.recipe is not None else None
     return [] if function is None else function(job.config)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from recipes.agent.memory import agent_forecast as agent_memory
 from recipes.language.memory import job_forecast
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 
 SMALL = ("actor.model.hidden_dim=64", "actor.warm_start.steps=0", "data.rollout_batch_size=4")
 

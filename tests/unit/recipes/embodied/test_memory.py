@@ -9,8 +9,8 @@ import pytest
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.memory import job_forecast
 from recipes.embodied.memory.heap_gaps import Gaps
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 
 # An empty process of each kind, in bytes.
 BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95}, "env": {"start": 50}}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recipes.language.memory import job_forecast
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError, load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 
 # An empty process of each kind, in bytes.
 BASES = {"actor": 120, "critic": 110, "reference": 105, "rollout": 95, "reward": 50}
