@@ -10,8 +10,8 @@ import pytest
 from recipes.embodied.memory.heap_gaps import Gaps
 from recipes.sft import sft_memory
 from recipes.sft.config import SftConfig
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import ProcessForecast
 from tests.unit.recipes.sft.conftest import ACTIONS, ALONE, LENGTHS, STATES
 
 # An empty process of each kind, in bytes.
