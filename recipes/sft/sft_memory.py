@@ -15,8 +15,8 @@ from recipes.embodied.memory.env_memory import EnvironmentSizes, env_forecast, e
 from recipes.embodied.memory.job_forecast import HOST_ONLY, OBSERVATION_COPIES, empty_process, known_gaps, sent_weights
 from recipes.embodied.memory.policy_memory import PolicyMemory
 from recipes.sft.config import SftConfig, evaluates
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 
 _ACTOR: Final = ("recipes.sft.sft_actor",)
 # What readers of a format import when there is something to read.

@@ -19,8 +19,8 @@ from recipes.language.memory.job_forecast import (
     sizes_of,
 )
 from recipes.language.memory.longest_answers import Prompts
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

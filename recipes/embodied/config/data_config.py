@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
 
 from recipes.sections.values import one_or_many
-from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import FilePath, NonNegativeInt
-from rlinf_core.scalars import Bool, Float, Text
+from rlinf_core import Bool, ConfigModel, FilePath, Float, NonNegativeInt, Text
 
 Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
 

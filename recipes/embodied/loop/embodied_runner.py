@@ -21,9 +21,8 @@ from recipes.embodied.loop.protocols import (
     RolloutGroup,
 )
 from recipes.training.first_contact import ContactCheck, note_comparisons
-from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
-from rlinf_core.runners import events
-from rlinf_core.runners.runner import RolloutRunner, rank_means
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
+from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.worker.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.

@@ -12,8 +12,8 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_simulator
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.real.franka_robot import SPEC as FRANKA_ROBOT
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md); None: not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int] | None]] = {

@@ -28,7 +28,7 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.replay_types import TransitionSpec
 from recipes.training.memory.empty_process import measure_empty_process
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 
 # How often the steps of a rollout lie in the memory of its worker: written down, and in shared memory as they are sent.
 _ROLLOUT_COPIES: Final = 2

@@ -22,8 +22,8 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.weights.weight_transfer import PIECE_BYTES
 from recipes.sections.actor import FsdpConfig
 from recipes.training.memory.empty_process import measure_empty_process
-from recipes.training.memory.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import PhaseForecast, ProcessForecast
 from rlinf_core.registry import import_target
 from rlinf_core.runners.runner import NEVER
 
