@@ -94,7 +94,6 @@ class EmbodiedRunner(RolloutRunner):
             metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
         with self.phase(step, events.ACTOR_TRAINING):
             metrics |= rank_means(self.actor.run_training(step).wait())
-        self.weight_version += 1
         seconds = time.perf_counter() - began
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
