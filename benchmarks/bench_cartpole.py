@@ -66,7 +66,7 @@ def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
         if job.recipe is None or job.config is None or not job.diagnostics.ok:
             raise SystemExit("\n".join(map(str, job.diagnostics)))
         config: Any = job.config
-        program = job.recipe.function("program")
+        program = job.recipe.load(job.recipe.program)
         try:
             if program is not None:
                 program(job, RunFolder.create(config.runner, job.recipe.name), listen)

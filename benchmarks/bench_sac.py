@@ -70,7 +70,7 @@ def rlinf(seed: int, updates: int) -> dict[str, Any]:
         file = Path(folder, "job.yaml")
         file.write_text(CONFIG.format(seed=seed, steps=STEPS, starts=LEARNING_STARTS, last=last, folder=folder))
         job = load_job(str(file))
-        program = job.recipe.function("program") if job.recipe is not None and job.diagnostics.ok else None
+        program = job.recipe.load(job.recipe.program) if job.recipe is not None and job.diagnostics.ok else None
         if program is None or job.config is None or job.recipe is None:
             raise SystemExit("\n".join(map(str, job.diagnostics)))
         config: Any = job.config

@@ -22,10 +22,9 @@ class _Commands(LazyGroup):
     families = (
         CommandFamily("Train", "rlinf_cli.commands.training", ("train", "logs", "stop", "recipes")),
         CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
-        CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down", "env")),
+        CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "report", "compare", "samples")),
-        CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export", "record")),
-        CommandFamily("Robots", "rlinf_cli.commands.robots", ("robot",)),
+        CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from rlinf_core import Recipe
+from rlinf_core.process.public_names import public_names
+
+__getattr__, __dir__ = public_names(__name__, __file__)
 
 recipe = Recipe(
     name="agent",
@@ -12,7 +15,6 @@ recipe = Recipe(
     program="recipes.agent.program:program",
     check="recipes.agent.config:check",
     facts="recipes.language.rules.job_rules:facts",
-    curve="recipes.training.curve:draw_curve",
     memory="recipes.agent.agent_memory:forecast",
     inputs="recipes.agent.config:inputs",
     trials="recipes.agent.config:trials",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from rlinf_core import Recipe
+from rlinf_core.process.public_names import public_names
+
+__getattr__, __dir__ = public_names(__name__, __file__)
 
 recipe = Recipe(
     name="embodied",
@@ -12,7 +15,6 @@ recipe = Recipe(
     program="recipes.embodied.program:program",
     check="recipes.embodied.rules.job_check:check",
     facts="recipes.embodied.config:facts",
-    curve="recipes.training.curve:draw_curve",
     trials="recipes.embodied.interpreters.locked_venvs:trials",
     record="recipes.embodied.using.recording:record",
     evaluate="recipes.embodied.using.evaluation:evaluate",

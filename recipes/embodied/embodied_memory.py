@@ -31,8 +31,9 @@ from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.training.memory.layer_sizes import FORWARD, PLAIN, computing_layers, held_in_blocks, parameter_bytes
-from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
+from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import ProcessForecast
 
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}

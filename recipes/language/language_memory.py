@@ -19,8 +19,9 @@ from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
 from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
-from recipes.training.memory.process_forecast import TORCH, TRAINING, TRANSFORMERS, WORKER, ProcessForecast, shard_parts
+from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core import ConfigError
+from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
 # Bytes of a token of a batch that is learned from: itself, whether it is trained, log-probability, version, reward,

@@ -12,7 +12,6 @@ recipe = Recipe(
     program="recipes.math.program:program",
     check="recipes.math.config:check",
     facts="recipes.language.rules.job_rules:facts",
-    curve="recipes.training.curve:draw_curve",
     memory="recipes.language.language_memory:forecast",
     inputs="recipes.language.rules.job_rules:inputs",
 )

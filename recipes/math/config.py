@@ -12,7 +12,7 @@ from recipes.language.config import LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job
 from recipes.sections.checks import Report, WorldSizes, blame
-from rlinf_core.config.sections.values import StepsOrNever
+from rlinf_core import StepsOrNever
 
 COMPONENTS = ("actor", "rollout", "reward")
 

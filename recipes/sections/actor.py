@@ -6,19 +6,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlinf_core import ConfigModel
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import (
+from rlinf_core import (
+    Bool,
+    ConfigModel,
     Count,
+    Float,
     Fraction,
+    NoEffect,
     NonNegativeFloat,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
-    Precision,
     Seed,
+    Text,
 )
-from rlinf_core.scalars import Bool, Float, Text
+from rlinf_core.config.sections.values import Precision
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 

@@ -14,8 +14,7 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
-from rlinf_core import ClusterConfig, Report, RunnerConfig
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core import ClusterConfig, Report, RunnerConfig, Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
 from rlinf_core.job.report import FindingPlace

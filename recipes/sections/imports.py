@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from recipes.sections.checks import Report
-from rlinf_core import JobConfig
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core import JobConfig, Severity
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment

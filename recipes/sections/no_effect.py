@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from recipes.sections.algorithm import ADVANTAGES, WITHIN_GROUP_ADVANTAGES
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import NoEffect, WorldSizes
+from rlinf_core import NoEffect, Severity
+from rlinf_core.config.model import WorldSizes
 
 NOT_TRAINED: Final = NoEffect(
     ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),

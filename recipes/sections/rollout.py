@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlinf_core import ConfigModel
-from rlinf_core.scalars import Bool, Text
+from rlinf_core import Bool, ConfigModel, Text
 
 
 class RolloutConfig(ConfigModel):

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from rlinf_core.config.sections.values import FilePath
+from rlinf_core import FilePath
 from rlinf_core.scalars import problem
 
 

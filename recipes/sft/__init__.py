@@ -12,7 +12,6 @@ recipe = Recipe(
     program="recipes.sft.sft_program:program",
     check="recipes.sft.config:check",
     facts="recipes.embodied.config:facts",
-    curve="recipes.training.curve:draw_curve",
     record="recipes.embodied.using.recording:record",
     policy="recipes.embodied.using.trained_policy:load",
     export="recipes.embodied.using.exporting:export",

@@ -27,9 +27,7 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import
-from rlinf_core import RunnerConfig
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, StepsOrNever
+from rlinf_core import Count, NoEffect, RunnerConfig, StepsOrNever
 
 # Both or none of them have a place: they evaluate.
 EVALUATING: Final = ("rollout", "env")

@@ -11,9 +11,8 @@ from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
-from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
-from rlinf_core.runners import events
-from rlinf_core.runners.runner import RolloutRunner, rank_means
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
+from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
@@ -52,9 +51,7 @@ class SftRunner(RolloutRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Take some optimizer steps."""
         with self.phase(step, events.ACTOR_TRAINING):
-            metrics = rank_means(self._actor.learn(step).wait())
-        self.weight_version += 1
-        return metrics
+            return rank_means(self._actor.learn(step).wait())
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
         """Have the rollout workers take the weights of the actor."""

@@ -40,7 +40,7 @@ def _starting(names: Iterable[str], incomplete: str) -> list[str]:
 @_careful
 def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Installed recipes."""
-    from rlinf_core.job.recipe import recipe_names
+    from rlinf_core.job.find_recipe import recipe_names
 
     return _starting(recipe_names(), incomplete)
 
@@ -91,7 +91,7 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 @_careful
 def training(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return recipes as `recipe=NAME`, files and, after one of these, overrides."""
-    from rlinf_core.job.recipe import recipe_names
+    from rlinf_core.job.find_recipe import recipe_names
 
     if _named(_words(ctx)) is not None:
         return files_and_overrides(ctx, incomplete)
@@ -185,9 +185,7 @@ def _named(words: list[str]) -> str | None:
     if recipe is None and words[:2] == ["recipe", "="] and len(words) > 2:
         recipe = words[2]
     if recipe:
-        from rlinf_core.job.recipe import find_recipe
-
-        return find_recipe(recipe).default_config
+        return f"recipe={recipe}"
     return None if named == "recipe" else named
 
 

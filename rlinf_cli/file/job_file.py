@@ -55,17 +55,19 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged.
+    """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged, also that of
+    a recipe whose config is no file.
 
     Raises:
         ConfigError: there is no such recipe.
     """
     if not name.startswith(_RECIPE):
         return name, overrides
-    from rlinf_core.job.recipe import find_recipe
+    from rlinf_core.job.find_recipe import find_recipe
 
+    start = find_recipe(name.removeprefix(_RECIPE)).default_config
     # The override stays: a config may be the start of several recipes.
-    return find_recipe(name.removeprefix(_RECIPE)).default_config, [name, *overrides]
+    return (name, overrides) if "\n" in start else (start, [name, *overrides])
 
 
 def load(

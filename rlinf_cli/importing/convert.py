@@ -86,7 +86,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     Raises:
         ConfigError: it belongs to no supported project, or no recipe matches it.
     """
-    from rlinf_core.job.recipe import find_recipe
+    from rlinf_core.job.find_recipe import find_recipe
 
     project = project_of(file.tree)
     recipe, why = recipe_of(project, file.tree)

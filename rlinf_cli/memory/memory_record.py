@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipes.training.memory.process_forecast import DEVICE_PARTS
+from rlinf_core.job.process_forecast import DEVICE_PARTS
 
 if TYPE_CHECKING:
-    from recipes.training.memory.process_forecast import ProcessForecast
     from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.job.process_forecast import ProcessForecast
     from rlinf_core.placement.placement import Placement
     from rlinf_core.process.process_memory import Peak
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.language.loop import answer_samples
 from rlinf_cli.live import labels
 from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
@@ -24,6 +23,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import faults, stream_metrics
+from rlinf_core.runners.storage import answer_samples
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 

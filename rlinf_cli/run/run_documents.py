@@ -63,8 +63,8 @@ class DocumentWriter(View):
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""
         recipe = self._job.recipe
-        packages = {"rlinf_core", *([recipe.config.partition(".")[0]] if recipe is not None else [])}
-        inputs = recipe.function("inputs") if recipe is not None else None
+        packages = {"rlinf_core", *([recipe.package] if recipe is not None else [])}
+        inputs = recipe.load(recipe.inputs) if recipe is not None else None
         background = ThreadPoolExecutor(1, thread_name_prefix="provenance")
         provenance = background.submit(collect, sorted(packages), inputs(self._job.config) if inputs else ())
         background.shutdown(wait=False)

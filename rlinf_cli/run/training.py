@@ -138,7 +138,7 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or a different one.
     runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
-    facts = recipe.function("facts")
+    facts = recipe.load(recipe.facts)
     text = config_text_of(job)
     folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None, text)
     folder.write_config_text(text)
@@ -220,7 +220,7 @@ class Training:
             with sigterm_deferred(), suppress(ImportError):
                 # Its BLAS starts threads, which must not receive the signals that Ray's native code handles.
                 import_module("numpy")
-            program = self._recipe.function("program")
+            program = self._recipe.load(self._recipe.program)
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")
             program(self._job, self._folder, listen)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, cast
 
-from recipes.training.statistics import mean, t_quantile, wilson_interval
 from rlinf_cli.runs.provenance import Provenance
+from rlinf_core.statistics import mean, t_quantile, wilson_interval
 
 
 class Kind(StrEnum):

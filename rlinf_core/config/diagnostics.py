@@ -11,6 +11,8 @@ from rlinf_core.config.tree import Path
 
 
 class Severity(StrEnum):
+    """The weight of a finding: an error stops a job, a warning is a likely mistake, a note informs."""
+
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,9 +25,9 @@ from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
-from rlinf_core.config.yaml.reader import load_source
+from rlinf_core.config.yaml.reader import decode, load_source
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.job.recipe import Recipe
+from rlinf_core.job.recipe import Job, Recipe
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
 from rlinf_core.process.known_secrets import remember
@@ -49,6 +48,8 @@ def _meant_type(written: str) -> str:
     return next(iter(near(written, hardware_types())), UNKNOWN_TYPE)
 
 
+# Begins the name of a job that is the configuration of a recipe, as in `recipe=embodied`.
+FROM_RECIPE: Final = "recipe="
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # Stand-ins for required values that are missing or wrong: rules never trust them (`Validated.damaged`), but need them
@@ -72,56 +73,6 @@ class ClusterFile(BaseModel):
     cluster: ClusterConfig = Field(description="The machines, and the placement of components.")
 
 
-class Job(NamedTuple):
-    """A loaded file, as far as it is valid.
-
-    Attributes:
-        name: the file's display name.
-        diagnostics: all findings: errors, warnings and notes.
-        tree: the composed configuration, with the source of each value; None if it could not be read.
-        sources: the file, its bases, and the overrides if there are any.
-        recipe: the selected recipe, or None.
-        config: the recipe's model of the whole file, or None.
-        cluster: the `cluster` section, or None.
-        topology: its nodes, groups and units as declared or assumed, or None.
-        resolutions: by component, its rank map resolved on that topology, if possible.
-        world_sizes: by component, the number of its processes; None if not known yet.
-        view: the valid part of the file; None if it could not be read.
-        secret: paths whose values must not be printed, besides those with secret-looking keys.
-
-    If `ok` is False, these may be incomplete: invalid values are omitted.
-    """
-
-    name: str
-    diagnostics: Diagnostics
-    tree: MappingNode | None = None
-    sources: tuple[SourceText, ...] = ()
-    recipe: Recipe | None = None
-    config: BaseModel | None = None
-    cluster: ClusterConfig | None = None
-    topology: ClusterTopology | None = None
-    resolutions: Mapping[str, Resolution] = MappingProxyType({})
-    world_sizes: Mapping[str, int | None] = MappingProxyType({})
-    view: Validated[Any] | None = None
-    secret: frozenset[Path] = frozenset()
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no errors."""
-        return self.diagnostics.ok
-
-    def raise_if_bad(self) -> None:
-        """Raise the findings, as `rlinf validate` prints them, if one of them is an error.
-
-        Raises:
-            ConfigError: with every finding in its text.
-        """
-        if not self.ok:
-            from rlinf_core.config.render import render_text
-
-            raise ConfigError("\n".join(render_text(diagnostic) for diagnostic in self.diagnostics))
-
-
 def load_job(
     name: str,
     overrides: Sequence[str] = (),
@@ -135,15 +86,22 @@ def load_job(
     """Read and check a configuration; only `probe` connects to machines. Never raises for the content of a file.
 
     Args:
-        name: a file, the bare name of a shipped configuration, or `-` for standard input.
+        name: a file, the bare name of a shipped configuration, `-` for standard input, or `recipe=NAME` for the
+            configuration that a recipe starts from.
         overrides: `key=value` and `~key` arguments.
         assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
         stdin: stands in for the process's standard input.
         environ: the environment for `${env:NAME}`; by default the process's own.
         probe: probes the nodes, once the file is valid; it is then checked against the results.
         rules: additional rules for the `cluster` section, such as those for `rlinf up`.
+
+    Raises:
+        ConfigError: `recipe=NAME` names no recipe, or one that cannot be loaded.
     """
     diagnostics = Diagnostics()
+    if name.startswith(FROM_RECIPE):
+        # The override stays: a config may be the start of several recipes.
+        overrides = (name, *overrides)
     source = _load_source(name, stdin, diagnostics)
     if source is None:
         return Job(name, diagnostics)
@@ -162,6 +120,13 @@ def load_job(
 
 
 def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> SourceText | None:
+    if name.startswith(FROM_RECIPE):
+        from rlinf_core.job.find_recipe import find_recipe
+
+        start = find_recipe(name.removeprefix(FROM_RECIPE)).default_config
+        if "\n" in start:
+            return decode(name, start.encode(), diagnostics, "stdin")
+        name = start
     if not is_bare_name(name) or os.path.exists(name):
         return load_source(name, diagnostics, stdin=stdin)
     shipped = shipped_config(name)
@@ -255,7 +220,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         diagnostics.error("unknown-recipe", message, entry.key.span, ("recipe",))
         return None
 
-    from rlinf_core.job.recipe import UnknownRecipeError, find_recipe
+    from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe
 
     try:
         recipe = find_recipe(entry.value.raw)
@@ -269,7 +234,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
 
 
 def _meant_recipe(name: str) -> _Selected | None:
-    from rlinf_core.job.recipe import find_recipe, recipe_names
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.suggest import near
 
     for meant in near(name, recipe_names()):
@@ -357,7 +322,7 @@ def _check_recipe(
     from rlinf_core.job.report import Report
 
     with rules_of(recipe, view, diagnostics):
-        check = recipe.function("check")
+        check = recipe.load(recipe.check)
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
 

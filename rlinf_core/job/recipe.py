@@ -1,26 +1,38 @@
-"""Recipes: descriptions with import paths only, so that listing them is cheap, and lookup of installed ones."""
+"""Recipes, the parts that one may have, and the jobs that select them.
+
+A part is a function, or names one as `module:function`, which is then imported when it is needed: listing recipes and
+checking a file imports nothing heavy. Each part has a protocol here, which says what is called and what comes back.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from pydantic import BaseModel
 
-ENTRY_POINT_GROUP: Final = "rlinf.recipes"
-# The fields of a recipe that name a function.
-Part: TypeAlias = (
-    Literal["program", "check", "facts", "curve", "record", "evaluate", "policy"]
-    | Literal["export", "play", "memory", "inputs", "trials"]
-)
+    from rlinf_core.config.diagnostics import Diagnostics
+    from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.config.model import WorldSizes
+    from rlinf_core.config.source import SourceText
+    from rlinf_core.config.tree import MappingNode
+    from rlinf_core.config.tree import Path as KeyPath
+    from rlinf_core.config.validating.pruning import Validated
+    from rlinf_core.job.process_forecast import ProcessForecast
+    from rlinf_core.job.report import Report
+    from rlinf_core.placement.resolve import Resolution
+    from rlinf_core.topology import ClusterTopology
+
+P = TypeVar("P")
+Fact: TypeAlias = "str | int | float | bool | None"
+Emit: TypeAlias = Callable[[str], None]
+"""Shows a line of progress to the person who waits."""
 
 
 class Trial(NamedTuple):
@@ -45,64 +57,176 @@ class Trial(NamedTuple):
     each_process: bool = False
 
 
-class Recipe(NamedTuple):
-    """A kind of job that can be trained. A package offers one through the entry point group `rlinf.recipes`.
+class Program(Protocol):
+    """The program of `rlinf train`: runs to the end, or raises what failed once its workers have ended.
 
-    A function is named as `module:function`; None: the recipe has no such part.
+    `folder` is the run's `RunFolder`; `listener` takes the events of the run (`rlinf_core.runners.events`).
+    """
+
+    def __call__(self, job: Job, folder: Any, listener: Callable[[Any], None]) -> None: ...
+
+
+class Check(Protocol):
+    """The rules between sections: reports what does not fit together.
+
+    `config` is the validated file, `world_sizes` the number of processes of each placed component, None where that
+    cannot be known yet.
+    """
+
+    def __call__(self, config: Any, world_sizes: WorldSizes, report: Report) -> None: ...
+
+
+class Facts(Protocol):
+    """What a run must agree in to continue from a checkpoint, by the path of the key.
+
+    A resume that does not fit is refused before anything is written.
+    """
+
+    def __call__(self, config: Any) -> Mapping[str, Fact]: ...
+
+
+class Record(Protocol):
+    """`rlinf record`: writes demonstrations into a new folder.
+
+    A person drives, or corrects the policy of `checkpoint`, where `device` is named; without either the environment's
+    expert acts. `fps` is rows in a second; None: as many as the environment takes actions.
+
+    Returns:
+        `folder`, `episodes`, `frames`, `tried` and `successes`.
+    """
+
+    def __call__(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        episodes: int,
+        checkpoint: Path | None,
+        device: str | None,
+        device_options: Mapping[str, str] | None,
+        successes_only: bool,
+        video: bool,
+        fps: int | None,
+        emit: Emit,
+    ) -> Mapping[str, Any]: ...
+
+
+class Evaluate(Protocol):
+    """`rlinf eval`: writes `eval.json` into a new folder and returns its object. Default of `episodes`: the file's."""
+
+    def __call__(
+        self,
+        job: Job,
+        checkpoint: Path | None,
+        folder: Path,
+        *,
+        episodes: int | None,
+        allow_training_starts: bool,
+        video: bool | None,
+        emit: Emit,
+    ) -> Mapping[str, Any]: ...
+
+
+class Play(Protocol):
+    """`rlinf play`: writes a video of episodes into `file` and returns how they went: `file` and `episodes`."""
+
+    def __call__(self, job: Job, checkpoint: Path, file: Path, *, episodes: int, emit: Emit) -> Mapping[str, Any]: ...
+
+
+class Export(Protocol):
+    """`rlinf export`: writes a policy into a new folder in a format of that kind, and returns what was written.
+
+    Returns:
+        `folder`, `files`, `inputs`, `outputs`, and `difference` from the policy's own actions.
+    """
+
+    def __call__(self, config: Any, checkpoint: Path, folder: Path, kind: str) -> Mapping[str, Any]: ...
+
+
+class Policy(Protocol):
+    """A policy that acts on observations: a torch `module`, and the `spec` of its observations and actions."""
+
+    module: Any
+    spec: Any
+
+    def act(self, observations: Any, *, greedy: bool = True) -> Any:
+        """Return actions [n, C, A] for n observations, arrays by name."""
+        ...
+
+
+class LoadPolicy(Protocol):
+    """`load_policy`: a checkpoint with the configuration of its run, or an exported folder and None.
+
+    `device` is as torch names it.
+    """
+
+    def __call__(self, folder: Path, config: Any, device: str) -> Policy: ...
+
+
+class Memory(Protocol):
+    """The memory that the processes of a job will hold, one forecast a component.
+
+    A size of `world_sizes` that is None counts as 1.
+
+    Raises:
+        ConfigError: sizes are not known, such as those of weights on another machine.
+    """
+
+    def __call__(self, config: Any, world_sizes: Mapping[str, int | None]) -> Sequence[ProcessForecast]: ...
+
+
+class Inputs(Protocol):
+    """The files and folders that a run reads. A digest of their content is kept in its `environment.json`."""
+
+    def __call__(self, config: Any) -> Sequence[Path]: ...
+
+
+class Trials(Protocol):
+    """The programs that `rlinf doctor` runs where components are placed."""
+
+    def __call__(self, config: Any) -> Sequence[Trial]: ...
+
+
+class Recipe(NamedTuple):
+    """A kind of job that can be trained.
+
+    A file selects it as `package.module:name`, or by the name under which a package offers it through the entry point
+    group `rlinf.recipes`. A part that is None is one that the recipe does not have.
 
     Attributes:
-        name: what `recipe: NAME` says in a file.
+        name: what `recipe: NAME` says in a file, and the first part of the names of its runs.
         summary: one line for `rlinf recipes`.
-        config: the pydantic model of its whole file, as `module:Class`. It has the fields `recipe` and `cluster`.
-        default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, or a YAML file
-            beside the module that holds the recipe.
-        program: `program(job, folder, listener)`, for `rlinf train`, with the checked job, the run's `RunFolder` and
-            whoever is told of its events (`rlinf_core.runners.events`): runs to the end, or raises what failed once its
-            workers are ended.
-        check: `check(config, world_sizes, report)`: the rules that relate sections. `world_sizes` has the number of
-            processes of each placed component, None where that cannot be known yet; `report` is a `Report`.
-        facts: `facts(config)`: what a run must agree in to continue from a checkpoint, by the path of the key
-            (`Manifest.facts`). A resume that does not fit is refused before anything is written; None: the program
-            checks.
-        curve: `curve(metrics_file, folder, title)`: draws the learning curve into the folder of a run that has ended;
-            returns the pictures, or None where no metric to draw was written.
-        record: `record(job, folder, *, episodes, checkpoint, successes_only, video, fps, tell)`, for `rlinf record`:
-            writes demonstrations into a new folder and returns `folder`, `episodes`, `frames`, `tried` and `successes`.
-        evaluate: `evaluate(job, checkpoint, folder, *, episodes, allow_training_starts, video, tell)`, for `rlinf
-            eval`: writes `eval.json` into a new folder and returns its object.
-        policy: `load(folder, config, device)`, for `load_policy`, with a checkpoint and the configuration of its run,
-            or with a folder that was exported and None.
-        export: `export(config, checkpoint, folder, kind)`, for `rlinf export`: writes a policy into a new folder in a
-            format of that kind and returns what was written.
-        play: `play(job, checkpoint, file, *, episodes, tell)`, for `rlinf play`: writes a video of episodes and returns
-            how they went.
-        memory: `memory(config, world_sizes)`: the memory that each process of a job will hold, a list of
-            `ProcessForecast`, one for each component. `world_sizes` is as for `check`; what is not known counts as 1.
-            Raises `ConfigError` where sizes are not known.
-        inputs: `inputs(config)`: the files and folders that a run reads, whose content is noted in its
-            `environment.json`.
-        trials: `trials(config)`: the programs that `rlinf doctor` runs where components are placed, a list of `Trial`.
+        config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
+        default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
+            beside the module that holds the recipe, or YAML of several lines.
+        program, check, facts, record, evaluate, play, export, policy, memory, inputs, trials: see the
+            protocol of each.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
     """
 
     name: str
     summary: str
-    config: str
+    config: type[BaseModel] | str
     default_config: str
-    program: str | None = None
-    check: str | None = None
-    facts: str | None = None
-    curve: str | None = None
-    record: str | None = None
-    evaluate: str | None = None
-    policy: str | None = None
-    export: str | None = None
-    play: str | None = None
-    memory: str | None = None
-    inputs: str | None = None
-    trials: str | None = None
+    program: Program | str | None = None
+    check: Check | str | None = None
+    facts: Facts | str | None = None
+    record: Record | str | None = None
+    evaluate: Evaluate | str | None = None
+    play: Play | str | None = None
+    export: Export | str | None = None
+    policy: LoadPolicy | str | None = None
+    memory: Memory | str | None = None
+    inputs: Inputs | str | None = None
+    trials: Trials | str | None = None
     training_data: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        """The top-level package, or module, that the recipe is in."""
+        module = self.config if isinstance(self.config, str) else self.config.__module__
+        return module.partition(":")[0].partition(".")[0]
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.
@@ -110,81 +234,75 @@ class Recipe(NamedTuple):
         Raises:
             ConfigError: it cannot be imported.
         """
-        return self._load(self.config)
+        return self._loaded(self.config)
 
-    def function(self, part: Part) -> Callable[..., Any] | None:
-        """Return the function of a part, or None. That of `program` imports torch and ray.
+    def load(self, part: P | str | None) -> P | None:
+        """Return the function of a part, as in `recipe.load(recipe.program)`; None where the recipe does not have it.
 
         Raises:
             ConfigError: it cannot be imported.
         """
-        target: str | None = getattr(self, part)
-        return None if target is None else self._load(target)
+        return None if part is None else self._loaded(part)
 
-    def _load(self, target: str) -> Any:
-        module, _, name = target.partition(":")
+    def _loaded(self, part: P | str) -> P:
+        if not isinstance(part, str):
+            return part
+        module, _, name = part.partition(":")
         try:
-            return getattr(import_module(module), name)
+            return cast("P", getattr(import_module(module), name))
         except Exception as error:
             raise ConfigError(
                 f"recipe `{self.name}` cannot be loaded: {type(error).__name__}: {error}",
-                why=f"it names `{target}`",
+                why=f"it names `{part}`",
                 help="install missing packages, or fix the package that provides the recipe",
             ) from error
 
 
-class UnknownRecipeError(ConfigError):
-    """No installed package provides a recipe of this name."""
+class Job(NamedTuple):
+    """A loaded file, as far as it is valid.
 
+    Attributes:
+        name: the file's display name.
+        diagnostics: all findings: errors, warnings and notes.
+        tree: the composed configuration, with the source of each value; None if it could not be read.
+        sources: the file, its bases, and the overrides if there are any.
+        recipe: the selected recipe, or None.
+        config: the recipe's model of the whole file, or None.
+        cluster: the `cluster` section, or None.
+        topology: its nodes, groups and units as declared or assumed, or None.
+        resolutions: by component, its rank map resolved on that topology, if possible.
+        world_sizes: by component, the number of its processes; None if not known yet.
+        view: the valid part of the file; None if it could not be read.
+        secret: paths whose values must not be printed, besides those with secret-looking keys.
 
-def recipe_names() -> list[str]:
-    """Return the names of all installed recipes, in alphabetical order. Imports none of them."""
-    return sorted(_entry_points())
-
-
-def find_recipe(name: str) -> Recipe:
-    """Return the recipe called `name`.
-
-    Raises:
-        UnknownRecipeError: there is none; `help` suggests names.
-        ConfigError: its package cannot be loaded.
+    If `ok` is False, these may be incomplete: invalid values are omitted.
     """
-    points = _entry_points()
-    point = points.get(name)
-    if point is None:
-        from rlinf_core.suggest import did_you_mean, quoted
 
-        known = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
-        raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or known)
-    try:
-        recipe = point.load()
-    except Exception as error:
-        raise ConfigError(
-            f"recipe `{name}` cannot be loaded: {type(error).__name__}: {error}",
-            why=f"its entry point is `{point.value}`",
-            help="fix or remove the package that provides it",
-        ) from error
-    if not isinstance(recipe, Recipe):
-        raise ConfigError(
-            f"recipe `{name}` cannot be loaded: `{point.value}` is not a Recipe",
-            help="fix or remove the package that provides it",
-        )
-    return _with_own_config(recipe, point.module)
+    name: str
+    diagnostics: Diagnostics
+    tree: MappingNode | None = None
+    sources: tuple[SourceText, ...] = ()
+    recipe: Recipe | None = None
+    config: BaseModel | None = None
+    cluster: ClusterConfig | None = None
+    topology: ClusterTopology | None = None
+    resolutions: Mapping[str, Resolution] = MappingProxyType({})
+    world_sizes: Mapping[str, int | None] = MappingProxyType({})
+    view: Validated[Any] | None = None
+    secret: frozenset[KeyPath] = frozenset()
 
+    @property
+    def ok(self) -> bool:
+        """Whether there are no errors."""
+        return self.diagnostics.ok
 
-def _with_own_config(recipe: Recipe, module: str) -> Recipe:
-    """Return a recipe with the path of a config that is beside its module; other names stay."""
-    if not recipe.default_config.endswith((".yaml", ".yml")):
-        return recipe
-    own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config
-    return recipe._replace(default_config=str(own)) if own.exists() else recipe
+    def raise_if_bad(self) -> None:
+        """Raise the findings, as `rlinf validate` prints them, if one of them is an error.
 
+        Raises:
+            ConfigError: with every finding in its text.
+        """
+        if not self.ok:
+            from rlinf_core.config.render import render_text
 
-def _entry_points() -> dict[str, EntryPoint]:
-    # Imported here: a file without `recipe` needs no recipes.
-    from importlib.metadata import entry_points
-
-    points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        points.setdefault(point.name, point)
-    return points
+            raise ConfigError("\n".join(render_text(diagnostic) for diagnostic in self.diagnostics))

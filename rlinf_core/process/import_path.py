@@ -33,6 +33,8 @@ _OF_DATA: Final = (
 _DEPTH: Final = 4
 
 _managed = False
+# The working folder where only `manage` has put it on `sys.path`, and nobody has named it; else None.
+_unnamed_folder: str | None = None
 
 
 class OwnPackages:
@@ -61,8 +63,11 @@ def manage(folder: str | None) -> None:
     """Put in order the imports of this process and of the workers that it starts; `folder` is the working folder, or
     None.
     """
-    global _managed
+    global _managed, _unnamed_folder
     _managed = True
+    # The first entry is Python's own addition: the folder of the script, or the working folder of `python -m`.
+    named = {os.path.realpath(entry) for entry in sys.path[0 if sys.flags.safe_path else 1 :]}
+    _unnamed_folder = None if folder is None or os.path.realpath(folder) in named else os.path.realpath(folder)
     # `python -m` puts the working folder before the standard library.
     sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
     if folder is None:
@@ -72,6 +77,20 @@ def manage(folder: str | None) -> None:
         os.environ["PYTHONSAFEPATH"] = "1"
     else:
         add_user_folders([folder])
+
+
+def is_unnamed(folder: str | os.PathLike[str]) -> bool:
+    """Return whether `folder` is the working folder of a command and nobody has named it as a folder of modules.
+
+    What lies there may have come with the file that the command reads. `PYTHONPATH` and an installed package name a
+    folder; a program of the user's own names the one that it lies in.
+    """
+    return _unnamed_folder is not None and os.path.realpath(folder) == _unnamed_folder
+
+
+def named_path() -> list[str]:
+    """Return the entries of `sys.path` that somebody has named: all but the mere working folder of a command."""
+    return [entry for entry in sys.path if not is_unnamed(entry)]
 
 
 def holds_data(folder: str) -> bool:

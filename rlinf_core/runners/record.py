@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
@@ -16,11 +16,12 @@ from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
+from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.metric_backends import BackendSettings, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
+from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
@@ -32,14 +33,10 @@ if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import Recipe
+    from rlinf_core.job.recipe import Fact, Recipe
     from rlinf_core.process.process_memory import Peak
     from rlinf_core.worker.handle import WorkerGroupHandle
     from rlinf_core.worker.worker_group import WorkerGroup
-
-
-DrawCurve: TypeAlias = Callable[[Path, Path, str], "tuple[Path, Path] | None"]
-"""Called with `metrics.jsonl`, the folder for the images and their title."""
 
 
 class RunConfig(Protocol):
@@ -61,7 +58,7 @@ class RunRecord:
         config_hash: of the resolved configuration.
         facts: values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
         trace: the writer of `trace.json`, if the run is traced. Closed with this record, like `metrics`.
-        draw: draws the learning curve at the end (`Recipe.curve`).
+        draw: draw the learning curve at the end.
 
     Attributes:
         step: the last finished step.
@@ -79,7 +76,7 @@ class RunRecord:
         config_hash: str = "",
         facts: Mapping[str, Fact] | None = None,
         trace: TraceWriter | None = None,
-        draw: DrawCurve | None = None,
+        draw: bool = False,
     ) -> None:
         self.folder = folder
         self.tell = listener if trace is None else trace.listening(listener)
@@ -126,7 +123,7 @@ class RunRecord:
         plain: Mapping[str, Any],
     ) -> Self:
         """Return a record with the services of `runner.logger`, which receive the configuration `plain`."""
-        runner, draw = config.runner, recipe.function("curve") if recipe is not None else None
+        runner = config.runner
         resumed = folder.resumed_from is not None
         # Later metrics than the checkpoint's are still there: they are cut off below, once the services know of them.
         known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
@@ -136,7 +133,7 @@ class RunRecord:
         try:
             trace = TraceWriter(folder.trace_file) if runner.trace else None
             return cls(
-                folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace, draw=draw
+                folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace, draw=True
             )
         except BaseException:
             metrics.close()
@@ -280,10 +277,10 @@ class RunRecord:
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
 
     def _draw_curve(self) -> None:
-        if self._draw is None:
+        if not self._draw:
             return
         try:
-            drawn = self._draw(self.folder.metrics_file, self.folder.path, self.folder.path.name)
+            drawn = draw_curve(self.folder.metrics_file, self.folder.path, self.folder.path.name)
         except RunError as error:
             # The image is optional for the run.
             LOGGER.warning("%s", error)
@@ -298,7 +295,7 @@ class RunRecord:
 
 def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
     """Return the values that a run must share to resume from a checkpoint; empty if the recipe defines none."""
-    facts = recipe.function("facts") if recipe is not None else None
+    facts = recipe.load(recipe.facts) if recipe is not None else None
     return facts(config) if facts is not None else {}
 
 

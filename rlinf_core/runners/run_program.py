@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.job.load import Job
+from rlinf_core.job.recipe import Job, Program
+from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.worker import Worker
 
 T = TypeVar("T")
 
@@ -37,6 +39,33 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
     with RunRecord.open(job, folder, listener) as record:
         with_recovery(lambda: _attempt(config, record, launch), record, config.runner.max_restarts)
         record.finished()
+
+
+def loop_program(runner: Callable[..., Runner], workers: Mapping[str, type[Worker]]) -> Program:
+    """Return the program of a recipe that places each component, launches its workers, and runs a loop over them.
+
+    Args:
+        runner: called with the configuration, the groups by component and the record; a subclass of `Runner`.
+        workers: the class of each component's workers. Its constructor, if it has one, takes the configuration. A
+            component that the file does not place has no group.
+    """
+
+    def launch(config: Any, cluster: Cluster, record: RunRecord) -> Runner:
+        placement = ComponentPlacement(config, cluster)
+        groups = {
+            name: kind.create_group(*(() if kind.__init__ is object.__init__ else (config,)))
+            for name, kind in workers.items()
+            if name in placement.components
+        }
+        for group_name, name in _components(config).items():
+            if name in groups:
+                groups[name].launch(cluster, placement.get_strategy(name), group_name)
+        return runner(config, groups, record)
+
+    def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+        run_job(job, folder, listener, launch)
+
+    return program
 
 
 def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:

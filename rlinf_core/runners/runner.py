@@ -35,11 +35,13 @@ class Runner(ABC):
         record, and closes it when the run has finished or failed.
 
     Attributes:
-        config: the section `runner`.
-        weight_version: number of weight updates; incremented by subclasses.
+        cfg: the configuration of the job.
+        config: its section `runner`.
+        weight_version: number of weight updates, one in each training step.
     """
 
     def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
+        self.cfg: Any = cfg
         self.config = cfg.runner
         self.groups = dict(groups)
         self._own_record = StandaloneRecord.create(cfg) if record is None else None
@@ -136,6 +138,7 @@ class Runner(ABC):
         step = self.next_step if step is None else step
         began = time.perf_counter()
         metrics = self.train_step(step)
+        self.weight_version += 1
         self._times["time/step"] = time.perf_counter() - began
         # Includes weights sent by an evaluation since the last step.
         times, self._times = self._times, {}

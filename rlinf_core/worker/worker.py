@@ -6,7 +6,7 @@ import inspect
 import logging
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from rlinf_core.worker.worker_group import WorkerGroup
 
-T = TypeVar("T")
 _LOGGER = logging.getLogger("rlinf.worker")
 
 
@@ -178,7 +177,6 @@ class Worker(Communication):
         group_rank_affinity: int | None = None,
         *,
         name: str | None = None,
-        node_rank: int | None = None,
     ) -> Channel:
         """Return a new channel, which lives until the job ends.
 
@@ -186,7 +184,6 @@ class Worker(Communication):
             channel_name: the name to connect to; its process has the address `channel_name:0`.
             node_id: the rank of its node.
             name: alias of `channel_name`, as in `Channel.create`.
-            node_rank: alias of `node_id`, as in `Channel.create`.
             maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
             group_affinity: the group beside which it is placed; by default, without `node_id`, this worker's.
             group_rank_affinity: the rank in that group on whose node it is placed; by default this worker's rank in its
@@ -197,12 +194,9 @@ class Worker(Communication):
             ClusterError: there is no such node, or the channel's process does not start.
             UnknownGroupError: there is no such group.
             ValueError: `maxsize` is negative, or both a node and an affinity are given.
-            TypeError: the name is missing, or an argument is given together with its alias.
+            TypeError: the name is missing, or given twice.
         """
-        channel_name = _only_one("channel_name", channel_name, "name", name)
-        if channel_name is None:
-            raise TypeError("create_channel() needs a name")
-        node_id = _only_one("node_id", node_id, "node_rank", node_rank)
+        channel_name = _one_name(channel_name, name)
         if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
             raise ValueError("a channel is placed on a node or beside a group: give `node_id` or an affinity, not both")
         context = self._rlinf_context
@@ -221,11 +215,9 @@ class Worker(Communication):
         Raises:
             UnknownGroupError: the job declared its groups and channels, and this is none of them.
             PeerNotFoundError: it was not created in time.
+            TypeError: no name is given, or two.
         """
-        channel_name = _only_one("channel_name", channel_name, "name", name)
-        if channel_name is None:
-            raise TypeError("connect_channel() needs a name")
-        return Channel.connect(channel_name)
+        return Channel.connect(_one_name(channel_name, name))
 
     def log_debug(self, message: str, *args: object) -> None:
         """Log a line of detail, under this worker's address; `args` as in `logging`."""
@@ -273,8 +265,8 @@ _FREE_NAMES = frozenset(
 _OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 
 
-def _only_one(word: str, value: T | None, other_word: str, other: T | None) -> T | None:
-    """Return the value of an argument given by its name or its alias."""
-    if value is not None and other is not None:
-        raise TypeError(f"`{word}` and `{other_word}` are aliases: give only one of them")
-    return value if value is not None else other
+def _one_name(channel_name: str | None, name: str | None) -> str:
+    """Return the name of a channel, given by its name or its alias."""
+    if (channel_name is None) is (name is None):
+        raise TypeError("a channel has one name: give `channel_name`")
+    return channel_name if channel_name is not None else str(name)

@@ -30,13 +30,9 @@ from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import ConfigModel
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, Fraction, OptionalPath, PositiveFloat, StepsOrNever
+from rlinf_core import ConfigModel, Count, Fraction, NoEffect, OptionalPath, PositiveFloat, Severity, StepsOrNever, Text
 from rlinf_core.job.recipe import Trial
 from rlinf_core.process.requirements import install_command, missing_modules
-from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from recipes.language.config.language_no_effect import LANGUAGE
-from rlinf_core.config.model import NoEffect
+from rlinf_core import NoEffect
 
 AGENT: Final = (
     *LANGUAGE,

@@ -8,10 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from recipes.agent.config.allow_list import parse_allowed
 from recipes.sections.values import KnownOrOwn, one_or_many
-from rlinf_core import ConfigModel
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count
-from rlinf_core.scalars import Text, problem
+from rlinf_core import ConfigModel, Count, NoEffect, Text
+from rlinf_core.scalars import problem
 
 ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
 _HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"

@@ -9,9 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJs
 
 from recipes.demonstrations.names import Flip
 from recipes.sections.values import one_or_many
-from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import FilePath, NonNegativeInt
-from rlinf_core.scalars import Bool, Float, Text
+from rlinf_core import Bool, ConfigModel, FilePath, Float, NonNegativeInt, Text
 
 Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
 

@@ -24,18 +24,19 @@ from recipes.sections.algorithm import (
     AlgorithmConfig,
 )
 from recipes.sections.values import KnownOrOwn
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.runner import RolloutRunnerConfig
-from rlinf_core.config.sections.values import (
+from rlinf_core import (
+    Bool,
     Count,
     Fraction,
-    Level,
+    NoEffect,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     StepsOrNever,
+    Text,
 )
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.config.sections.runner import RolloutRunnerConfig
+from rlinf_core.config.sections.values import Level
 
 COMPONENTS = ("actor", "rollout", "env")
 

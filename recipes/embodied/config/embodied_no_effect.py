@@ -19,8 +19,8 @@ from recipes.sections.no_effect import (
     lambda_without_values,
     of_one_rank,
 )
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import NoEffect, WorldSizes
+from rlinf_core import NoEffect, Severity
+from rlinf_core.config.model import WorldSizes
 
 # Policies without a model of transformers in them.
 SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy")

@@ -9,11 +9,19 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import ConfigModel
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, NonNegativeInt, OptionalPath, PositiveFloat, Seed
-from rlinf_core.scalars import Bool, Data, Text
+from rlinf_core import (
+    Bool,
+    ConfigModel,
+    Count,
+    NoEffect,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveFloat,
+    Seed,
+    Severity,
+    Text,
+)
+from rlinf_core.scalars import Data
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)

@@ -6,10 +6,7 @@ from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlinf_core import ConfigModel
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
-from rlinf_core.scalars import Bool, Float
+from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NoEffect, NonNegativeInt, OptionalPath, PositiveFloat
 
 # Values of `algorithm.loss_type` that learn from a replay buffer.
 OFF_POLICY_LOSSES: Final = ("sac", "td3")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.embodied.config.off_policy_config import is_off_policy
-from rlinf_core.config.model import NoEffect, WorldSizes
+from rlinf_core import NoEffect
+from rlinf_core.config.model import WorldSizes
 
 
 def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:

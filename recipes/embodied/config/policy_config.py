@@ -13,15 +13,9 @@ from recipes.embodied.config.env_config import EnvSection
 from recipes.sections.actor import ActorConfig, FsdpConfig, MixedPrecisionConfig, ModelConfig, OptimConfig
 from recipes.sections.rollout import RolloutConfig
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import JobConfig, RunnerConfig
-from rlinf_core.config.sections.values import (
-    Count,
-    NonNegativeFloat,
-    OptionalPath,
-    PositiveFloat,
-    Precision,
-)
-from rlinf_core.scalars import Bool, Data, Text
+from rlinf_core import Bool, Count, JobConfig, NonNegativeFloat, OptionalPath, PositiveFloat, RunnerConfig, Text
+from rlinf_core.config.sections.values import Precision
+from rlinf_core.scalars import Data
 
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "smolvla")
 _OPENVLA = (

@@ -11,8 +11,7 @@ from recipes.embodied.config.intervention_types import JUDGES
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.source_options import KeysOptions
-from rlinf_core import checked_options
-from rlinf_core.registry import Registry
+from rlinf_core import Registry, checked_options
 
 _JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
 

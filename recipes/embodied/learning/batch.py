@@ -17,9 +17,8 @@ from recipes.embodied.learning.reductions import fold_chunks, rewards_to_level, 
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
-from rlinf_core import AdvantageSettings, Trajectories, checked_options
+from rlinf_core import AdvantageSettings, Trajectories, checked_options, get_advantage
 from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
-from rlinf_core.algorithms.registry import get_advantage
 
 ReduceSum = Callable[[Tensor], Tensor]
 

@@ -22,9 +22,8 @@ from recipes.embodied.loop.protocols import (
     RolloutGroup,
 )
 from recipes.training.first_contact import ContactCheck, note_comparisons
-from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
-from rlinf_core.runners import events
-from rlinf_core.runners.runner import RolloutRunner, rank_means
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
+from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.worker.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
@@ -98,7 +97,6 @@ class EmbodiedRunner(RolloutRunner):
             metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
         with self.phase(step, events.ACTOR_TRAINING):
             metrics |= rank_means(self.actor.run_training(step).wait())
-        self.weight_version += 1
         seconds = time.perf_counter() - began
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds

@@ -18,8 +18,7 @@ from recipes.sections.model_folders import (
     read_object,
     require_folder,
 )
-from rlinf_core import ConfigError
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
 from recipes.training.huggingface import are_shapes_only
-from rlinf_core import ConfigError, checked_options
-from rlinf_core.registry import Registry
+from rlinf_core import ConfigError, Registry, checked_options
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig

@@ -36,7 +36,7 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core import Severity
 from rlinf_core.config.tree import Path
 
 

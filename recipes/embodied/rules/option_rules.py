@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.sections.checks import Report
 from recipes.sections.imports import missing_module, missing_name, runs_in_this_interpreter
-from rlinf_core import ConfigError
-from rlinf_core.algorithms.options import option_names, options_for, options_model, with_options
+from rlinf_core import ConfigError, with_options
+from rlinf_core.algorithms.options import option_names, options_for, options_model
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 

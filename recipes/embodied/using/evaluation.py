@@ -23,10 +23,10 @@ from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, write
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
-from recipes.training.statistics import mean, wilson_interval
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
+from rlinf_core.statistics import mean, wilson_interval
 
 SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"

@@ -14,9 +14,7 @@ from recipes.sections.algorithm import (
     AlgorithmConfig,
 )
 from recipes.sections.values import KnownOrOwn
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from rlinf_core.scalars import Bool, Text
+from rlinf_core import Bool, Count, Fraction, NoEffect, NonNegativeFloat, NonNegativeInt, PositiveFloat, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae")

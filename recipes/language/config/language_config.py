@@ -14,19 +14,21 @@ from recipes.language.config.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import ConfigModel, JobConfig
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.runner import RolloutRunnerConfig
-from rlinf_core.config.sections.values import (
+from rlinf_core import (
+    Bool,
+    ConfigModel,
     Count,
     Fraction,
+    JobConfig,
+    NoEffect,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
-    Precision,
     StepsOrNever,
+    Text,
 )
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.config.sections.runner import RolloutRunnerConfig
+from rlinf_core.config.sections.values import Precision
 
 
 class LanguageRunnerConfig(RolloutRunnerConfig):

@@ -17,7 +17,8 @@ from recipes.sections.no_effect import (
     lambda_without_values,
     of_one_rank,
 )
-from rlinf_core.config.model import NoEffect, WorldSizes
+from rlinf_core import NoEffect
+from rlinf_core.config.model import WorldSizes
 
 
 def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:

@@ -7,10 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import FilePaths, KnownOrOwn
-from rlinf_core import ConfigModel
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import Count, NonNegativeInt, PositiveFloat, Seed
-from rlinf_core.scalars import Bool, Data, Float, Int, Text
+from rlinf_core import Bool, ConfigModel, Count, Float, Int, NoEffect, NonNegativeInt, PositiveFloat, Seed, Text
+from rlinf_core.scalars import Data
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24

@@ -8,18 +8,19 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from recipes.sections.rollout import RolloutConfig
-from rlinf_core import ConfigModel
-from rlinf_core.config.model import NoEffect
-from rlinf_core.config.sections.values import (
+from rlinf_core import (
+    ConfigModel,
     Count,
     Fraction,
+    NoEffect,
     NonNegativeFloat,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
     StepsOrNever,
+    Text,
 )
-from rlinf_core.scalars import Data, Text, problem
+from rlinf_core.scalars import Data, problem
 
 
 class LanguageSamplingParams(ConfigModel):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from recipes.training.statistics import mean, pass_at_k, wilson_interval
+from rlinf_core.statistics import mean, pass_at_k, wilson_interval
 
 # Data sets with more difficulty labels get no figures per label: they would be too many to read.
 MOST_DIFFICULTIES: Final = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipes.language.loop.prompts import GroupReport
-from recipes.training.statistics import mean
+from rlinf_core.statistics import mean
 
 
 def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:

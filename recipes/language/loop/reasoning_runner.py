@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from recipes.language.loop.answer_evaluation import evaluation_metrics
-from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
@@ -32,12 +31,12 @@ from recipes.language.loop.protocols import (
     ReferenceGroup,
     RewardGroup,
 )
-from recipes.training.statistics import mean
-from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
 from rlinf_core.foreign.strict_json import load_json_object
-from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
+from rlinf_core.runners.storage.answer_samples import write_samples
+from rlinf_core.statistics import mean
 from rlinf_core.worker.handle import wait_together
 
 _DATA_FILE: Final = "data.json"
@@ -179,7 +178,6 @@ class ReasoningRunner(RolloutRunner):
             for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
                 metrics |= _means(figures)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
-        self.weight_version += 1
         if step == self.last_step:
             self._end_stream()
         return metrics

@@ -15,8 +15,7 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
 from recipes.training.chat_template import ChatTemplate
-from rlinf_core import ConfigError
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import install_command, missing_modules
 

@@ -37,9 +37,9 @@ from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import integers
 from recipes.training.updater import SKIPPED
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
-from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
+from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options, get_advantage
 from rlinf_core.algorithms.kl import kl_estimate
-from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.algorithms.registry import get_policy_loss
 
 
 class LanguageActor(Worker):

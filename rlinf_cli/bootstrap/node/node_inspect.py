@@ -33,8 +33,9 @@ print(json.dumps({"type": found.accelerator.name, "models": [device.model for de
 # The entry point of `recipe: NAME`, and a digest of its package.
 _RECIPE = r"""
 import hashlib, importlib.metadata as metadata, importlib.util as util, json, os
-points = [p for p in metadata.entry_points(group="rlinf.recipes") if p.name == sys.argv[1]]
-value = points[0].value if points else None
+asked = sys.argv[1]
+values = [p.value for p in metadata.entry_points(group="rlinf.recipes") if p.name == asked]
+value = asked if ":" in asked else values[0] if values else None
 digest = hashlib.sha256()
 if value:
     name = value.partition(":")[0].partition(".")[0]
@@ -71,8 +72,8 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
-            `camera_environment` the interpreter that does, `recipe` the name of one, or None, `environments` the other
-            interpreters of the node, as `node_env` reads them.
+            `camera_environment` the interpreter that does, `recipe` as the file names it, or None, `environments` the
+            other interpreters of the node, as `node_env` reads them.
     """
     env, name = node_probe.environment(request), request.get("recipe")
     cameras_by: dict[str, Any] = request.get("camera_environment") or {

@@ -97,8 +97,8 @@ def _list_codes(output: Output) -> None:
 def _explain_field(path: str, recipe: str | None, output: Output) -> None:
     """Print the documentation of a field for every recipe that has it, once for recipes that agree."""
     from rlinf_cli.file.field_docs import FieldDoc, UnknownFieldError, describe
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.job.load import ClusterFile
-    from rlinf_core.job.recipe import find_recipe, recipe_names
 
     names = [recipe] if recipe else recipe_names()
     models = {name: find_recipe(name).config_model() for name in names} or {"": ClusterFile}

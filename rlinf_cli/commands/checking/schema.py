@@ -32,7 +32,7 @@ def schema(
     `# yaml-language-server: $schema=rlinf.schema.json`.
     """
     from rlinf_cli.file.json_schema import file_schema, json_schema
-    from rlinf_core.job.recipe import find_recipe, recipe_names
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
 
     if recipe is not None:
         console.result_json(json_schema(find_recipe(recipe).config_model()))

@@ -70,7 +70,7 @@ def evaluate(
     from rlinf_core.errors import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.function("evaluate")
+    function = used.recipe.load(used.recipe.evaluate)
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` does not support `rlinf eval`")
     weights = checkpoint_of(checkpoint, used.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +60,7 @@ def export(
     if run_folder is None:
         raise RunError("this is not a run folder", where=run, help="`rlinf runs` lists them")
     job = load_job(str(run_folder.config_file))
-    function = job.recipe.function("export") if job.recipe is not None else None
+    function = job.recipe.load(job.recipe.export) if job.recipe is not None else None
     if job.recipe is not None and function is None:
         raise RLinfError(
             f"recipe `{job.recipe.name}` has no export",
@@ -71,14 +72,14 @@ def export(
     weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
     folder = out or run_folder.path / "exports" / f"{weights.name}-{kind.value}"
-    record: dict[str, Any] = function(job.config, weights, folder, kind.value)
+    record = function(job.config, weights, folder, kind.value)
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.export/1", **record})
         return
     console.result(_text(record))
 
 
-def _text(record: dict[str, Any]) -> str:
+def _text(record: Mapping[str, Any]) -> str:
     lines = [f"{record['folder']}: {', '.join(record['files'])}"]
     for side in ("inputs", "outputs"):
         for name, tensor in record[side].items():

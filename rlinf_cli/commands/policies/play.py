@@ -60,7 +60,7 @@ def play(
     from rlinf_core.errors import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.function("play")
+    function = used.recipe.load(used.recipe.play)
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has no video", help="use `rlinf samples` for its answers")
     weights = checkpoint_of(checkpoint, used.run)

@@ -49,9 +49,9 @@ def samples(
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one.
     """
-    from recipes.language.loop.answer_samples import read_samples
     from rlinf_cli.render.sample_text import legend, samples_record, samples_text
     from rlinf_cli.runs.run_lookup import find_run
+    from rlinf_core.runners.storage.answer_samples import read_samples
 
     folder = find_run(run, log_path)
     found_step, every = read_samples(folder.path, step)
@@ -79,7 +79,7 @@ def samples(
 
 
 def _other_steps(folder: Path, step: int) -> str:
-    from recipes.language.loop.answer_samples import sampled_steps
+    from rlinf_core.runners.storage.answer_samples import sampled_steps
 
     others = [other_step for other_step in sampled_steps(folder) if other_step != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""

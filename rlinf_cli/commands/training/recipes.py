@@ -16,9 +16,6 @@ SCHEMA = "rlinf.recipes/1"
 
 def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """List the installed recipes and their configs."""
-    from pathlib import Path
-
-    from rlinf_cli.live.run_summary import shown
     from rlinf_cli.run.runnable import obstacle
 
     installed = _listed()
@@ -35,7 +32,7 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
         ]
         console.result_json({"schema": SCHEMA, "recipes": records})
         return
-    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in installed]
+    rows = [(recipe.name, _config_of(recipe), recipe.summary) for recipe in installed]
     console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
     for recipe in installed:
         why = obstacle(recipe)
@@ -47,10 +44,20 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
 app = command(recipes)
 
 
+def _config_of(recipe: Recipe) -> str:
+    """Return what names the config that a recipe starts from."""
+    from pathlib import Path
+
+    from rlinf_cli.live.run_summary import shown
+
+    own = recipe.default_config
+    return f"recipe={recipe.name}" if "\n" in own else shown(Path(own))
+
+
 def _listed() -> list[Recipe]:
     """Return every installed recipe; report one that cannot be loaded on standard error."""
     from rlinf_core.errors import ConfigError
-    from rlinf_core.job.recipe import find_recipe, recipe_names
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
 
     loaded: list[Recipe] = []
     for name in recipe_names():

@@ -82,7 +82,7 @@ app = command(train, no_args_is_help=True)
 
 def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:
     """Return the file and the overrides."""
-    from rlinf_core.job.recipe import recipe_names
+    from rlinf_core.job.find_recipe import recipe_names
 
     files, overrides = split_files(arguments)
     if len(files) > 1:

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.process.entry_points import offered
 from rlinf_core.scalars import problem
 
 ENTRY_POINT_GROUP = "rlinf.hardware"
@@ -102,29 +103,26 @@ def hardware_types() -> list[str]:
 
 
 def _plugin_names() -> set[str]:
-    from importlib.metadata import entry_points
-
-    return {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return set(offered(ENTRY_POINT_GROUP))
 
 
 def _load_plugin(name: str) -> None:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        try:
-            model = point.load()
-        except Exception as error:
-            # A user's package may fail in any way; the finding holds the error.
-            raise problem(
-                "unknown-hardware-type",
-                f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}",
-                help="fix or remove the package that provides it",
-            ) from error
-        if isinstance(model, type) and issubclass(model, RobotUnit):
-            _registered.setdefault(name, model)
-            return
+    point = offered(ENTRY_POINT_GROUP).get(name)
+    if point is None:
+        return
+    try:
+        model = point.load()
+    except Exception as error:
+        # A user's package may fail in any way; the finding holds the error.
+        raise problem(
+            "unknown-hardware-type",
+            f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}",
+            help="fix or remove the package that provides it",
+        ) from error
+    if not (isinstance(model, type) and issubclass(model, RobotUnit)):
         raise problem(
             "unknown-hardware-type",
             f"hardware type `{name}`: `{point.value}` is not a subclass of RobotUnit",
             help="fix or remove the package that provides it",
         )
+    _registered.setdefault(name, model)

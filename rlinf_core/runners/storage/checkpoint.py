@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_core.errors import CheckpointError
 from rlinf_core.foreign.file_models import read_model
@@ -28,6 +28,9 @@ from rlinf_core.foreign.files import BadFileError
 from rlinf_core.runners.storage import durable, written_files
 from rlinf_core.runners.storage.manifest_file import ManifestFile
 from rlinf_core.version import __version__
+
+if TYPE_CHECKING:
+    from rlinf_core.job.recipe import Fact
 
 SCHEMA: Final = "rlinf.checkpoint/1"
 MANIFEST: Final = "manifest.json"
@@ -39,8 +42,6 @@ _NAME: Final = re.compile(r"global_step_(\d+)")
 _WRITING: Final = ".writing-"
 _REPLACED: Final = ".replaced-"
 _DISCARDED: Final = ".discarded-"
-
-Fact: TypeAlias = str | int | float | bool | None
 
 
 class Manifest(NamedTuple):

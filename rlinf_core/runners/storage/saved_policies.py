@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
 
 from rlinf_core.errors import CheckpointError, ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.job.recipe import Recipe, find_recipe
+from rlinf_core.job.recipe import Policy, Recipe
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 
 _DESCRIPTION = "policy.json"
-
-
-class Policy(Protocol):
-    """A policy that acts on observations: a torch `module`, and the `spec` of its observations and actions."""
-
-    module: Any
-    spec: Any
-
-    def act(self, observations: Any, *, greedy: bool = True) -> Any:
-        """Return actions [n, C, A] for n observations, arrays by name."""
-        ...
 
 
 def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, device: str = "cpu") -> Policy:
@@ -58,7 +47,7 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
         folder = newest.path
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
-    function = recipe.function("policy")
+    function = recipe.load(recipe.policy)
     if function is None:
         raise ConfigError(f"recipe `{recipe.name}` does not support `load_policy`")
     return function(folder, job.config if job is not None else None, device)

@@ -1,58 +1,73 @@
-"""The page that builds a recipe with a loop of its own: what it shows validates, trains and resumes."""
+"""The page that shows a recipe in one file: it is that of the examples, and it trains and resumes."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.docs.conftest import DOCS, files_of
 
 pytestmark = pytest.mark.timeout(400)
+EXAMPLES = DOCS.parent / "examples"
+FILE = EXAMPLES / "own_recipe.py"
 RLINF = Path(sys.executable).with_name("rlinf")
 
 
-@pytest.mark.nightly
-def test_the_recipe_of_the_page_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_the_example() -> None:
     page = (DOCS / "write-a-recipe.md").read_text(encoding="utf-8")
-    for name, text in files_of(page).items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    # What `pip install -e .` leaves of the entry point.
-    installed = tmp_path / "my_line-1.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-line\nVersion: 1\n")
-    entry = page.split("```toml\n")[1].split("```")[0]
-    points = entry.replace('[project.entry-points."rlinf.recipes"]', "[rlinf.recipes]").replace('"', "")
-    (installed / "entry_points.txt").write_text(points)
+    assert files_of(page) == {FILE.name: FILE.read_text(encoding="utf-8")}
+
+
+def test_recipe_is_one_file_of_sixty_lines() -> None:
+    assert len([line for line in FILE.read_text(encoding="utf-8").splitlines() if line.strip()]) <= 60
+
+
+def test_other_blocks_of_the_page_are_sound() -> None:
+    page = (DOCS / "write-a-recipe.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)  # noqa: S102 - the page's own
+    report = Mock()
+    names["check"](None, {"learner": 1}, report)
+    report.assert_not_called()
+    names["check"](None, {"learner": 2}, report)
+    assert report.call_args.args[:2] == (("cluster", "component_placement", "learner"), "one-learner")
+    assert {"launch", "program"} <= names.keys()
+
+
+def test_recipe_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    job = load_job("recipe=own_recipe:recipe", ["moves=x"], environ={})
+    assert [(each.code, each.path) for each in job.diagnostics] == [("wrong-type", ("moves",))]
+    assert dict(job.world_sizes) == {"walker": 2, "learner": 1}
+
+
+def test_recipe_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def rlinf(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run(
-            [RLINF, *arguments], capture_output=True, text=True, timeout=180, check=False, env=environment
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    command = [str(RLINF), "train", "recipe=own_recipe:recipe"]
+    for changes in ([], ["runner.resume_dir=auto", "runner.max_steps=14"]):
+        done = subprocess.run(
+            [*command, *changes], capture_output=True, text=True, timeout=180, check=False, env=environment
         )
-
-    checked = rlinf("validate", "job.yaml", "learner.batch_size=5000")
-    assert checked.returncode == 2
-    assert "a buffer of 2000 gives no batches of 5000" in checked.stdout + checked.stderr
-    trained = rlinf("train", "job.yaml")
-    assert trained.returncode == 0, trained.stderr
+        assert done.returncode == 0, done.stderr
     run = RunFolder.latest("runs")
     assert run is not None
     lines = read_metrics(run.metrics_file)
     returns = {line.step: line.metrics["eval/return"] for line in lines if "eval/return" in line.metrics}
-    assert list(returns) == [0, 6, 12]
-    assert returns[0] < 1 == returns[12]
-    resumed = rlinf("train", "job.yaml", "runner.resume_dir=auto", "runner.max_steps=14")
-    assert resumed.returncode == 0, resumed.stderr
-    assert [line.step for line in read_metrics(run.metrics_file)] == list(range(15))
-    # The buffer went on from the checkpoint.
-    buffers = [line.metrics["train/buffer"] for line in read_metrics(run.metrics_file) if line.step]
-    assert buffers == sorted(buffers)
+    # Ten times along the line for each of the two walkers.
+    assert returns[0] < returns[12] == returns[14] == 20
+    assert [line.step for line in lines] == list(range(15))
+    assert {"time/walk", "time/learn", "train/loss"} <= lines[-1].metrics.keys()
+    assert (run.path / "curve.png").is_file()

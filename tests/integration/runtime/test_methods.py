@@ -214,7 +214,7 @@ class Teller(Worker):
             pass
 
     def channel(self, name: str) -> str:
-        created = self.create_channel(name=name, node_rank=0)
+        created = self.create_channel(name=name, node_id=0)
         created.put("there", key=("actor", 0))
         try:
             created.get_nowait()

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.language.loop import answer_samples
 from rlinf_cli.run import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.storage import answer_samples
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter

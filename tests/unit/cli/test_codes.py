@@ -35,7 +35,7 @@ Load = Callable[[Example], "tuple[Job, tuple[str, int, int, int, int] | None]"]
 
 
 class _BrokenEntryPoint:
-    name, value = "broken", "broken:recipe"
+    name, value, dist = "broken", "broken:recipe", None
 
     def load(self) -> None:
         raise RuntimeError("out of order")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.training.statistics import t_quantile
 from rlinf_cli.runs.metric_comparison import Difference, Kind, RunResult, differences, result_of, verdict
 from rlinf_cli.runs.provenance import Provenance
+from rlinf_core.statistics import t_quantile
 
 CONFIG = {
     "recipe": "embodied",

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from rlinf_cli.file.field_docs import UnknownFieldError, describe, fields_below
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import ClusterFile
-from rlinf_core.job.recipe import find_recipe
 from rlinf_core.scalars import Float, Int, Text
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_cli.memory.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_cli.render.memory_table import memory_text
 from rlinf_core.job.load import load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.process_memory import Peak
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
 from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
-from tests.payloads import PAYLOADS, plant
+from tests.payloads import PAYLOADS, code, plant
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.report_runs import full_run
 from tests.unit.recipes.embodied.test_trained_policy import normalization
@@ -141,3 +143,29 @@ def test_no_command_runs_what_is_in_a_file(
         monkeypatch.chdir(os.sep)
         assert not marker.exists(), name
         shutil.rmtree(log_path)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("start", [("rlinf",), ("python", "-m", "rlinf_cli")], ids=["script", "module"])
+@pytest.mark.parametrize("path", [None, "."], ids=["unnamed", "named"])
+def test_recipe_that_came_with_a_file_does_not_run(tmp_path: Path, start: tuple[str, ...], path: str | None) -> None:
+    """Named or not: in the folder of the file lies a module, which is a recipe only where nobody names the folder."""
+    marker = tmp_path / "marker"
+    makes = "Recipe('x', 'X.', 'rlinf_core:JobConfig', 'x')" if path is None else "make_recipe()"
+    (tmp_path / "came_along.py").write_text(f"{code(marker)}from rlinf_core import Recipe\nrecipe = {makes}\n")
+    (tmp_path / "job.yaml").write_text("recipe: came_along:recipe\ncluster: {num_nodes: 1}\n")
+    program, *arguments = start
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *arguments, "validate", "job.yaml"],
+        cwd=tmp_path,
+        env=environment if path is None else {**environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "error[unknown-recipe]" in done.stdout
+    assert ("is in the working folder" if path is None else "is not a Recipe") in done.stdout
+    assert not marker.exists()

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import ConfigError
-from rlinf_core.job import recipe as registry
+from rlinf_core.job import find_recipe as registry
 
 Cli = Callable[..., Any]
 PACKAGES = Path(__file__).parent / "packages"

@@ -19,8 +19,8 @@ from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validating.model_fields import sections, written_fields
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import ClusterFile
-from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text
 
 TreeOf = Callable[..., MappingNode]

@@ -8,8 +8,8 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import load_job
-from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.placement.component import HybridComponentPlacement
 
 BRING_YOUR_OWN = (

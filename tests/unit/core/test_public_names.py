@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -12,22 +13,34 @@ import pytest
 
 import rlinf_core
 
+_STUB = ast.parse(Path(rlinf_core.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_MODULES = {
+    str(alias.asname): str(node.module)
+    for node in _STUB.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
 _NAMES = [name for name in rlinf_core.__all__ if name != "__version__"]
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_each_name_is_what_its_module_defines(name: str) -> None:
     value = getattr(rlinf_core, name)
-    assert value.__name__ == name
-    assert getattr(importlib.import_module(value.__module__), name) is value
-    assert value.__doc__
+    assert value is _defined(_MODULES[name], name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert (value.__name__, value.__module__) == (name, _MODULES[name])
+        assert value.__doc__
+
+
+def _defined(module: str, name: str) -> object:
+    """Return what a module defines under a name, or its submodule."""
+    defined = importlib.import_module(module)
+    return getattr(defined, name) if hasattr(defined, name) else importlib.import_module(f"{module}.{name}")
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    stub = ast.parse(Path(rlinf_core.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    seen = {alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen.pop("__version__") == "rlinf_core.version"
-    assert seen == {name: getattr(rlinf_core, name).__module__ for name in _NAMES}
+    assert _MODULES["__version__"] == "rlinf_core.version"
+    assert set(_MODULES) == {*_NAMES, "__version__"}
 
 
 def test_the_list_is_what_dir_and_the_star_give() -> None:
@@ -60,6 +73,6 @@ def test_recipes_take_from_the_front_door_what_it_offers() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlinf_core.")
         for alias in node.names
-        if alias.name in _NAMES and getattr(rlinf_core, alias.name).__module__ == node.module
+        if _MODULES.get(alias.name) == node.module
     ]
     assert not found, "import these from `rlinf_core` itself"

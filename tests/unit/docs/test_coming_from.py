@@ -10,7 +10,7 @@ import pytest
 from rlinf_cli.file.field_docs import describe
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.errors import RLinfError
-from rlinf_core.job.recipe import find_recipe
+from rlinf_core.job.find_recipe import find_recipe
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = {"coming-from-rllib.md": "embodied", "coming-from-lerobot.md": "sft"}

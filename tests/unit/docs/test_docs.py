@@ -17,6 +17,9 @@ LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
 YAML = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+DEEP = re.compile(r"^ *(?:from|import) ((?:recipes\.\w+|rlinf_core)\.\S+)", re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_made_pages_are_current(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == pages()[page], "run `make docs`"
@@ -117,3 +120,18 @@ def test_the_walk_of_a_small_payload_counts_its_files() -> None:
     more = set(files_named(channel)) - putting_files
     assert f"{len(putting_files | more)} files: {len(putting_files)} in" in section
     assert len(putting_files) <= 15
+
+
+def test_pages_and_examples_import_from_front_doors() -> None:
+    shown = [*WRITTEN, *sorted((REPOSITORY / "examples").rglob("*.*"))]
+    assert any(path.name == "own_recipe.py" for path in shown)
+    deep = {path.name: found for path in shown if (found := DEEP.findall(path.read_text(encoding="utf-8")))}
+    assert deep == {}
+
+
+def test_deep_import_is_seen() -> None:
+    assert DEEP.findall("from recipes.embodied.envs import x\n    import rlinf_core.job\n") == [
+        "recipes.embodied.envs",
+        "rlinf_core.job",
+    ]
+    assert DEEP.findall("from recipes.embodied import x\nfrom rlinf_core import y\n") == []

@@ -16,8 +16,8 @@ from rlinf_cli.file.field_docs import fields_below
 from rlinf_cli.file.findings import to_github, to_json
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job
-from rlinf_core.job.recipe import find_recipe
 
 TEXT = """\
 recipe: embodied

@@ -13,7 +13,7 @@ from rlinf_core.config.tree import Path
 from rlinf_core.config.validating.model_fields import alternatives, model_of
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.yaml.reader import decode, read
-from rlinf_core.job.recipe import find_recipe
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.report import FindingPlace, Report
 
 A: Path = ("section", "a")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import load_job
-from rlinf_core.job.recipe import find_recipe
 
 FILE = (
     "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
@@ -89,7 +89,7 @@ def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
     def tried(tools: str) -> list[Any]:
-        trials = find_recipe("agent").function("trials")
+        trials = (recipe := find_recipe("agent")).load(recipe.trials)
         assert trials is not None
         return trials(load_job("-", stdin=f"{FILE}agent:\n  tools: [{tools}]\n".encode()).config)
 

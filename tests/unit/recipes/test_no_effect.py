@@ -19,7 +19,7 @@ from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import sections, types_at, value_type, written_fields
-from rlinf_core.job.recipe import find_recipe, recipe_names
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.registry import import_target
 
 EMBODIED = ("recipe=embodied", "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: 0}}")

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.training.curve import draw_curve
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
@@ -29,7 +28,7 @@ def told() -> list[Event]:
 def run(tmp_path: Path, told: list[Event]) -> RunRecord:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
     trace = TraceWriter(folder.trace_file)
-    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace, draw=draw_curve)
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace, draw=True)
 
 
 @pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvSpec, FloatArray, IntArray, Observation
 from recipes.embodied.envs.processes.fault_lines import known_fault
-from rlinf_core import ConfigError
-from rlinf_core.registry import Registry
+from rlinf_core import ConfigError, Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]

@@ -52,7 +52,7 @@ def memory(
     name = file if run is None else str(run.config_file)
     job = load(name, overrides, assume)
     parts = sound(job)
-    forecast = None if job.recipe is None else job.recipe.function("memory")
+    forecast = None if job.recipe is None else job.recipe.load(job.recipe.memory)
     if forecast is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
         raise RLinfError(f"{what} has no memory forecast")

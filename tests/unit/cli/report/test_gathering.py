@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.language.loop import answer_samples
 from rlinf_cli.report.gathering import gather
+from rlinf_core.runners.storage import answer_samples
 from tests.unit.cli.report_runs import empty_run
 
 

@@ -10,8 +10,8 @@ import pytest
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.episodes.collector import CollectedEpisode
 from recipes.embodied.using.evaluation import digest, figures, locate_weights, shared_starts, summary
-from recipes.training.statistics import wilson_interval
 from rlinf_core import ConfigError
+from rlinf_core.statistics import wilson_interval
 
 
 def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> CollectedEpisode:

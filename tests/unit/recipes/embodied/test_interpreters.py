@@ -25,7 +25,7 @@ from recipes.embodied.interpreters.locked_venvs import (
 from recipes.embodied.interpreters.simulator_probe import look
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
 from rlinf_core import ConfigError, load_job
-from rlinf_core.job.recipe import find_recipe
+from rlinf_core.job.find_recipe import find_recipe
 
 FRAME = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame": [64, 64]}
 DARK = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame_fault": {"message": "no EGL"}}
@@ -158,7 +158,7 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
         text += "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
         text += "        - {node_ranks: 0, python_interpreter_path: /opt/venv/bin/python}\n"
         job = load_job("-", stdin=f"{text}env: {env}\n".encode())
-        trials = find_recipe("embodied").function("trials")
+        trials = (recipe := find_recipe("embodied")).load(recipe.trials)
         assert trials is not None
         return trials(job.config)
 

@@ -11,8 +11,8 @@ from recipes.language import language_memory
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
-from recipes.training.memory.process_forecast import ProcessForecast
 from rlinf_core import ConfigError, load_job
+from rlinf_core.job.process_forecast import ProcessForecast
 
 WIDTH, LAYERS, SYMBOLS = 64, 2, 24
 # Attention with three biases, an MLP of twice the width, two norms; embedding, output matrix and the last norm.

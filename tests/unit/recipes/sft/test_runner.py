@@ -156,7 +156,7 @@ def test_weights_are_sent_once_for_each_version(loop: Callable[..., Loop]) -> No
     for _ in range(2):
         made.runner.evaluate_policy(0)
     assert len(made.asked("sync_model_from_actor")) == 1
-    made.runner.train_step(1)
+    made.runner.train(1)
     made.runner.evaluate_policy(1)
     assert len(made.asked("sync_model_from_actor")) == 2
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from recipes.language.loop.answer_evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
-from recipes.training.statistics import mean
+from rlinf_core.statistics import mean
 
 
 class Judged(NamedTuple):

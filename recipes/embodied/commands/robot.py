@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    rich_help_panel="Robots",
 )
 
 Robot = Annotated[

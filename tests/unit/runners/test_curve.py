@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from recipes.training import curve
-from recipes.training.curve import PANELS, draw_curve, lines, smoothed
 from rlinf_core.errors import RunError
+from rlinf_core.runners import curve
+from rlinf_core.runners.curve import PANELS, draw_curve, lines, smoothed
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 
 pytest.importorskip("matplotlib")

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.storage import durable

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Rank, first_fault
 from rlinf_core.foreign.files import make_folder, read_text
 from rlinf_core.process.known_secrets import hidden, remember

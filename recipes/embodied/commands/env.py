@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    rich_help_panel="Cluster",
 )
 
 EnvType = Annotated[str, typer.Argument(metavar="ENV", help="Kind of environment, as `env_type` names it.")]

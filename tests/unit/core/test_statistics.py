@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from recipes.training.statistics import mean, pass_at_k, wilson_interval
+from rlinf_core.statistics import mean, pass_at_k, wilson_interval
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

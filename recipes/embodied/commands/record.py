@@ -84,10 +84,10 @@ def record(
     rlinf record runs/embodied-20260314-101502 --out demos/learned --successes-only
     """
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
-    from rlinf_core.errors import RLinfError
+    from rlinf_core import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.function("record")
+    function = used.recipe.load(used.recipe.record)
     if function is None:
         raise RLinfError(
             f"recipe `{used.recipe.name}` does not support recording", help="`rlinf recipes` lists the others"
@@ -98,7 +98,8 @@ def record(
         folder,
         episodes=episodes,
         checkpoint=checkpoint_of(checkpoint, used.run),
-        **({} if device is None else {"device": device, "device_options": key_values(option)}),
+        device=device,
+        device_options=key_values(option) if device is not None else None,
         successes_only=successes_only,
         video=video,
         fps=fps,
@@ -111,4 +112,4 @@ def record(
     console.result(f"{result['folder']}: {result['episodes']} episodes, {result['frames']} steps{solved}")
 
 
-app = command(record, no_args_is_help=True)
+app = command(record, no_args_is_help=True, heading="Use")

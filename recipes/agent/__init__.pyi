@@ -1,0 +1,8 @@
+"""The public names, each with the module that defines it; `__init__.py` imports a name on first use."""
+
+from recipes.agent.conversation.agents import AgentOutcome as AgentOutcome
+from recipes.agent.endpoint import serve as serve
+from rlinf_core import Recipe
+
+recipe: Recipe
+__all__: list[str]

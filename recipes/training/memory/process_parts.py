@@ -1,0 +1,25 @@
+"""Parts of the memory of processes that train, for forecasts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from recipes.sections.actor import FsdpConfig
+
+_MIB: Final = 2**20
+# What a worker holds before it holds anything of a job, measured on Linux with the CPU build of torch: the interpreter
+# with Ray and its connections; what torch, its training and transformers add to it.
+WORKER: Final = 132 * _MIB
+TORCH: Final = 186 * _MIB
+TRAINING: Final = 16 * _MIB
+TRANSFORMERS: Final = 172 * _MIB
+
+
+def shard_parts(weights: int, trained: int, fsdp: FsdpConfig, count: int) -> dict[str, int]:
+    """Return what one of `count` workers that train holds of all weights and of the trained ones, with gradients and
+    AdamW's two moments. `cpu_offload` keeps them on the host.
+    """
+    shards = 1 if fsdp.sharding_strategy == "no_shard" else count
+    if fsdp.cpu_offload:
+        return {"offloaded shards": (weights + 3 * trained) // shards}
+    return {"weights": weights // shards, "gradients": trained // shards, "optimizer": 2 * trained // shards}

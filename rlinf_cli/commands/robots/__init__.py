@@ -1,1 +1,0 @@
-"""Commands for the operator of an arm."""

@@ -1,0 +1,70 @@
+"""Recipes by name: those that installed packages offer, and those of the user's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.job.own_recipe import FORM, UnknownRecipeError, import_own_recipe
+from rlinf_core.job.recipe import Recipe
+from rlinf_core.process.entry_points import offered
+
+ENTRY_POINT_GROUP: Final = "rlinf.recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of all installed recipes, in alphabetical order. Imports none of them."""
+    return sorted(offered(ENTRY_POINT_GROUP))
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe called `name`, or the one that `package.module:name` names.
+
+    Raises:
+        UnknownRecipeError: there is none; `help` suggests names.
+        ConfigError: its package cannot be loaded.
+    """
+    if ":" in name:
+        return _own_recipe(name)
+    points = offered(ENTRY_POINT_GROUP)
+    point = points.get(name)
+    if point is None:
+        from rlinf_core.suggest import did_you_mean, quoted
+
+        known = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
+        known = f"{known}; {FORM}"
+        raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or known)
+    try:
+        recipe = point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"recipe `{name}` cannot be loaded: {type(error).__name__}: {error}",
+            why=f"its entry point is `{point.value}`",
+            help="fix or remove the package that provides it",
+        ) from error
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(
+            f"recipe `{name}` cannot be loaded: `{point.value}` is not a Recipe",
+            help="fix or remove the package that provides it",
+        )
+    return _with_own_config(recipe, point.module)
+
+
+def _own_recipe(target: str) -> Recipe:
+    recipe = import_own_recipe(target)
+    if not isinstance(recipe, Recipe):
+        raise UnknownRecipeError(
+            f"there is no recipe `{target}`: it is a {type(recipe).__name__}, not a Recipe of rlinf",
+            help="make it by `Recipe(...)` of `rlinf_core`",
+        )
+    return _with_own_config(recipe, target.partition(":")[0])
+
+
+def _with_own_config(recipe: Recipe, module: str) -> Recipe:
+    """Return a recipe with the path of a config that is beside its module; other names stay."""
+    if not recipe.default_config.endswith((".yaml", ".yml")):
+        return recipe
+    own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config
+    return recipe._replace(default_config=str(own)) if own.exists() else recipe

@@ -1,0 +1,40 @@
+"""The public names of a package: listed in its stub, and imported on first use.
+
+A stub has a line `from MODULE import NAME as NAME` for each, which type checkers read as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package, whose `__init__.py` is `file`."""
+
+    @cache
+    def modules() -> dict[str, str]:
+        """Return the module that defines each public name."""
+        with open(os.path.splitext(file)[0] + ".pyi", encoding="utf-8") as stub:
+            lines = [line.split() for line in stub if line.startswith("from ") and " as " in line]
+        return {words[-1]: words[1] for words in lines}
+
+    def get(name: str) -> Any:
+        if name == "__all__":
+            return list(modules())
+        module = modules().get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        defined = import_module(module)
+        value = getattr(defined, name) if hasattr(defined, name) else import_module(f"{module}.{name}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted(modules())
+
+    return get, names

@@ -1,0 +1,81 @@
+"""Our recipes with their parts as functions: pyright holds each against the protocol of its part.
+
+The recipes themselves name their parts, so that listing them imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from recipes.agent import agent_memory
+from recipes.agent import config as agent_config
+from recipes.agent import program as agent_program
+from recipes.embodied import config as embodied_config
+from recipes.embodied import embodied_memory
+from recipes.embodied import program as embodied_program
+from recipes.embodied.interpreters import locked_venvs
+from recipes.embodied.rules import job_check
+from recipes.embodied.using import evaluation, exporting, playing, recording, trained_policy
+from recipes.language import language_memory
+from recipes.language.rules import job_rules
+from recipes.math import config as math_config
+from recipes.math import program as math_program
+from recipes.sft import config as sft_config
+from recipes.sft import sft_memory, sft_program
+from rlinf_core import Recipe
+
+RECIPES = (
+    Recipe(
+        name="agent",
+        summary="",
+        config=agent_config.AgentConfig,
+        default_config="",
+        program=agent_program.program,
+        check=agent_config.check,
+        facts=job_rules.facts,
+        memory=agent_memory.forecast,
+        inputs=agent_config.inputs,
+        trials=agent_config.trials,
+    ),
+    Recipe(
+        name="embodied",
+        summary="",
+        config=embodied_config.EmbodiedConfig,
+        default_config="",
+        program=embodied_program.program,
+        check=job_check.check,
+        facts=embodied_config.facts,
+        record=recording.record,
+        evaluate=evaluation.evaluate,
+        play=playing.play,
+        export=exporting.export,
+        policy=trained_policy.load,
+        memory=embodied_memory.forecast,
+        inputs=embodied_config.inputs,
+        trials=locked_venvs.trials,
+    ),
+    Recipe(
+        name="math",
+        summary="",
+        config=math_config.MathConfig,
+        default_config="",
+        program=math_program.program,
+        check=math_config.check,
+        facts=job_rules.facts,
+        memory=language_memory.forecast,
+        inputs=job_rules.inputs,
+    ),
+    Recipe(
+        name="sft",
+        summary="",
+        config=sft_config.SftConfig,
+        default_config="",
+        program=sft_program.program,
+        check=sft_config.check,
+        facts=embodied_config.facts,
+        record=recording.record,
+        evaluate=evaluation.evaluate,
+        play=playing.play,
+        export=exporting.export,
+        policy=trained_policy.load,
+        memory=sft_memory.forecast,
+    ),
+)
