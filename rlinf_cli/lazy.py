@@ -53,8 +53,13 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def command(function: Callable[..., None], *, no_args_is_help: bool = False) -> typer.Typer:
+def command(function: Callable[..., None], *, examples: tuple[str, ...], no_args_is_help: bool = False) -> typer.Typer:
     """Return the app of a module with a single command, named after its function."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(no_args_is_help=no_args_is_help)(function)
+    app.command(no_args_is_help=no_args_is_help, epilog=help_examples(*examples))(function)
     return app
+
+
+def help_examples(*commands: str) -> str:
+    """Return the end of a command's help: commands that can be typed as they stand."""
+    return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))
