@@ -16,6 +16,9 @@ REPOSITORY = Path(__file__).parents[1]
 # A link that goes up so many folders, and at least as many as its page lies below docs/.
 _UP = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]*\)"
 
+# A key alone in a cell, as the models name it.
+_KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
+
 # What is not below docs/ and has a page of the site.
 _MADE_FROM = {"examples": "examples.md", "CHANGELOG.md": "changes.md", "rlinf_core/__init__.pyi": "api.md"}
 _LANGUAGES = {".py": "python", ".yaml": "yaml"}
@@ -44,6 +47,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     # Links out of docs/ lead to files of the repository, which are no pages of the site: their text remains.
     to_code = _UP % (page.file.src_uri.count("/") + 1)
     return _NAMED.sub(r'```\1 title="\2"', re.sub(to_code, r"\1", markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return a page whose long keys in tables break behind their dots and underscores."""
+    return _KEY.sub(lambda key: re.sub(r"([._])(?=\w)", r"\1<wbr>", key[0]), html)
 
 
 def _examples() -> str:
