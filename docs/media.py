@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PICTURE: Final = Path(__file__).parent / "media" / "train.svg"
-COLUMNS, ROWS = 80, 20
+COLUMNS, ROWS = 96, 20
 FRAMES, HELD_FRAMES, FRAMES_PER_SECOND = 45, 15, 3
 _CELL, _LINE, _MARGIN = 8.4, 19, 16
 # Pictures join plain spaces.
