@@ -10,7 +10,7 @@ WHOLE := $(EVERYDAY) tests/integration tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery bench nightly nightly-processes nightly-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery media bench nightly nightly-processes nightly-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ docs: setup ## rewrite the pages that are made from the code, and build the site
 
 gallery: setup ## make the runs of docs/gallery.md, for whose reports `make docs` then has links
 	$(BIN)/python -m docs.gallery
+
+media: setup ## record a run in a terminal as the animated picture of README and the site
+	$(BIN)/python -m docs.media
 
 bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks

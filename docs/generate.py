@@ -26,7 +26,7 @@ from rlinf_core.job.recipe import Recipe
 from rlinf_core.registry import import_target
 
 DOCS = Path(__file__).parent
-_HELP_WIDTH = 100
+_HELP_WIDTH = 88
 _MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 

@@ -1,4 +1,4 @@
-"""Pages of the site that are no files of this folder: the start, the changes, the Python API, and reports of the
+"""Pages of the site that are no files of this folder: the examples, the changes, the Python API, and reports of the
 gallery that have been made. See mkdocs.yml.
 """
 
@@ -16,13 +16,20 @@ REPOSITORY = Path(__file__).parents[1]
 # A link that goes up so many folders, and at least as many as its page lies below docs/.
 _UP = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]*\)"
 
+# A key alone in a cell, as the models name it.
+_KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
+
+# What is not below docs/ and has a page of the site.
+_MADE_FROM = {"examples": "examples.md", "CHANGELOG.md": "changes.md", "rlinf_core/__init__.pyi": "api.md"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml"}
+
 # A block that is to be saved as a file: its name becomes the title.
 _NAMED = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made here."""
-    for name, text in {"index.md": _start(), "changes.md": _changes(), "api.md": _api()}.items():
+    for name, text in {"examples.md": _examples(), "changes.md": _changes(), "api.md": _api()}.items():
         files.append(File.generated(config, name, content=text))
     for report in sorted(gallery.MADE.glob("*.html")):
         files.append(File.generated(config, f"gallery/{report.name}", abs_src_path=str(report)))
@@ -35,14 +42,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     if page.file.src_uri == "gallery.md":
         markdown = gallery.with_links(markdown)
+    for source, made in _MADE_FROM.items():
+        markdown = markdown.replace(f"](../{source})", f"]({made})")
     # Links out of docs/ lead to files of the repository, which are no pages of the site: their text remains.
     to_code = _UP % (page.file.src_uri.count("/") + 1)
     return _NAMED.sub(r'```\1 title="\2"', re.sub(to_code, r"\1", markdown))
 
 
-def _start() -> str:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    return text.replace("[CONTRIBUTING.md](CONTRIBUTING.md)", "`CONTRIBUTING.md`")
+def on_page_content(html: str, **_: Any) -> str:
+    """Return a page whose long keys in tables break behind their dots and underscores."""
+    return _KEY.sub(lambda key: re.sub(r"([._])(?=\w)", r"\1<wbr>", key[0]), html)
+
+
+def _examples() -> str:
+    """Return a page of the files of examples/ that are plain text, each in full."""
+    parts = ["# Examples\n", "Each is one file of the folder `examples` of the repository, and runs as it stands.\n"]
+    for path in sorted((REPOSITORY / "examples").iterdir()):
+        language = _LANGUAGES.get(path.suffix)
+        if language is not None:
+            text = path.read_text(encoding="utf-8").rstrip()
+            parts.append(f"## {path.name}\n\n```{language}\n{text}\n```\n")
+    return "\n".join(parts)
 
 
 def _changes() -> str:

@@ -91,13 +91,21 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def command(function: Callable[..., None], *, no_args_is_help: bool = False, heading: str | None = None) -> typer.Typer:
+def command(
+    function: Callable[..., None],
+    *,
+    examples: tuple[str, ...],
+    no_args_is_help: bool = False,
+    heading: str | None = None,
+) -> typer.Typer:
     """Return the app of a module with a single command, named after its function.
 
-    `heading` is its heading in the help, for the command of a package.
+    Args:
+        examples: commands at the end of its help.
+        heading: its heading in the help of `rlinf`, for the command of a package.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading)
-    app.command(no_args_is_help=no_args_is_help)(function)
+    app.command(no_args_is_help=no_args_is_help, epilog=help_examples(*examples) if examples else None)(function)
     return app
 
 
@@ -115,4 +123,9 @@ def _broken(name: str, target: str, error: Exception) -> Any:
         )
 
     fail.__doc__ = f"Cannot be loaded: {reason}"
-    return get_command(command(fail))
+    return get_command(command(fail, examples=()))
+
+
+def help_examples(*commands: str) -> str:
+    """Return the end of a command's help: commands that can be typed as they stand."""
+    return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))

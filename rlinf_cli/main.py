@@ -14,7 +14,7 @@ from rlinf_cli.arguments.options import Quiet, Verbose
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import command_signals, ending_commands
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.lazy import CommandFamily, LazyGroup
+from rlinf_cli.lazy import CommandFamily, LazyGroup, help_examples
 from rlinf_core.errors import RLinfError
 
 
@@ -33,6 +33,7 @@ app = typer.Typer(
     name="rlinf",
     cls=_Commands,
     help="Distributed reinforcement learning on unlike machines, from one YAML file.",
+    epilog=help_examples("rlinf train recipe=embodied", "rlinf validate hetero18", "rlinf inspect placement hetero18"),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

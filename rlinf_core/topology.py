@@ -72,12 +72,12 @@ class NodeInfo(NamedTuple):
         rank: its rank in the cluster, from 0.
         num_accelerators: their number, or None if unknown.
         accelerator_type: their vendor, as in `NVIDIA`, which determines the visibility variable; None if unknown or
-        none.
+            none.
         accelerator_model: as in `A800`, or None.
         accelerator_ids: their names in the visibility variable, in order; empty if these are `0`, `1`, ...
         robots: in the order of `hardware.configs`.
         ip, hostname, python, versions: from a probe; None and empty without one. `python` is Ray's interpreter there,
-        `versions` holds pairs such as `("ray", "2.60.0")`.
+            `versions` holds pairs such as `("ray", "2.60.0")`.
     """
 
     rank: int

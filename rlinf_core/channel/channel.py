@@ -64,7 +64,7 @@ class Channel:
             maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
             node_rank: the node of its process, to which each item is sent.
             local: whether it is only for threads and tasks of this process; items are then passed by reference, and
-            there is no name to connect to.
+                there is no name to connect to.
 
         Raises:
             InvalidNameError: the name cannot be one, or is taken.

@@ -27,7 +27,7 @@ class NodePlacementStrategy(PlacementStrategy):
         node_ranks: the node of each process, by its index in the selected groups; without a group its rank in the
             cluster.
         node_group_label: the group or groups of the nodes (`"a"`, `"a,b"`, a list), indexed consecutively; None means
-        `node`, every node.
+            `node`, every node.
 
     Raises:
         PlacementError: there are no processes, or their nodes are not whole numbers.

@@ -90,7 +90,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
 
     Args:
         attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
-        raising.
+            raising.
         record: of the run.
         max_restarts: the maximum number of further calls.
 

@@ -32,7 +32,7 @@ class Runner(ABC):
         cfg: the configuration of the job.
         groups: the worker groups, by component.
         record: the run's record; training begins after its step. Without one the runner makes a run folder with its own
-        record, and closes it when the run has finished or failed.
+            record, and closes it when the run has finished or failed.
 
     Attributes:
         cfg: the configuration of the job.

@@ -187,7 +187,7 @@ class Worker(Communication):
             maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
             group_affinity: the group beside which it is placed; by default, without `node_id`, this worker's.
             group_rank_affinity: the rank in that group on whose node it is placed; by default this worker's rank in its
-            own group, and 0 in another one.
+                own group, and 0 in another one.
 
         Raises:
             InvalidNameError: the name cannot be one, or is taken.

@@ -157,11 +157,11 @@ class WorkerGroup(Generic[W]):
             cluster: the cluster.
             placement_strategy: the placement; by default one process per accelerator, else one per node.
             name: the group's name for peers; by default `group_name` in the class's section of the configuration
-            (`Worker.config_section`), else in a worker its address, of which the workers become children, and in the
-            driver `Worker_group_` plus the class's name.
+                (`Worker.config_section`), else in a worker its address, of which the workers become children, and in
+                the driver `Worker_group_` plus the class's name.
             isolate_accelerator: whether a worker sees only its assigned accelerators.
             max_concurrency: how many methods of one worker may run concurrently, on separate threads; by default one
-            after another on the main thread.
+                after another on the main thread.
 
         Raises:
             WorkerGroupError: a constructor raised; it holds the exceptions by rank. No process is left.

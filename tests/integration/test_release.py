@@ -77,7 +77,17 @@ def test_the_source_distribution_has_what_tests_and_docs_need(dist: Path) -> Non
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
-    assert {"tests", "docs", "benchmarks", "Makefile", "constraints.txt", "CHANGELOG.md", "LICENSE"} <= tops
+    assert {
+        "tests",
+        "docs",
+        "examples",
+        "benchmarks",
+        "CITATION.cff",
+        "Makefile",
+        "constraints.txt",
+        "CHANGELOG.md",
+        "LICENSE",
+    } <= tops
 
 
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])

@@ -9,6 +9,7 @@ import typer
 
 from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
 from rlinf_cli.console import console
+from rlinf_cli.lazy import help_examples
 
 LIST_SCHEMA = "rlinf.env-list/1"
 SETUP_SCHEMA = "rlinf.env-setup/1"
@@ -28,7 +29,7 @@ Folder = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", epilog=help_examples("rlinf env list"))
 def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """List the simulators that get their own interpreter."""
     from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, LOCKS, simulators
@@ -51,7 +52,7 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
     console.message("\n`rlinf env setup ENV` makes one.")
 
 
-@app.command("setup", no_args_is_help=True)
+@app.command("setup", epilog=help_examples("rlinf env setup metaworld"), no_args_is_help=True)
 def setup(
     env: EnvType,
     path: Folder = None,

@@ -78,10 +78,6 @@ def record(
 
     With --device a human moves the arm; combined with RUN or --checkpoint, the policy acts until the human takes over.
     The device is on the node of `env`.
-
-    rlinf record laptop --out demos/pick -n 50
-    rlinf record robot.yaml --device spacemouse --out demos/mine -n 20
-    rlinf record runs/embodied-20260314-101502 --out demos/learned --successes-only
     """
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
     from rlinf_core import RLinfError
@@ -112,4 +108,13 @@ def record(
     console.result(f"{result['folder']}: {result['episodes']} episodes, {result['frames']} steps{solved}")
 
 
-app = command(record, no_args_is_help=True, heading="Use")
+app = command(
+    record,
+    examples=(
+        "rlinf record laptop --out demos/pick -n 50",
+        "rlinf record robot.yaml --device spacemouse --out demos/mine -n 20",
+        "rlinf record runs/embodied-20260314-101502 --out learned --successes-only",
+    ),
+    no_args_is_help=True,
+    heading="Use",
+)

@@ -10,6 +10,7 @@ from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import File, Output, OutputOption, Quiet, Verbose, key_values
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import help_examples
 
 if TYPE_CHECKING:
     from recipes.embodied.robots.manual_control import Listed
@@ -33,12 +34,9 @@ Robot = Annotated[
 ]
 
 
-@app.command("list", no_args_is_help=True)
+@app.command("list", epilog=help_examples("rlinf robot list robot.yaml"), no_args_is_help=True)
 def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """List the robots of FILE, their lease holders and their state.
-
-    rlinf robot list robot.yaml
-    """
+    """List the robots of FILE, their lease holders and their state."""
     from recipes.embodied.robots.manual_control import look
 
     robots = look(_robots(file))
@@ -53,7 +51,7 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
         console.message("the file declares no robots")
 
 
-@app.command("check", no_args_is_help=True)
+@app.command("check", epilog=help_examples("rlinf robot check robot.yaml 10.10.10.1"), no_args_is_help=True)
 def check(
     file: File,
     robot: Robot = None,
@@ -64,8 +62,6 @@ def check(
     """Run the checks that a run makes before it moves an arm: controller, link, limits, workspace, cameras, lease.
 
     Nothing is moved. The exit status is 1 if a check fails.
-
-    rlinf robot check robot.yaml 10.10.10.1
     """
     from recipes.embodied.robots.manual_control import as_record
     from recipes.embodied.robots.manual_control import check as checks_of
@@ -80,7 +76,7 @@ def check(
         raise typer.Exit(ExitCode.FAILED)
 
 
-@app.command("reset", no_args_is_help=True)
+@app.command("reset", epilog=help_examples("rlinf robot reset robot.yaml"), no_args_is_help=True)
 def reset(
     file: File,
     robot: Robot = None,
@@ -88,10 +84,7 @@ def reset(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Move an arm to its home position, and open its gripper. Refused while a job holds it.
-
-    rlinf robot reset robot.yaml
-    """
+    """Move an arm to its home position, and open its gripper. Refused while a job holds it."""
     from recipes.embodied.robots.manual_control import reset as reset_arm
 
     arm = _arm(file, robot)
@@ -99,7 +92,14 @@ def reset(
     _done(arm, "reset", "at home position", output)
 
 
-@app.command("teleop", no_args_is_help=True)
+@app.command(
+    "teleop",
+    epilog=help_examples(
+        "rlinf robot teleop robot.yaml --device spacemouse",
+        "rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token",
+    ),
+    no_args_is_help=True,
+)
 def teleop(
     file: Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)] = None,
     robot: Robot = None,
@@ -125,11 +125,7 @@ def teleop(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Teleoperate an arm from its current position. Refused while a job holds it.
-
-    rlinf robot teleop robot.yaml --device spacemouse
-    rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token
-    """
+    """Teleoperate an arm from its current position. Refused while a job holds it."""
     if to is not None:
         _steer_remotely(to, token_file)
         return
@@ -145,7 +141,7 @@ def teleop(
     _done(arm, "teleop", f"it was moved for {periods} control periods", output)
 
 
-@app.command("stop", no_args_is_help=True)
+@app.command("stop", epilog=help_examples("rlinf robot stop robot.yaml"), no_args_is_help=True)
 def stop(
     file: File,
     robot: Robot = None,
@@ -156,8 +152,6 @@ def stop(
     """Stop an arm at once, whoever holds it; a run that holds it ends with an error.
 
     This is not an emergency stop: that is a hardware button, which works without a computer.
-
-    rlinf robot stop robot.yaml
     """
     from recipes.embodied.robots.manual_control import stop as stop_arm
 

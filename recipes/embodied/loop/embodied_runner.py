@@ -115,7 +115,7 @@ class EmbodiedRunner(RolloutRunner):
     def _idle_shares(self, seconds: float) -> dict[str, float]:
         """Return the shares of a step in which actors did not train, and in which environments had no rollout to run.
 
-        Rollouts that run ahead began in an earlier step: over several steps the mean is the truth.
+        Asynchronous rollouts began in an earlier step: over several steps the mean is the truth.
         """
         trained = sum(self._times.get(f"time/{phase}", 0.0) for phase in (events.ADVANTAGES, events.ACTOR_TRAINING))
         busy = {"learner": trained, "env": self._times.get("time/env/rollout")}

@@ -60,7 +60,7 @@ def explain(
     _explain_field(name, recipe, output)
 
 
-app = command(explain)
+app = command(explain, examples=("rlinf explain unknown-key", "rlinf explain cluster.node_groups.label"))
 
 
 def _bare(topic: str) -> str:

@@ -60,10 +60,6 @@ def import_(
     and the result of `rlinf validate`. KEY=VALUE is a Hydra override.
 
     With a FOLDER, every job file in it and below is converted, and a table is printed.
-
-    rlinf import examples/config/libero_grpo.yaml
-    rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2
-    rlinf import examples/config --out configs
     """
     overrides = [argument for argument in arguments if _is_override(argument)]
     names = [argument for argument in arguments if argument not in overrides]
@@ -80,7 +76,15 @@ def import_(
         raise typer.Exit(ended)
 
 
-app = command(import_, no_args_is_help=True)
+app = command(
+    import_,
+    examples=(
+        "rlinf import examples/config/libero_grpo.yaml",
+        "rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2",
+        "rlinf import examples/config --out configs",
+    ),
+    no_args_is_help=True,
+)
 
 
 def _is_override(argument: str) -> bool:

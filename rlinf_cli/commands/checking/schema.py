@@ -40,4 +40,4 @@ def schema(
         console.result_json(file_schema({name: find_recipe(name).config_model() for name in recipe_names()}))
 
 
-app = command(schema)
+app = command(schema, examples=("rlinf schema > rlinf.schema.json",))

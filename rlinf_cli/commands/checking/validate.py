@@ -57,7 +57,15 @@ def validate(
         raise typer.Exit(ExitCode.INVALID)
 
 
-app = command(validate, no_args_is_help=True)
+app = command(
+    validate,
+    examples=(
+        "rlinf validate job.yaml",
+        "rlinf validate hetero18 actor.seed=7",
+        "rlinf validate *.yaml --output github",
+    ),
+    no_args_is_help=True,
+)
 
 
 def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:

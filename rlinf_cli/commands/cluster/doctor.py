@@ -49,7 +49,7 @@ def doctor(
         raise typer.Exit(code)
 
 
-app = command(doctor, no_args_is_help=True)
+app = command(doctor, examples=("rlinf doctor cluster.yaml",), no_args_is_help=True)
 
 
 def _code(report: DoctorReport) -> ExitCode:

@@ -64,7 +64,7 @@ def down(
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 
-app = command(down)
+app = command(down, examples=("rlinf down", "rlinf down cluster.yaml"))
 
 
 def _nothing_recorded(cluster: str | None, output: Output) -> None:

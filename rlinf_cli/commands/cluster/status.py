@@ -39,4 +39,4 @@ def status(
         raise typer.Exit(ExitCode.UNREACHABLE)
 
 
-app = command(status)
+app = command(status, examples=("rlinf status", "rlinf status cluster.yaml"))

@@ -130,7 +130,7 @@ def up(
         stay(request, report)
 
 
-app = command(up, no_args_is_help=True)
+app = command(up, examples=("rlinf up cluster.yaml", "rlinf up cluster.yaml --print slurm"), no_args_is_help=True)
 
 
 def _print(template: Template, file: str, overrides: list[str] | None, name: str | None) -> None:

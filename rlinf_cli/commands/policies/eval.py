@@ -62,9 +62,6 @@ def evaluate(
 
     RUN is a run folder or its name. For a FILE give the weights with --checkpoint; without it the initial weights are
     evaluated. KEY=VALUE replaces a value. Equal weights give an equal `eval.json` except for `times`.
-
-    rlinf eval runs/embodied-20260314-101502 -n 200
-    rlinf eval laptop --checkpoint runs/embodied-20260314-101502
     """
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
     from rlinf_core.errors import RLinfError
@@ -121,4 +118,11 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-app = command(evaluate, no_args_is_help=True)
+app = command(
+    evaluate,
+    examples=(
+        "rlinf eval runs/embodied-20260314-101502 -n 200",
+        "rlinf eval laptop --checkpoint runs/embodied-20260314-101502",
+    ),
+    no_args_is_help=True,
+)

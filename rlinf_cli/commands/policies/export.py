@@ -48,9 +48,6 @@ def export(
 
     RUN is a run folder or its name. safetensors is the format of `load_policy` and `actor.model.model_path`;
     torchscript and onnx are a single graph from observations to actions, verified against the policy.
-
-    rlinf export runs/embodied-20260314-101502
-    rlinf export runs/embodied-20260314-101502 --format onnx --out exported
     """
     from rlinf_cli.run.policy_source import checkpoint_of, find_run_folder
     from rlinf_core.errors import RLinfError, RunError
@@ -92,4 +89,11 @@ def _text(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-app = command(export, no_args_is_help=True)
+app = command(
+    export,
+    examples=(
+        "rlinf export runs/embodied-20260314-101502",
+        "rlinf export runs/embodied-20260314-101502 --format onnx --out exported",
+    ),
+    no_args_is_help=True,
+)

@@ -52,9 +52,6 @@ def play(
 
     RUN is a run folder or its name. For a FILE give the weights with --checkpoint. KEY=VALUE replaces a value, as in
     env.eval.seed=7 for other start states.
-
-    rlinf play runs/embodied-20260314-101502
-    rlinf play runs/embodied-20260314-101502 -n 9 --out grasps.mp4
     """
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
     from rlinf_core.errors import RLinfError
@@ -87,4 +84,11 @@ def _has_display() -> bool:
     return desktop and sys.stdout.isatty()
 
 
-app = command(play, no_args_is_help=True)
+app = command(
+    play,
+    examples=(
+        "rlinf play runs/embodied-20260314-101502",
+        "rlinf play runs/embodied-20260314-101502 -n 9 --out grasps.mp4",
+    ),
+    no_args_is_help=True,
+)

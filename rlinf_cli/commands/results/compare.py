@@ -45,8 +45,6 @@ def compare(
 
     RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds form one set; with
     several runs in both sets the noise is estimated between seeds.
-
-    rlinf compare runs/fast-* runs/slow-*
     """
     if html is not None:
         from rlinf_cli.report.script import require_modules
@@ -75,4 +73,4 @@ def compare(
         console.message(f"page: {html}")
 
 
-app = command(compare, no_args_is_help=True)
+app = command(compare, examples=("rlinf compare runs/fast-* runs/slow-*",), no_args_is_help=True)

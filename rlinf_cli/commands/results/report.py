@@ -62,7 +62,7 @@ def report(
         _write(folder, path, live=folder.state.going_on)
 
 
-app = command(report)
+app = command(report, examples=("rlinf report", "rlinf report runs/embodied-20260314-101502"))
 
 
 def _wait(folder: RunFolder) -> None:

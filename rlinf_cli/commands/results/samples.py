@@ -85,4 +85,4 @@ def _other_steps(folder: Path, step: int) -> str:
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
 
 
-app = command(samples)
+app = command(samples, examples=("rlinf samples", "rlinf samples runs/math-20260314-101502 -n 3"))

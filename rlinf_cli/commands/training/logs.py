@@ -61,7 +61,9 @@ def logs(
     console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
 
 
-app = command(logs)
+app = command(
+    logs, examples=("rlinf logs --follow", "rlinf logs runs/embodied-20260314-101502 --component actor --rank 0")
+)
 
 
 def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: bool) -> list[LogFile]:

@@ -41,7 +41,7 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
     console.message("\n`rlinf inspect config CONFIG` shows a config with all its defaults.")
 
 
-app = command(recipes)
+app = command(recipes, examples=("rlinf recipes", "rlinf recipes --output json"))
 
 
 def _config_of(recipe: Recipe) -> str:

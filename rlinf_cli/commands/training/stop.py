@@ -68,7 +68,7 @@ def stop(
     console.result(f"{shown(folder.path)} has ended: process {state.pid}, after step {folder.refresh().step}")
 
 
-app = command(stop)
+app = command(stop, examples=("rlinf stop", "rlinf stop runs/embodied-20260314-101502"))
 
 
 def _give_up(folder: RunFolder, *, force: bool) -> None:

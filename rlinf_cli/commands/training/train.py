@@ -77,7 +77,15 @@ def train(
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))
 
 
-app = command(train, no_args_is_help=True)
+app = command(
+    train,
+    examples=(
+        "rlinf train recipe=embodied",
+        "rlinf train math_laptop runner.max_steps=50 actor.seed=7",
+        "rlinf train job.yaml --dry-run",
+    ),
+    no_args_is_help=True,
+)
 
 
 def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:

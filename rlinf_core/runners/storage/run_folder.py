@@ -90,7 +90,7 @@ class RunFolder:
 
         Raises:
             CheckpointError: there is no complete checkpoint at `resume_dir`, it does not match, or `auto` finds only
-            runs of other configurations; no folder was changed.
+                runs of other configurations; no folder was changed.
             RunError: the folder cannot be written, or the run to resume is still active.
         """
         log_path = Path(runner.logger.log_path).absolute()

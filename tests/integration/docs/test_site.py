@@ -37,8 +37,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the site is built from, with a report in its gallery."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("source")
-    shutil.copytree(REPOSITORY / "docs", folder / "docs")
-    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md"):
+    for name in ("docs", "examples"):
+        shutil.copytree(REPOSITORY / name, folder / name)
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(REPOSITORY / name, folder)
     made = folder / gallery.MADE.relative_to(REPOSITORY)
     made.mkdir(parents=True)

@@ -86,5 +86,28 @@ def test_a_command_that_is_none_is_seen(command: str) -> None:
         unread(command)
 
 
+def help_of_commands(command: Any, path: str, parent: Any = None) -> Iterator[tuple[str, str]]:
+    """Yield each command that can be called, with the examples of its help."""
+    context = command.make_context(path, [], parent=parent, resilient_parsing=True)
+    yield path, command.epilog or ""
+    for name in getattr(command, "list_commands", lambda _: [])(context):
+        yield from help_of_commands(command.get_command(context, name), f"{path} {name}", context)
+
+
+# `rlinf inspect` and its like do nothing alone: their help lists commands.
+FAMILIES = {"rlinf inspect", "rlinf env", "rlinf robot"}
+HELP = [entry for entry in help_of_commands(typer.main.get_command(app), "rlinf") if entry[0] not in FAMILIES]
+
+
+@pytest.mark.parametrize(("path", "epilog"), HELP, ids=[path for path, _ in HELP])
+def test_help_shows_examples_that_parse(path: str, epilog: str) -> None:
+    shown = [line.strip() for line in epilog.splitlines() if line.startswith("  ")]
+    assert shown
+    for example in shown:
+        assert example.startswith(path)
+        assert len(example) <= 76, "a terminal of 80 columns breaks the line"
+        assert unread(example.partition(" > ")[0]) == []
+
+
 def test_words_too_many_are_seen() -> None:
     assert unread("rlinf down cluster.yaml other.yaml") == ["other.yaml"]

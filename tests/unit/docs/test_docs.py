@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from docs.generate import pages
 from rlinf_cli.lint.load import load_with_lint
@@ -14,7 +16,7 @@ from rlinf_core.config.render import render_text
 REPOSITORY = Path(__file__).parents[3]
 WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
-YAML = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
+CLUSTER_FILE = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 DEEP = re.compile(r"^ *(?:from|import) ((?:recipes\.\w+|rlinf_core)\.\S+)", re.MULTILINE)
@@ -40,15 +42,30 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
-def test_readme_and_overviews_lead_to_every_page() -> None:
+def pages_of_nav(entries: Any) -> list[str]:
+    """Return the pages below an entry of the site's navigation."""
+    if isinstance(entries, str):
+        return [entries]
+    below = entries.values() if isinstance(entries, dict) else entries
+    return [page for entry in below for page in pages_of_nav(entry)]
+
+
+def test_navigation_has_every_page_once() -> None:
+    nav = YAML(typ="safe").load(REPOSITORY / "mkdocs.yml")["nav"]
+    assert [next(iter(part)) for part in nav] == ["Home", "Tutorials", "How-to", "Reference", "Explanation"]
+    written = [page.relative_to(REPOSITORY / "docs").as_posix() for page in WRITTEN[1:]]
+    assert sorted(pages_of_nav(nav)) == sorted([*written, "api.md", "changes.md", "examples.md"])
+
+
+def test_overviews_lead_to_the_pages_of_their_folders() -> None:
     docs = REPOSITORY / "docs"
-    # The pages of a folder are those that the page of its name leads to.
-    overviews = {page: page.parent.with_suffix(".md") if page.parent != docs else WRITTEN[0] for page in WRITTEN[1:]}
+    below = [page for page in WRITTEN[1:] if page.parent != docs]
     unnamed = [
         page.name
-        for page, overview in overviews.items()
-        if f"({page.relative_to(overview.parent)})" not in overview.read_text(encoding="utf-8")
+        for page in below
+        if f"({page.relative_to(docs)})" not in page.parent.with_suffix(".md").read_text(encoding="utf-8")
     ]
+    assert len(below) > 10
     assert unnamed == []
 
 
@@ -59,7 +76,7 @@ def whole_files() -> list[tuple[str, str]]:
         (f"{page.name}-{index}", text)
         for page in WRITTEN
         if page.name not in made
-        for index, text in enumerate(YAML.findall(page.read_text(encoding="utf-8")))
+        for index, text in enumerate(CLUSTER_FILE.findall(page.read_text(encoding="utf-8")))
         if "num_nodes" in text
     ]
 

@@ -35,9 +35,6 @@ def memory(
 
     Nothing is started, and no weights are read. For a RUN, its measured peaks are shown beside the forecast. The exit
     status is 1 if a node has too little memory; what reduces it is suggested.
-
-    rlinf inspect memory laptop actor.model.hidden_dim=4096
-    rlinf inspect memory runs/embodied-20260314-101502
     """
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.file.job_file import load, sound

@@ -59,8 +59,6 @@ def prune(
     RUN... are run folders or their names in the folder of runs; by default all that the options select. A run that is
     active, or may be active on another machine, is never deleted. Checkpoints outside of the run folder are deleted
     only if they bear the mark of that run.
-
-    rlinf runs prune --status failed --older-than 7d
     """
     from rlinf_cli.runs.run_lookup import find_run, unreadable, warn_of_unreadable
     from rlinf_cli.runs.run_table import rows_of, runs_text, selected, size_text
