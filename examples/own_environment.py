@@ -9,10 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.contract import check_env
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
-from recipes.embodied.envs.starts import Starts
+from recipes.embodied import EnvSettings, EnvSpec, Starts, Transition, VectorEnv, check_env
 
 STEP, NEAR = 0.2, 0.1
 

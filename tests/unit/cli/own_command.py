@@ -11,4 +11,4 @@ def greet(name: str) -> None:
     console.result(f"hello {name}")
 
 
-app = command(greet, heading="Friends")
+app = command(greet, examples=("rlinf greet you",), heading="Friends")
