@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.language.loop import answer_samples
+from recipes.training.first_contact import ContactCheck, read_comparisons
 from rlinf_cli.live import labels
 from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
@@ -108,6 +109,7 @@ class RunContent:
         picture: the placement as an SVG document.
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
+        comparisons: what was compared before the first step.
         notes: what could not be read.
     """
 
@@ -128,6 +130,7 @@ class RunContent:
     videos: Sequence[Path]
     provenance: Provenance | None
     memory: Sequence[PeakRow]
+    comparisons: Sequence[ContactCheck]
     notes: Sequence[str]
     made: float
 
@@ -164,6 +167,7 @@ def gather(folder: RunFolder) -> RunContent:
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
+        comparisons=read_comparisons(folder.path),
         notes=notes,
         made=time.time(),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 # Sums over episodes and how many these are, by name.
@@ -26,7 +27,7 @@ class Layout(NamedTuple):
     step: int = 0
 
 
-class EmbodiedActor(Protocol):
+class EmbodiedActor(Comparing, Protocol):
     """The methods of a worker that trains."""
 
     def init_worker(self, layout: Layout, spec: Any, /) -> None: ...

@@ -14,6 +14,7 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import BaseActor, JobT
+from recipes.training.first_contact import Difference
 from recipes.training.host_memory import keep_freed_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import check_weights
@@ -39,6 +40,10 @@ class PolicyActor(BaseActor[JobT]):
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
             policy.normalization = self._data.normalization()
+        if self._data is not None:
+            data = self._data.demonstrations
+            counts = Difference(note=f"{len(data)} rows of {data.episodes} episodes")
+            self._contact.keep("rows of `data`", "their description, and the sizes of the environment", counts)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations that are learned from; None without any."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from recipes.language.loop.prompts import Assignment, Prompt, ScoredGroup
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 
@@ -18,7 +19,7 @@ class Generation(Protocol):
     def seconds(self) -> float: ...
 
 
-class ReasoningActor(Protocol):
+class ReasoningActor(Comparing, Protocol):
     """The methods of a worker that trains."""
 
     def init_worker(self, layout: Any, /) -> None: ...
@@ -35,7 +36,7 @@ class ReasoningActor(Protocol):
     def save_model(self, folder: str, /) -> None: ...
 
 
-class ReasoningRollout(Protocol):
+class ReasoningRollout(Comparing, Protocol):
     """The methods of a worker that answers prompts."""
 
     def init_worker(self, layout: Any, /) -> None: ...
@@ -46,7 +47,7 @@ class ReasoningRollout(Protocol):
     def generate_forever(self) -> None: ...
 
 
-class ReasoningReward(Protocol):
+class ReasoningReward(Comparing, Protocol):
     """The methods of a worker that scores answers."""
 
     def init_worker(self, layout: Any, /) -> None: ...
@@ -55,7 +56,7 @@ class ReasoningReward(Protocol):
     def score_forever(self) -> None: ...
 
 
-class ReasoningCritic(Protocol):
+class ReasoningCritic(Comparing, Protocol):
     """The methods of a worker that estimates values. It exchanges tokens with the actors directly."""
 
     def init_worker(self, layout: Any, /) -> None: ...
@@ -65,7 +66,7 @@ class ReasoningCritic(Protocol):
     def load_checkpoint(self, folder: str, /) -> None: ...
 
 
-class ReasoningReference(Protocol):
+class ReasoningReference(Comparing, Protocol):
     """The methods of a worker that holds the reference model."""
 
     def init_worker(self, layout: Any, /) -> None: ...
