@@ -43,7 +43,7 @@ def test_pictures_that_agree_are_noted(tmp_path: Path) -> None:
     check_orientation(Group([shown(main=UPRIGHT)], []), Group({"main": SEEN}), record_of(tmp_path), "env.eval")
     (noted,) = read_comparisons(tmp_path)
     assert (noted.what, noted.with_) == ("orientation of `main` in set", "first pictures of env.eval")
-    assert noted.verdict == "agrees" == True
+    assert noted.verdict == "agrees"
     assert noted.largest_difference < 0.1
     assert "`vertical` " in noted.note
 
@@ -88,7 +88,7 @@ def test_undecided_pictures_are_told_and_not_refused(tmp_path: Path, caplog: pyt
     plain = np.full_like(UPRIGHT, 9)
     check_orientation(Group([shown(main=plain)]), Group({"main": SEEN}), record_of(tmp_path), "env.train")
     (noted,) = read_comparisons(tmp_path)
-    assert noted.verdict == "agrees" == True
+    assert noted.verdict == "agrees"
     assert noted.note.startswith("undecided, ")
     assert "orientation of pictures undecided, see first_contact.json: `main` of set" in caplog.text
 
