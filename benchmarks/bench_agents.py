@@ -105,7 +105,7 @@ def configuration(*overrides: str) -> AgentConfig:
 
 
 class Ended(NamedTuple):
-    """The end of tasks: seconds, how often each came, and how many tools gave up."""
+    """The end of tasks: seconds, how often each came, and how many runs a tool has failed."""
 
     seconds: float
     counts: dict[int, int]
@@ -137,7 +137,7 @@ class Processes:
             over = self.calls.done()
             for group in self._arrived():
                 counts[group.prompt.slot] = counts.get(group.prompt.slot, 0) + 1
-                timeouts += sum(each.figures["agent/tool_timeouts"] for each in group.courses)
+                timeouts += sum(each.failure == "tool" for each in group.episode_stats)
             if left and len(counts) > tasks / 3:
                 for member in self.agents._members[:left]:  # pyright: ignore[reportPrivateUsage]
                     os.kill(cast("int", member.pid), signal.SIGKILL)
@@ -210,7 +210,7 @@ def measure_faults(cluster: Cluster, agents: int, tasks: int) -> Iterable[Result
     ratio = found.seconds / without.seconds
     yield Result(
         f"Tasks ended of {tasks}, with hanging tools and {killed} of {agents} killed",
-        f"{found.timeouts:.0f} tools gave up, {lost} died, {moved} tasks moved, {again} came twice and count once",
+        f"{found.timeouts:.0f} runs left out, {lost} died, {moved} tasks moved, {again} came twice and count once",
         f"{len(found.counts)}",
         f"{tasks}",
         sorted(found.counts) == list(range(tasks)) and lost == killed and found.timeouts > 0,

@@ -6,13 +6,16 @@ import itertools
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.loop.embodied_runner import episode_means
 from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
+from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
@@ -33,6 +36,7 @@ class SftRunner(RolloutRunner):
         self._actor = cast("Any", groups["actor"])
         self._rollout, self._env = cast("Any", groups.get("rollout")), cast("Any", groups.get("env"))
         self._videos = EvaluationVideos(cfg, self._env, self.record)
+        self._evaluated = False
 
     def start_workers(self) -> None:
         """Read the data, and create models and environments."""
@@ -42,11 +46,12 @@ class SftRunner(RolloutRunner):
         layout = Layout(sizes["actor"], sizes.get("rollout", 1), sizes.get("env", 1), name, self.record.step)
         if self._env is None:
             self._actor.init_actor(layout, None).wait()
-            return
-        spec = self._env.init_worker(layout).wait()[0]
-        wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
-        if spec.cameras:
-            check_orientation(self._actor, self._env, self.record, "env.eval")
+        else:
+            spec = self._env.init_worker(layout).wait()[0]
+            wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
+            if spec.cameras:
+                check_orientation(self._actor, self._env, self.record, "env.eval")
+        note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
     def train_step(self, step: int) -> dict[str, float]:
         """Take some optimizer steps."""
@@ -69,6 +74,9 @@ class SftRunner(RolloutRunner):
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self._env.evaluate(), self._rollout.evaluate())
+        if not self._evaluated:
+            self._evaluated = True
+            note_comparisons(self.record.folder.path, [first_step_check("env.eval")])
         self._videos.write(step)
         return episode_means("eval", episodes)
 

@@ -24,6 +24,7 @@ from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import faults, stream_metrics
 from rlinf_core.runners.storage import answer_samples
+from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 
@@ -108,6 +109,7 @@ class RunContent:
         picture: the placement as an SVG document.
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
+        comparisons: what was compared before the first step.
         notes: what could not be read.
     """
 
@@ -128,6 +130,7 @@ class RunContent:
     videos: Sequence[Path]
     provenance: Provenance | None
     memory: Sequence[PeakRow]
+    comparisons: Sequence[ContactCheck]
     notes: Sequence[str]
     made: float
 
@@ -164,6 +167,7 @@ def gather(folder: RunFolder) -> RunContent:
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
+        comparisons=read_comparisons(folder.path),
         notes=notes,
         made=time.time(),
     )

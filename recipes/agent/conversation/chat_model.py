@@ -30,6 +30,10 @@ class MessagesRefused(Exception):  # noqa: N818 - an outcome of this run, as `Li
     """Messages that the model's chat template does not write; the text says why."""
 
 
+class EngineUnavailable(Exception):  # noqa: N818 - as `ToolUnavailable`
+    """A turn that the engine did not draw. The model is not to blame; the run has failed."""
+
+
 class Engines(Protocol):
     """Whatever draws turns."""
 
@@ -95,6 +99,8 @@ class LanguageModel:
 
     Attributes:
         turns: of the model so far.
+        failure: why the engine did not draw a turn; "" where it drew all.
+        limit: that was reached, as in `LimitReached`; "" where none was.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class LanguageModel:
         self._on_turn = on_turn
         self._chats: list[Chat] = []
         self.turns = 0
+        self.failure = self.limit = ""
 
     @property
     def settings(self) -> DrawSettings:
@@ -137,10 +144,11 @@ class LanguageModel:
         Raises:
             LimitReached: see there.
             MessagesRefused: see there.
+            EngineUnavailable: see there.
         """
         settings = self._settings
         if self.turns >= settings.max_turns:
-            raise LimitReached("turns")
+            raise self.reached("turns")
         self.turns += 1
         most = settings.max_new_tokens if max_new_tokens is None else min(settings.max_new_tokens, max_new_tokens)
         # What is not drawn is no turn: a conversation that is full, a refusal, a client that has gone.
@@ -151,8 +159,13 @@ class LanguageModel:
             raise
         if not turn.tokens:
             self.turns -= 1
-            raise LimitReached("tokens")
+            raise self.reached("tokens")
         return turn
+
+    def reached(self, limit: str) -> LimitReached:
+        """Note that a limit is reached, whatever the agent makes of it, and return the exception that says so."""
+        self.limit = limit
+        return LimitReached(limit)
 
     async def count(self, chat: Chat) -> int:
         """Return the tokens of a conversation with the messages that are not encoded yet.
@@ -182,6 +195,9 @@ class LanguageModel:
                 tools=chat.tools,
             )
         )
+        if turn.failure:
+            self.failure = turn.failure
+            raise EngineUnavailable(turn.failure)
         if turn.refusal:
             raise MessagesRefused(turn.refusal)
         return turn
@@ -233,6 +249,7 @@ class Chat:
                 it: the run ends then without an answer.
             MessagesRefused: the model's chat template does not write the messages. They are dropped; what came before
                 stays as it was.
+            EngineUnavailable: the engine did not draw the turn. The run has failed, whatever the agent makes of it.
             RuntimeError: the model is speaking in this conversation; `fork` is for several turns at once.
         """
         if self._speaking:

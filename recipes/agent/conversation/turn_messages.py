@@ -87,6 +87,7 @@ class DrawnTurn(NamedTuple):
         raw: text with tokens that have no meaning as text, where calls may stand among those; empty: `text`.
         form: of calls, where the chat template teaches one.
         refusal: why the messages cannot be written; there are no tokens then.
+        failure: why the engine has not drawn it; there are no tokens then.
     """
 
     request_id: int
@@ -99,6 +100,7 @@ class DrawnTurn(NamedTuple):
     raw: str = ""
     form: CallForm | None = None
     refusal: str = ""
+    failure: str = ""
 
 
 def engine_key(rank: int) -> str:

@@ -13,6 +13,7 @@ from recipes.agent.call_forms import HERMES, FunctionCall, find_calls, hermes_in
 from recipes.agent.conversation.chat_model import (
     Chat,
     DrawSettings,
+    EngineUnavailable,
     LanguageModel,
     LimitReached,
     MessagesRefused,
@@ -88,13 +89,13 @@ class Chats:
         """Return the next turns of a conversation.
 
         Raises:
-            RequestError: a limit of the run is reached, or the chat template refuses the messages.
+            RequestError: a limit of the run is reached, the chat template refuses the messages, or the engine failed.
         """
         chat, past = self._begun(ask)
         answered = False
         try:
             if ask.answers > self.settings.max_turns - self._llm.turns:
-                raise LimitReached("turns")
+                raise self._llm.reached("turns")
             branches = [chat, *(chat.fork() for _ in range(ask.answers - 1))]
             replies = await asyncio.gather(*(branch.reply(ask.stop, ask.most) for branch in branches))
             answered = True
@@ -104,6 +105,9 @@ class Chats:
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"x-should-retry": "false"}) from None
         except MessagesRefused as refusal:
             raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
+        except EngineUnavailable as lost:
+            # The run is left out, whatever comes of another try.
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(lost), {"x-should-retry": "false"}) from None
         finally:
             # What was not answered leaves the conversation as it was.
             if not answered and past is not None:

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from recipes.language.loop.prompts import GenerationReport, Prompt
 from recipes.language.loop.protocols import AnsweringGroup, EngineGroup
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 
-class AgentRollout(Protocol):
+class AgentRollout(Comparing, Protocol):
     """The methods of a worker that draws turns."""
 
     def init_worker(self, layout: Any, /) -> None: ...
@@ -19,7 +20,7 @@ class AgentRollout(Protocol):
     def serve_forever(self) -> None: ...
 
 
-class AgentRunning(Protocol):
+class AgentRunning(Comparing, Protocol):
     """The methods of a worker that runs agents."""
 
     def init_worker(self, layout: Any, /) -> None: ...

@@ -30,6 +30,7 @@ class Calculator(Tool):
     """Numbers, parentheses and + - * / // % **."""
 
     name = "calculator"
+    computes = True
     description = "computes an arithmetic expression, such as (3 + 4) * 2"
 
     async def call(self, argument: str) -> str:

@@ -19,6 +19,9 @@ _MOST_REDIRECTS: Final = 5
 _KEEPS_METHOD: Final = (307, 308)
 # Types of contents that are texts, besides `text/...`.
 _TEXTS: Final = ("json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "x-ndjson")
+# Failures of a server, or on the way to it, and not of what it was asked; and statuses of one that is away.
+_OF_SERVER: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+_AWAY: Final = (429, 502, 503, 504)
 _UNSEEN: Final = ("script", "style", "template", "noscript")
 
 
@@ -61,7 +64,7 @@ class Http(Tool):
             for _ in range(_MOST_REDIRECTS + 1):
                 try:
                     answer = await self._answer(client, request)
-                except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                except _OF_SERVER as error:
                     raise ToolUnavailable(f"{request.url} does not answer: {_words(error)}") from None
                 except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                     raise ToolError(_words(error)) from None
@@ -91,6 +94,8 @@ class Http(Tool):
         try:
             infos = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+                raise ToolUnavailable(f"cannot resolve the host {url.host} now: {error}") from None
             raise ToolError(f"cannot resolve the host {url.host}: {error}") from None
         addresses = [str(info[4][0]) for info in infos]
         reachable = [address for address in addresses if self._allow.reachable(address)]
@@ -133,6 +138,8 @@ class Http(Tool):
             text = body[: self._max_bytes].decode("utf-8", "replace")
         if kind == "text/html":
             text = page_text(text)
+        if response.status_code in _AWAY:
+            raise ToolUnavailable(f"{response.url} answers {response.status_code} {response.reason_phrase}".strip())
         if response.is_error:
             raise ToolError(f"{response.status_code} {response.reason_phrase}: {text}".strip(": \n"))
         return text

@@ -30,8 +30,9 @@ _MOST_RESTARTS: Final = 5
 _MOST_SILENT: Final = 3
 # Pages of a list of tools.
 _MOST_PAGES: Final = 1000
-# Code of an error of MCP.
+# Codes of errors of MCP: the connection is closed; the server took too long, or failed within.
 _CONNECTION_CLOSED: Final = -32000
+_OF_SERVER: Final = frozenset((-32001, -32603))
 LOGGER = logging.getLogger("rlinf")
 
 
@@ -222,7 +223,10 @@ class McpServer:
             raise
         except Exception as error:  # noqa: BLE001 - of the server, or of the library
             mcp: Any = import_module("mcp")
-            if isinstance(error, mcp.MCPError) and cast("Any", error).code != _CONNECTION_CLOSED:
+            code = cast("Any", error).code if isinstance(error, mcp.MCPError) else _CONNECTION_CLOSED
+            if code in _OF_SERVER:
+                raise ToolUnavailable(f"the server of {name} failed: {first_line(error)}") from None
+            if code != _CONNECTION_CLOSED:
                 raise ToolError(str(error)) from None
             if isinstance(error, ValueError | RuntimeError):
                 raise ToolUnavailable(f"the server of {name} returned an invalid result: {first_line(error)}") from None

@@ -6,7 +6,7 @@ import signal
 from typing import Final
 
 from recipes.agent.tools import sandbox
-from recipes.agent.tools.tool import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
 _ENDED_BY: Final = 128
 
@@ -20,6 +20,7 @@ class Python(Tool):
 
     name = "python"
     description = "runs a Python program and gives what it prints"
+    computes = True
 
     def __init__(self, limits: sandbox.SandboxLimits) -> None:
         sandbox.check()
@@ -27,7 +28,10 @@ class Python(Tool):
 
     async def call(self, argument: str) -> str:
         """See `Tool`."""
-        ran = await sandbox.run(argument, self._limits)
+        try:
+            ran = await sandbox.run(argument, self._limits)
+        except sandbox.SandboxError as error:
+            raise ToolUnavailable(f"the sandbox could not be made: {error}") from None
         if ran.flooded:
             raise ToolError(f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes")
         if ran.status != 0:

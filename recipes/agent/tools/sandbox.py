@@ -67,6 +67,10 @@ class SandboxLimits:
     files: int = 16 * MIB
 
 
+class SandboxError(Exception):
+    """A sandbox that could not be made: no program ran in it."""
+
+
 class ProgramResult(NamedTuple):
     """The result of a program: its exit status (negative: a signal), and its output, truncated if too long.
 
@@ -81,13 +85,19 @@ class ProgramResult(NamedTuple):
 
 
 async def run(program: str, limits: SandboxLimits) -> ProgramResult:
-    """Run a Python program. When cancelled, it returns only after all processes of the program have ended."""
+    """Run a Python program. When cancelled, it returns only after all processes of the program have ended.
+
+    Raises:
+        SandboxError: the sandbox could not be created.
+    """
     starting = asyncio.ensure_future(_start(limits))
     try:
-        process = await asyncio.shield(starting)
+        process, stands = await asyncio.shield(starting)
+    except OSError as error:
+        raise SandboxError(str(error)) from None
     except asyncio.CancelledError:
         # Killed while it makes the sandbox, bubblewrap leaves a process behind that waits for it without an end.
-        await _end(await starting)
+        await _end((await starting)[0])
         raise
     if process.stdin is None or process.stdout is None or process.stderr is None:
         raise RuntimeError("the process has no pipes")
@@ -100,11 +110,18 @@ async def run(program: str, limits: SandboxLimits) -> ProgramResult:
     finally:
         await _end(process)
     texts = [data.decode("utf-8", "replace") for data in (output, errors)]
+    if not stands:
+        lines = texts[1].strip().splitlines()
+        raise SandboxError(lines[-1] if lines else f"it ended with status {process.returncode}")
     return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
 
 
-async def _start(limits: SandboxLimits) -> asyncio.subprocess.Process:
-    """Return the process of a sandbox that is made, or that could not be made and has ended."""
+async def _start(limits: SandboxLimits) -> tuple[asyncio.subprocess.Process, bool]:
+    """Return the process of a sandbox, and whether it is made; one that could not be made has ended.
+
+    Raises:
+        OSError: the system has no room for another process.
+    """
     with _filter() as filter_fd:
         process = await asyncio.create_subprocess_exec(
             *command(limits, filter_fd),
@@ -115,9 +132,8 @@ async def _start(limits: SandboxLimits) -> asyncio.subprocess.Process:
             env=_environment(),
             pass_fds=[filter_fd],
         )
-    if process.stdout is not None:
-        await process.stdout.read(len(_READY))
-    return process
+    ready = b"" if process.stdout is None else await process.stdout.read(len(_READY))
+    return process, ready == _READY
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

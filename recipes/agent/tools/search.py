@@ -23,6 +23,7 @@ class Search(Tool):
 
     name = "search"
     description = "shows the documents that fit some words best"
+    computes = True
 
     def __init__(self, documents: Sequence[str], results: int = 1) -> None:
         self._documents = documents

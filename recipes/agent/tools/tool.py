@@ -30,11 +30,14 @@ class Tool(ABC):
         name: the model calls it by this.
         description: what it does, in a sentence, for the model.
         parameters: JSON Schema of its arguments, for models that call functions in a form of their own.
+        computes: a call does here what its argument says, and nothing else. One that takes too long is the model's
+            fault then, and else that of whoever was asked.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any] = _ONE_TEXT
+    computes: bool = False
 
     def argument(self, values: Mapping[str, Any]) -> str:
         """Return the argument of `call` for a call with named arguments.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ class Toolbox:
 
     Attributes:
         figures: calls, errors and time-outs, and seconds by tool, as metrics by their full names.
+        failure: why a tool could not be asked; "" where all could.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Toolbox:
         self._native = native
         self._call = re.compile(rf"<({'|'.join(map(re.escape, self._tools))})>((?:(?!<\1>).)*)</\1>\s*\Z", re.DOTALL)
         self.figures: defaultdict[str, float] = defaultdict(float)
+        self.failure = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,6 +130,11 @@ class Toolbox:
         self._on_call(ToolCall(name, written), seen)
         return seen
 
+    def _unavailable(self, name: str, why: str) -> ToolUnavailable:
+        """Return the error of a tool that cannot be asked; the run has failed, whatever the agent makes of it."""
+        self.failure = f"the tool `{name}`: {why}"
+        return ToolUnavailable(self.failure)
+
     async def _outcome(
         self, name: str, argument: str | Mapping[str, Any]
     ) -> tuple[str, Literal["", "error", "timeout"]]:
@@ -137,9 +145,15 @@ class Toolbox:
             async with asyncio.timeout(self._timeout):
                 return await tool.call(argument if isinstance(argument, str) else tool.argument(argument)), ""
         except TimeoutError:
-            return f"error: no answer within {self._timeout:g} s", "timeout"
-        except ToolUnavailable:
+            late = f"no answer within {self._timeout:g} s"
+            if not tool.computes:
+                raise self._unavailable(name, late) from None
+            return f"error: {late}", "timeout"
+        except ToolUnavailable as error:
+            self.failure = str(error)
             raise
+        except (ConnectionError, socket.gaierror) as error:
+            raise self._unavailable(name, f"{type(error).__name__}: {error}") from None
         except ToolError as error:
             return f"error: {error}", "error"
         except Exception as error:  # noqa: BLE001 - of the user's tool

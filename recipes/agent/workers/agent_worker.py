@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from recipes.agent.config import EPISODES, AgentConfig
 from recipes.agent.conversation import agents
@@ -14,7 +14,7 @@ from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
 from recipes.agent.tasks.task_messages import first_messages
 from recipes.agent.tasks.tasks import load_tasks
-from recipes.agent.tools.tool import Tool
+from recipes.agent.tools.tool import Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_client import IndexGroup, IndexSearch
@@ -25,11 +25,15 @@ from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.loop.generation import orders_key
 from recipes.language.loop.prompts import GenerationReport, Prompt
-from rlinf_core import RuntimeFailure, Worker, WorkerGroup
+from recipes.training.comparing_worker import ComparingWorker
+from rlinf_core import RuntimeFailure, WorkerGroup
 from rlinf_core.registry import import_target
+from rlinf_core.runners.storage.first_contact import Difference
 
 # Failures of agents that are logged; all are counted.
 _MOST_WARNINGS = 3
+# Failures after which a run starts once more: of the engine, of an unavailable tool, and of the agent's code.
+_RETRIED: Final = ("engine", "tool", "error")
 
 
 class _Run(NamedTuple):
@@ -40,7 +44,7 @@ class _Run(NamedTuple):
     stats: EpisodeStats
 
 
-class AgentWorker(Worker):
+class AgentWorker(ComparingWorker):
     """Runs agents on tasks concurrently, several times per task, and sends the results to the reward workers.
 
     The process imports no torch: engines draw, and write texts as tokens.
@@ -63,7 +67,14 @@ class AgentWorker(Worker):
         config = self._config
         self._layout = layout
         self._tasks = {True: load_tasks(config.data, evaluation=False), False: load_tasks(config.data, evaluation=True)}
+        training, evaluation = (len(self._tasks[trains]) for trains in (True, False))
+        counts = Difference(note=f"{training} tasks for training, {evaluation} for evaluation")
+        self._contact.keep("rows of `data`", "their keys and types", counts)
+        began = time.perf_counter()
         self._tools = make_tools(config, self._index_search(), start_servers(config))
+        if config.agent.mcp or "python" in config.agent.tools:
+            names, seconds = Difference(note=", ".join(tool.name for tool in self._tools)), time.perf_counter() - began
+            self._contact.keep("tools", "the sandbox's trial program, the lists of MCP servers", names, seconds)
         name = config.agent.run
         if name == "env_agent":
             self._agent: Agent = make_env_agent(config)
@@ -141,7 +152,7 @@ class AgentWorker(Worker):
         """
         run = await self._attempt(prompt, problem, sample, route)
         retries = 0.0
-        if run.stats.failure == "error":
+        if run.stats.failure in _RETRIED:
             run, retries = await self._attempt(prompt, problem, sample, route), 1.0
         self._client.leave(route)
         figures = {**run.stats.figures, "agent/retries": retries}
@@ -172,7 +183,7 @@ class AgentWorker(Worker):
             **dict.fromkeys(("agent/tool_calls", "agent/tool_errors", "agent/tool_timeouts"), 0.0),
             **tools.figures,
         }
-        failure = ended if ended in ("error", "timeout") else ""
+        failure = ended if ended in (*_RETRIED, "timeout") else ""
         reward = self._config.reward.incorrect_reward if failure else outcome.reward
         reason = f"the agent failed: {why}" if failure else "given by the agent"
         shown = tuple(turns) if prompt.shown else ()
@@ -181,12 +192,34 @@ class AgentWorker(Worker):
         )
 
     async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
-        """Return the outcome of a run, how it was cut short (`turns`, `tokens`, `timeout`, `error`; "": it was not),
-        and why.
+        """Return the outcome of a run, how it was cut short (`turns`, `tokens`, a failure; "": it was not), and why.
+
+        What an agent makes of an engine or a tool that failed is no evidence about the policy. An exception after a
+        limit, such as that of a framework at a status 429, is the end of turns or tokens.
 
         Raises:
             RuntimeFailure: the engines are gone.
         """
+        outcome, ended, why = await self._played(task, model, tools)
+        cause = "engine" if model.failure else "tool" if tools.failure else ""
+        if cause and ended != "timeout":
+            self._warn(cause, model.failure or tools.failure)
+            return AgentOutcome(), cause, model.failure or tools.failure
+        if ended == "error" and model.limit:
+            return AgentOutcome(), model.limit, ""
+        if ended in _RETRIED:
+            self._warn(ended, why)
+        return outcome, ended, why
+
+    def _warn(self, cause: str, why: str) -> None:
+        """Log the first failures."""
+        self._failures += 1
+        if self._failures <= _MOST_WARNINGS:
+            rest = "; further failures are only counted" if self._failures == _MOST_WARNINGS else ""
+            self.log_warning("an agent failed (%s): %s%s", cause, why, rest)
+
+    async def _played(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
+        """Return what the agent itself makes of a run; see `_outcome`."""
         try:
             async with asyncio.timeout(self._config.agent.timeout):
                 outcome = await self._agent(task, model, tools)
@@ -197,11 +230,8 @@ class AgentWorker(Worker):
         except RuntimeFailure:
             raise
         except Exception as error:  # noqa: BLE001 - of the user's agent
-            self._failures += 1
-            if self._failures <= _MOST_WARNINGS:
-                suffix = "; further failures are only counted" if self._failures == _MOST_WARNINGS else ""
-                self.log_warning("an agent failed with %s: %s%s", type(error).__name__, error, suffix)
-            return AgentOutcome(), "error", f"{type(error).__name__}: {error}".partition("\n")[0]
+            cause = "tool" if isinstance(error, ToolUnavailable) else "error"
+            return AgentOutcome(), cause, f"{type(error).__name__}: {error}".partition("\n")[0]
         return (AgentOutcome(answer=outcome) if isinstance(outcome, str) else outcome), "", ""
 
     def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from recipes.agent.tools.search import NOTHING_FOUND, Search
-from recipes.agent.tools.tool import Tool, ToolError
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from rlinf_core import RLinfError, WorkerGroupHandle
 
 
@@ -58,13 +58,18 @@ class IndexSearch(Tool):
             if not self._warned:
                 self._warned = True
                 self._warn(f"searches fail because the index is unreachable: {reason}")
-            texts, missing = [None] * len(waiting), f"the index is unreachable: {reason}"
-        else:
-            missing = NOTHING_FOUND
+            for _, result in waiting:
+                _settle(result, ToolUnavailable(f"the index is unreachable: {reason}"))
+            return
         for (_, result), text in zip(waiting, texts, strict=True):
-            if result.done():
-                continue  # its call took too long
-            if text is None:
-                result.set_exception(ToolError(missing))
-            else:
-                result.set_result(text)
+            _settle(result, ToolError(NOTHING_FOUND) if text is None else text)
+
+
+def _settle(waiting: asyncio.Future[str], outcome: str | Exception) -> None:
+    """End a search, unless its call took too long."""
+    if waiting.done():
+        return
+    if isinstance(outcome, Exception):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)

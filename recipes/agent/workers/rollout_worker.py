@@ -38,7 +38,12 @@ class AgentRolloutWorker(EngineWorker):
             apply_chat_template=data.apply_chat_template,
             template_arguments=data.chat_template_kwargs,
         )
-        require_conversations(self._config, self._encoder.template)
+        self._contact.compare(
+            "conversations of the roles that are used",
+            "the chat template of the tokenizer",
+            lambda: require_conversations(self._config, self._encoder.template),
+            cheap=True,
+        )
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, engine_key(self._rank))
 
@@ -109,6 +114,11 @@ class AgentRolloutWorker(EngineWorker):
         for answer in answers:
             request, observed = self._open.pop(answer.request_id)
             self._drawn += len(answer.tokens)
+            if answer.finish_reason == "aborted":
+                why = answer.failure or "the engine gave a turn up"
+                nothing = DrawnTurn(request.request_id, (), (), (), (), "", "aborted", failure=why)
+                turns[request.agent].append(nothing)
+                continue
             said = answer.tokens[:-1] if answer.tokens[-1] in self._stops else answer.tokens
             text = self._encoder.text(said)
             turn = DrawnTurn(

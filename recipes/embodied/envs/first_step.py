@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, Observation, Transition
 from rlinf_core import RLinfError
+from rlinf_core.runners.storage.first_contact import ContactCheck
 
 _AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.CAMERA` and `instructions`"
 
@@ -59,6 +60,11 @@ def check_transition(num_envs: int, moved: Transition) -> None:
             f"`{name}` of a step is {said}; expected {dtype}{wanted}",
             "`_advance` returns a `Transition` of arrays with one value for each environment of the batch",
         )
+
+
+def first_step_check(section: str) -> ContactCheck:
+    """Return the comparison that the environments of a section have passed, once they have made a step."""
+    return ContactCheck("env", f"first observations and step of {section}", "the spec of its environments")
 
 
 def broken(message: str, help: str) -> EnvContractError:

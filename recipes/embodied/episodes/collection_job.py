@@ -12,13 +12,16 @@ from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWorker
 from recipes.embodied.episodes.collector import CollectedEpisode, Keep
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.rules.checkpoint_rules import check_given
 from recipes.embodied.workers.acting_worker import ActingWorker
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
+from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
@@ -74,6 +77,11 @@ class Collection:
         if acts:
             self._rollout.init_from(layout, self.spec, None if checkpoint is None else str(checkpoint)).wait()
             self.images = self._rollout.describe_images().wait()[0]
+
+    def comparisons(self) -> list[ContactCheck]:
+        """Return what was compared before and in the first episodes."""
+        acts = comparisons_of([] if self._rollout is None else [self._rollout])
+        return [first_step_check("env.eval"), *acts]
 
     def recorded_episodes(self) -> list[EpisodeFrames] | None:
         """Return the recorded frames of the last reset, by environment; None if the environments have no images."""

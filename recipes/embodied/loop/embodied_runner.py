@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import (
     ActorGroup,
@@ -21,9 +22,10 @@ from recipes.embodied.loop.protocols import (
     Layout,
     RolloutGroup,
 )
-from recipes.training.first_contact import ContactCheck, note_comparisons
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
+from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
@@ -66,7 +68,8 @@ class EmbodiedRunner(RolloutRunner):
         self.rollout = cast("RolloutGroup", rollout)
         self.env = cast("EnvGroup", env)
         self._trajectories = trajectories
-        self._told_of_episodes = self._noted_contact = False
+        self._told_of_episodes = False
+        self._noted: set[str] = set()
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
@@ -83,6 +86,7 @@ class EmbodiedRunner(RolloutRunner):
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
         spec = self.env.init_worker(layout).wait()[0]
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+        note_comparisons(self.record.folder.path, comparisons_of([self.groups["actor"]]))
         if spec.cameras:
             check_orientation(self.actor, self.env, self.record, "env.train")
 
@@ -92,7 +96,7 @@ class EmbodiedRunner(RolloutRunner):
         if self._synced is None or (step - 1) % self._sync_interval == 0:
             self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
-        self._note_first_contact()
+        self._note_first_step("env.train")
         with self.phase(step, events.ADVANTAGES):
             metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
         with self.phase(step, events.ACTOR_TRAINING):
@@ -102,15 +106,11 @@ class EmbodiedRunner(RolloutRunner):
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
         return metrics | self._idle_shares(seconds)
 
-    def _note_first_contact(self) -> None:
+    def _note_first_step(self, section: str) -> None:
         """Note that the environments' first observations and step agreed with their spec; else none would be here."""
-        if self._noted_contact:
-            return
-        self._noted_contact = True
-        note_comparisons(
-            self.record.folder.path,
-            [ContactCheck("first observations and step of env.train", "the spec of its environments")],
-        )
+        if section not in self._noted:
+            self._noted.add(section)
+            note_comparisons(self.record.folder.path, [first_step_check(section)])
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:
         """Return the shares of a step in which actors did not train, and in which environments had no rollout to run.
@@ -153,6 +153,7 @@ class EmbodiedRunner(RolloutRunner):
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
+        self._note_first_step("env.eval")
         return episode_means("eval", episodes)
 
     def write_checkpoint(self, folder: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
-from recipes.training.first_contact import FILE, ContactCheck, note_comparisons
 from rlinf_core import RunRecord
+from rlinf_core.runners.storage.first_contact import FILE, ContactCheck, note_comparisons
 
 _LOGGER: Final = logging.getLogger("rlinf")
 
@@ -37,7 +37,9 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
     if not seen:
         unmoved = "not compared: a robot is not moved before its first episode"
         places = dict.fromkeys(data_set.where for data_set in shown)
-        notes = [ContactCheck(f"orientation of pictures in {where}", environments, note=unmoved) for where in places]
+        notes = [
+            ContactCheck("actor", f"orientation of pictures in {where}", environments, note=unmoved) for where in places
+        ]
     note_comparisons(record.folder.path, notes)
     unclear = [f"`{match.camera}` of {match.where}" for match in matches if match.verdict == "undecided"]
     if unclear:
@@ -52,9 +54,10 @@ def _noted(match: OrientationMatch, environments: str) -> ContactCheck:
     if match.verdict == "undecided":
         note = f"undecided, none is clearly the most alike: {note}"
     return ContactCheck(
+        "actor",
         f"orientation of `{match.camera}` in {match.where}",
         f"first pictures of {environments}",
-        ok=match.verdict != "differs",
+        "differs" if match.verdict == "differs" else "agrees",
         largest_difference=1 - match.likeness[match.flip],
         note=note,
     )

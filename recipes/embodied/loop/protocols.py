@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 # Sums over episodes and how many these are, by name.
@@ -76,7 +77,7 @@ class EnvMethods(Protocol[Spec, Pictures, Sums, State, Reason]):
     def load_state(self, packs: Sequence[bytes], /) -> Reason: ...
 
 
-class EmbodiedActor(ActorMethods[None, int, Metrics, Sequence[Any]], Protocol):
+class EmbodiedActor(ActorMethods[None, int, Metrics, Sequence[Any]], Comparing, Protocol):
     """A worker that trains."""
 
 

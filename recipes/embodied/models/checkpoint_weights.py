@@ -8,10 +8,12 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.folder_facts import DESCRIPTION, STATISTICS, fault_of_fit
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization
 from recipes.training.state.state_checkpoint import ACTOR, load_weights
 from rlinf_core import CheckpointError
 from rlinf_core.runners.storage.checkpoint import MANIFEST, verify_files
+from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 
 
 def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, checkpoint: str) -> None:
@@ -35,3 +37,13 @@ def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, 
         raise CheckpointError(fault.message, where=checkpoint, help=fault.help)
     policy.normalization = load_normalization(checkpoint, spec)
     load_weights(Path(checkpoint), policy)
+
+
+def keep_loaded(contact: FirstContact, policy: BasePolicy, source: str | None) -> None:
+    """Keep what the loading of weights and statistics has compared, else it would have failed; None: of nothing."""
+    if source is None:
+        return
+    contact.keep("weights that training begins with", "names and shapes of the policy's own", Difference(note=source))
+    if policy.normalization != Normalization():
+        about = Difference(note=f"{policy.normalization.scheme}, {source}")
+        contact.keep("statistics", "sizes of the environment's states and actions", about)

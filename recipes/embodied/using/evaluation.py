@@ -26,6 +26,7 @@ from recipes.training.state.state_checkpoint import ACTOR
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
+from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.statistics import mean, wilson_interval
 
 SCHEMA: Final = "rlinf.eval/1"
@@ -45,7 +46,7 @@ def evaluate(
     video: bool | None = None,
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Run greedy episodes of `env.eval` with a policy, and write `eval.json`.
+    """Run greedy episodes of `env.eval` with a policy, and write `eval.json` and `first_contact.json`.
 
     Args:
         job: the checked file.
@@ -78,7 +79,7 @@ def evaluate(
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
     with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
         collected, recorded_episodes = _collect(collection, wanted, environments, films, emit, required=video is True)
-        facts = collection.facts
+        facts, comparisons = collection.facts, collection.comparisons()
     folder.mkdir(parents=True)
     videos = write_videos(recorded_episodes, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
     record = {
@@ -109,6 +110,7 @@ def evaluate(
         "videos": videos,
         TIMES: {"began": began, "seconds": time.time() - began},
     }
+    note_comparisons(folder, comparisons)
     durable.write_whole(folder / FILE, json.dumps(record, indent=1) + "\n")
     return record
 

@@ -8,7 +8,7 @@ import torch
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.models.checkpoint_weights import load_trained
+from recipes.embodied.models.checkpoint_weights import keep_loaded, load_trained
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.seeding import Purpose, derive_seed
 
@@ -32,6 +32,7 @@ class ActingWorker(MultiStepRolloutWorker):
         self.init_worker(layout, spec)
         if checkpoint is not None:
             load_trained(self.policy, self._config.actor.model, spec, checkpoint)
+        keep_loaded(self._contact, self.policy, checkpoint or self._config.actor.model.model_path)
 
     def describe_images(self) -> dict[str, Any]:
         """Return the policy's image preprocessing, see `BasePolicy.describe_images`."""

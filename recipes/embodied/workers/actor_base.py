@@ -17,16 +17,17 @@ from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.worker_layout import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.checkpoint_weights import keep_loaded
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import release_host_memory
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
-from rlinf_core import Worker
 
 JobT = TypeVar("JobT", bound=PolicyJob)
 
 
-class BaseActor(Worker, Generic[JobT]):
+class BaseActor(ComparingWorker, Generic[JobT]):
     """A worker that holds a policy, sends its weights to rollout workers and receives their rollouts."""
 
     config_section = "actor"
@@ -49,6 +50,9 @@ class BaseActor(Worker, Generic[JobT]):
         )
         self._routes = make_routes(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
+        keep_loaded(
+            self._contact, policy, self._config.actor.checkpoint_load_path or self._config.actor.model.model_path
+        )
         release_host_memory()
 
     def _training_state(

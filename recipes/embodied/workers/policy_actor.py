@@ -17,6 +17,7 @@ from recipes.embodied.workers.actor_base import BaseActor, JobT
 from recipes.training.host_memory import keep_freed_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import check_weights
+from rlinf_core.runners.storage.first_contact import Difference
 
 
 class PolicyActor(BaseActor[JobT]):
@@ -39,6 +40,10 @@ class PolicyActor(BaseActor[JobT]):
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
             policy.normalization = self._data.normalization()
+        if self._data is not None:
+            data = self._data.demonstrations
+            counts = Difference(note=f"{len(data)} rows of {data.episodes} episodes")
+            self._contact.keep("rows of `data`", "their description, and the sizes of the environment", counts)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations that are learned from; None without any."""

@@ -18,14 +18,14 @@ from recipes.embodied.loop.routing import Routes, Share
 from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.flat_weights import FlatWeights
 from recipes.training.weights.weight_sync import receiver_ranks
-from rlinf_core import Worker
 
 
-class MultiStepRolloutWorker(Worker):
+class MultiStepRolloutWorker(ComparingWorker):
     """Answers observations with actions, and sends trajectories to the actors.
 
     Observations of a stage come from one env worker or several, in one message from each; they are one batch for the

@@ -120,6 +120,7 @@ class Sequence:
         trained: which of `tokens` are learned from, where not all are: what a tool said between two turns is not, and
             has log-probability and version 0. Empty: all.
         rewards: of each token, part of the answer's reward that came before its end; empty: none.
+        failure: why the engine gave no whole answer, where that is no fault of the policy's; it is `aborted` then.
     """
 
     request_id: str
@@ -133,6 +134,12 @@ class Sequence:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     trained: tuple[bool, ...] = ()
     rewards: tuple[float, ...] = ()
+    failure: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine failed to answer: it is no sample then."""
+        return bool(self.failure)
 
     @property
     def drawn(self) -> int:

@@ -58,6 +58,11 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         description="Largest share of a step's answers that may fail to be generated or scored, through no fault of"
         " the policy; more end the run.",
     )
+    skip_checks: Bool = Field(
+        default=False,
+        description="Leave out the comparisons before the first step that cost time (`rlinf train --skip-checks`);"
+        " `first_contact.json` names them.",
+    )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."
     )

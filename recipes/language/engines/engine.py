@@ -87,7 +87,10 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> list[Sequence]:
-        """Run one step and return the answers that ended; no-op if there is nothing to do."""
+        """Run one step and return the answers that ended; no-op if there is nothing to do.
+
+        An answer that the engine failed to generate has a `failure`.
+        """
 
     @property
     @abstractmethod

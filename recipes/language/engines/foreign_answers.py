@@ -12,11 +12,17 @@ from rlinf_core import RLinfError
 
 # A probability a little above 1 is rounding.
 _ROUNDING: Final = 1e-3
-_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "aborted"}
+_REASONS: Final[dict[str, FinishReason]] = {
+    "stop": "stop",
+    "length": "length",
+    # vLLM and SGLang end requests so that they cannot go on with.
+    "abort": "aborted",
+    "error": "aborted",
+}
 
 
 class EngineAnswerError(RLinfError):
-    """An engine gave an answer that cannot be learned from."""
+    """An engine gave an answer that cannot be learned from; with a `help` where a setting is wrong."""
 
 
 def checked_sequence(
@@ -27,7 +33,7 @@ def checked_sequence(
     Args:
         answer: what was asked for.
         tokens, logprobs: of the answer, as the engine gave them.
-        reason: `stop`, `length` or `abort`, by the engine.
+        reason: `stop`, `length`, `abort` or `error`, by the engine.
         version: of the engine's weights.
         stop_texts: finds ending texts.
         engine: names the engine in errors.
@@ -71,4 +77,5 @@ def checked_sequence(
             f"it ended ({finish}) after {len(tokens)} tokens; at least {least} were requested",
             "the engine's own sequence limit may be lower than `runner.seq_length`" if finish == "length" else "",
         )
-    return answer.sequence(tuple(tokens), tuple(map(float, logprobs)), (version,) * len(tokens), finish)
+    failure = f"{engine} ended it for the reason {reason!r}" if finish == "aborted" else ""
+    return answer.sequence(tuple(tokens), tuple(map(float, logprobs)), (version,) * len(tokens), finish, failure)

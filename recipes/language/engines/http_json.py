@@ -26,6 +26,10 @@ class ServerError(RLinfError):
     """A server that does not answer, or refuses."""
 
 
+class ServerUnavailableError(ServerError):
+    """A server that is down, overloaded or cut off: the request is not at fault."""
+
+
 class _TooLong(Exception):  # noqa: N818 - never leaves this module
     """An answer beyond the limit."""
 
@@ -113,11 +117,11 @@ class JsonServer:
                                 raise self._unreachable(path, error, attempts) from None
                         else:
                             if status not in _AGAIN or last:
-                                return self._answer(path, status, text)
+                                return self._answer(path, status, text, attempts)
                         await asyncio.sleep(min(max(pause, wait), _LONGEST_PAUSE))
                         pause *= 2
             except TimeoutError:
-                raise ServerError(
+                raise ServerUnavailableError(
                     f"the server did not respond within {self._timeout:g} s",
                     where=f"{self._url}{path}",
                     why=f"this was attempt {max(attempts, 1)}",
@@ -139,7 +143,7 @@ class JsonServer:
             after = answer.headers.get("retry-after", "")
             return answer.status_code, bytes(text), float(after) if after.isdigit() else 0.0
 
-    def _answer(self, path: str, status: int, text: bytes) -> Any:
+    def _answer(self, path: str, status: int, text: bytes, attempts: int) -> Any:
         where = f"{self._url}{path}"
         if status in (401, 403):
             named = f"that of `{self._token_env}`" if self._token else "none was sent"
@@ -149,6 +153,9 @@ class JsonServer:
                 why=f"status {status}; the token is {named}" if self._token else f"status {status}; {named}",
                 help="name the environment variable that holds it in `rollout.server.token_env`",
             )
+        if status in _AGAIN:
+            message = f"the server answers with status {status}, after {attempts} attempts"
+            raise ServerUnavailableError(message, where=where, why=self._shown(text))
         if status >= 300:
             raise ServerError(f"the server responds with status {status}", where=where, why=self._shown(text))
         if not text.strip():
@@ -156,7 +163,9 @@ class JsonServer:
         try:
             return load_json(text, non_finite=True)
         except ValueError:
-            raise ServerError("the server's response is not JSON", where=where, why=self._shown(text)) from None
+            raise ServerUnavailableError(
+                "the server's response is not JSON", where=where, why=self._shown(text)
+            ) from None
 
     def _shown(self, text: bytes) -> str:
         """Return the start of a server's response, with the token masked."""
@@ -165,7 +174,9 @@ class JsonServer:
             said = said.replace(self._token, "***")
         return said[:_SHOWN]
 
-    def _unreachable(self, path: str, error: Exception, attempts: int) -> ServerError:
+    def _unreachable(self, path: str, error: Exception, attempts: int) -> ServerUnavailableError:
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         why = str(error) or type(error).__name__
-        return ServerError(f"the server cannot be reached, after {tries}", where=f"{self._url}{path}", why=why)
+        return ServerUnavailableError(
+            f"the server cannot be reached, after {tries}", where=f"{self._url}{path}", why=why
+        )

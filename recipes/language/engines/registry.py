@@ -14,6 +14,7 @@ from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.engines.engine import Engine
 from recipes.language.models.load_model import make_model
 from recipes.training.dtypes import DTYPES
+from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,8 +25,9 @@ def make_engine(
     tokenizer: PreTrainedTokenizerBase,
     stop_token_ids: tuple[int, ...],
     device: torch.device,
+    contact: FirstContact | None = None,
 ) -> Engine:
-    """Return the engine that `rollout.backend` names, with its model.
+    """Return the engine that `rollout.backend` names, with its model; `contact` keeps what it is compared with.
 
     Raises:
         ConfigError: its package is missing, the model cannot be loaded, or the server does not answer.
@@ -44,10 +46,12 @@ def make_engine(
     if name == "torch":
         from recipes.language.engines.own.engine_check import check_engine
         from recipes.language.engines.own.torch_engine import TorchEngine
+        from recipes.language.models.plain_check import PLAIN
 
         model = make_model(config.actor, tokenizer, dtype)
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
-        check_engine(model)
+        what = f"greedy answers of `{type(model).__name__}` by the engine `torch`"
+        (contact or FirstContact()).compare(what, PLAIN, lambda: check_engine(model))
         return TorchEngine(model, **common)
     folder = config.actor.model.model_path
     if folder is None:

@@ -44,6 +44,7 @@ class Answer:
         logprobs: tuple[float, ...] = (),
         versions: tuple[int, ...] = (),
         finish_reason: FinishReason = "aborted",
+        failure: str = "",
     ) -> Sequence:
         """Return the answer as it comes back."""
         return Sequence(
@@ -56,6 +57,7 @@ class Answer:
             finish_reason=finish_reason,
             seconds=time.monotonic() - self.since,
             metadata=self.request.metadata,
+            failure=failure,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence
-from recipes.language.engines.http_json import JsonServer
+from recipes.language.engines.http_json import JsonServer, ServerUnavailableError
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
@@ -90,6 +90,8 @@ class ServerEngine(Engine):
         # Pending requests, each with its answers to one prompt.
         self._running: dict[Future[Any], tuple[Answer, ...]] = {}
         self._paused = False
+        # Whether the server has ever answered well, and how many requests have failed since it did last.
+        self._answers_well, self._failed = False, 0
         self._version = self._generated = self._prompted = 0
 
     def _served(self, longest: int) -> tuple[str, int]:
@@ -171,9 +173,11 @@ class ServerEngine(Engine):
     def step(self) -> list[Sequence]:
         """See `Engine`: ask for what there is room for, and return what the server has answered.
 
+        A request that the server fails is answered by nothing, as long as it has answered others before.
+
         Raises:
-            ServerError: the server does not answer, or refuses.
-            EngineAnswerError: an answer cannot be learned from.
+            ServerError: the server does not answer the first requests, fails many in a row, or refuses.
+            EngineAnswerError: an answer cannot be learned from, and a setting is to blame, or the first answers are so.
         """
         if self._paused:
             return []
@@ -186,9 +190,28 @@ class ServerEngine(Engine):
         done, _ = wait(self._running, patience, FIRST_COMPLETED)
         sequences: list[Sequence] = []
         for future in done:
-            sequences += self._sequences(self._running.pop(future), future.result())
+            sequences += self._outcome(self._running.pop(future), future)
         self._generated += sum(len(sequence.tokens) for sequence in sequences)
         self._prompted += sum(len(sequence.prompt) for sequence in sequences)
+        return sequences
+
+    def _outcome(self, answers: tuple[Answer, ...], future: Future[Any]) -> list[Sequence]:
+        """Return what came of a request; of one that failed, answers without a token.
+
+        Raises:
+            ServerError, EngineAnswerError: the server has never answered well, no longer does, or a setting is wrong.
+        """
+        try:
+            sequences = self._sequences(answers, future.result())
+        except (ServerUnavailableError, EngineAnswerError) as error:
+            self._failed += 1
+            # A remedy says that a setting is wrong: the next request would fail, too.
+            of_settings = isinstance(error, EngineAnswerError) and error.help
+            if not self._answers_well or of_settings or self._failed > 2 * self._settings.max_concurrent:
+                raise
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            return [answer.sequence(failure=why) for answer in answers]
+        self._answers_well, self._failed = True, 0
         return sequences
 
     def _sequences(self, answers: tuple[Answer, ...], reply: Any) -> list[Sequence]:
@@ -248,7 +271,7 @@ class ServerEngine(Engine):
                 if future.cancel():
                     done += [answer.sequence() for answer in answers]
                 else:
-                    done += self._sequences(answers, future.result())
+                    done += self._outcome(answers, future)
             self._running.clear()
             done += self._queue.abort()
         elif self._running:

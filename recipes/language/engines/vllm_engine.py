@@ -36,8 +36,9 @@ class _Running:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
 
-    def sequence(self, reason: FinishReason) -> Sequence:
-        return self.answer.sequence(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), reason)
+    def sequence(self, reason: FinishReason, theirs: str | None = None) -> Sequence:
+        failure = f"vLLM ended it for the reason {theirs!r}" if reason == "aborted" and theirs else ""
+        return self.answer.sequence(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), reason, failure)
 
 
 class VllmEngine(Engine):
@@ -198,7 +199,7 @@ class VllmEngine(Engine):
             if not completion.finish_reason:
                 self._llm.llm_engine.abort_request([output.request_id])
             del self._running[output.request_id]
-            ended.append(running.sequence(reason or _reason(completion.finish_reason)))
+            ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
             self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
 

@@ -16,7 +16,7 @@ from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.models.load_model import make_model
 from recipes.language.models.packing import pack
-from recipes.language.models.plain_check import check_policy
+from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.training.dtypes import DTYPES, cast_weights
 from recipes.training.huggingface import with_lora
@@ -24,6 +24,7 @@ from recipes.training.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
+from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,6 +41,7 @@ def initial_policy(
     *,
     trains: bool = True,
     gradient_checkpointing: bool = False,
+    contact: FirstContact | None = None,
 ) -> LanguagePolicy:
     """Return the initial model; all processes that build it get equal weights.
 
@@ -53,6 +55,7 @@ def initial_policy(
         trains: whether the weights are to be trained: those that are trained are in float32, whatever
             `model.precision` says, and others in that type.
         gradient_checkpointing: whether layers compute their activations again in the backward pass.
+        contact: keeps what the model is compared with.
 
     Raises:
         ConfigError: the model cannot be loaded, or does not fit.
@@ -67,7 +70,8 @@ def initial_policy(
     plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
     policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
     policy.eval()
-    check_policy(policy)
+    contact = contact or FirstContact()
+    contact.compare(f"log-probabilities of `{type(plain).__name__}`", PLAIN, lambda: check_policy(policy))
     start = actor.warm_start
     if start.steps and built:
         shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from recipes.language.loop.prompts import Assignment, Prompt, ScoredGroup
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -100,23 +101,23 @@ class CriticMethods(ReferenceMethods[Nothing], Protocol[Nothing, Figures]):
     def load_checkpoint(self, folder: str, /) -> Nothing: ...
 
 
-class ReasoningActor(ActorMethods[None, int, Metrics, Slots], Protocol):
+class ReasoningActor(ActorMethods[None, int, Metrics, Slots], Comparing, Protocol):
     """A worker that trains."""
 
 
-class ReasoningRollout(GenerationMethods[None, int, tuple[int, int], Generation], Protocol):
+class ReasoningRollout(GenerationMethods[None, int, tuple[int, int], Generation], Comparing, Protocol):
     """A worker that answers prompts."""
 
 
-class ReasoningReward(RewardMethods[None, list[ScoredGroup]], Protocol):
+class ReasoningReward(RewardMethods[None, list[ScoredGroup]], Comparing, Protocol):
     """A worker that scores answers."""
 
 
-class ReasoningCritic(CriticMethods[None, Metrics], Protocol):
+class ReasoningCritic(CriticMethods[None, Metrics], Comparing, Protocol):
     """A worker that estimates values."""
 
 
-class ReasoningReference(ReferenceMethods[None], Protocol):
+class ReasoningReference(ReferenceMethods[None], Comparing, Protocol):
     """A worker that holds the reference model."""
 
 

@@ -31,11 +31,13 @@ from recipes.language.loop.protocols import (
     ReferenceGroup,
     RewardGroup,
 )
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.answer_samples import write_samples
+from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.statistics import mean
 from rlinf_core.worker.handle import wait_together
 
@@ -113,6 +115,8 @@ class ReasoningRunner(RolloutRunner):
         # Answers that could not be scored: of steps that are not learned from yet, and of the whole run.
         self._failures: dict[int, Failures] = {}
         self._all_failures = Failures()
+        # Whether the log-probabilities of engine and trainer have been compared.
+        self._compared_engine = False
         # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
         self._prompted_again = self._continued = 0
 
@@ -138,6 +142,7 @@ class ReasoningRunner(RolloutRunner):
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
             wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
             self._channels = [channel.result() for channel in channels]
+        note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
         self._service = self._sync_rollouts()
         if self.config.staleness and not self.config.only_eval:
@@ -178,6 +183,11 @@ class ReasoningRunner(RolloutRunner):
             for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
                 metrics |= _means(figures)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
+        if not self._compared_engine:
+            # In the first step in which an answer has a gradient. Other groups may be generating without an end.
+            checks = comparisons_of([self.groups["actor"]])
+            note_comparisons(self.record.folder.path, checks)
+            self._compared_engine = bool(checks)
         if step == self.last_step:
             self._end_stream()
         return metrics

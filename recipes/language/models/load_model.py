@@ -14,6 +14,7 @@ from recipes.sections.model_folders import read_settings
 from recipes.training.dtypes import cast_weights
 from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
 from rlinf_core import ConfigError
+from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,11 +36,11 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
     return load_pretrained(AutoModelForCausalLM, folder, dtype)
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the model knows all tokens of the tokenizer.
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Difference:
+    """Compare the tokens of a tokenizer with the rows of a model's embedding, and return how many there are.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the model does not know them all.
     """
     known: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
     needed = len(cast("Any", tokenizer))
@@ -48,6 +49,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
             f"the tokenizer has {needed} tokens, but the model only {known}",
             help="use the tokenizer that the model was trained with",
         )
+    return Difference(note=f"{needed} tokens, {known} rows")
 
 
 def built_tokenizer(symbols: str = SYMBOLS, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:

@@ -11,39 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from recipes.language.models.attention import ATTENTION, PackedPlan, Segment
 from rlinf_core import ConfigError
+from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from recipes.language.models.policy import LanguagePolicy
 
+# What a model of transformers is compared with.
+PLAIN: Final = "transformers' eager attention, one sequence at a time"
 # Two answers to one prompt, as tokens.
 _PROMPT, _ANSWER = 40, 24
 # Largest difference of one log-probability that rounding explains.
 _LIMITS: Final = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-
-
-class PlainCheck(NamedTuple):
-    """The result of a comparison.
-
-    Attributes:
-        what: was compared.
-        reference: what with.
-        largest_difference: of a log-probability, in nats.
-        limit: what rounding explains.
-    """
-
-    what: str
-    reference: str
-    largest_difference: float
-    limit: float
 
 
 @contextmanager
@@ -56,11 +43,11 @@ def plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
         model.set_attn_implementation(ATTENTION)
 
 
-def check_policy(policy: LanguagePolicy) -> PlainCheck | None:
+def check_policy(policy: LanguagePolicy) -> Difference | None:
     """Compare a policy's log-probabilities of a packed row with those of its model, sequence by sequence.
 
     Returns:
-        The comparison; None for a model without memory.
+        The largest difference of a log-probability, in nats; None for a model without memory.
 
     Raises:
         ConfigError: they differ by more than rounding explains, or the model cannot be called so.
@@ -72,7 +59,7 @@ def check_policy(policy: LanguagePolicy) -> PlainCheck | None:
     generator = torch.Generator().manual_seed(0)
     row = torch.randint(vocabulary, (_PROMPT + 2 * _ANSWER,), generator=generator).to(model.device)
     prompt, answers = row[:_PROMPT], row[_PROMPT:].view(2, _ANSWER)
-    kind, reference = type(model).__name__, "transformers' eager attention, one sequence at a time"
+    kind = type(model).__name__
     try:
         with torch.no_grad():
             ours = _packed_logprobs(policy, row).view(2, _ANSWER)
@@ -85,11 +72,11 @@ def check_policy(policy: LanguagePolicy) -> PlainCheck | None:
     limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
-            f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {reference}",
+            f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {PLAIN}",
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,
         )
-    return PlainCheck(f"log-probabilities of `{kind}`", reference, largest, limit)
+    return Difference(largest, limit, f"{2 * _ANSWER} tokens")
 
 
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"

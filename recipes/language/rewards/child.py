@@ -57,7 +57,8 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
         return
     lists = isinstance(rule, RewardAdapter) and rule.takes_lists
     is_async = isinstance(rule, RewardAdapter) and rule.is_async and not lists
-    write({"ready": True, "together": lists or is_async, "async": is_async})
+    convention = rule.convention if isinstance(rule, RewardAdapter) else ""
+    write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
     for line in sys.stdin.buffer:
         message = json.loads(line)
         items, limit = [Item(**fields) for fields in message["items"]], message["limit"]

@@ -29,6 +29,7 @@ class RewardAdapter:
     Attributes:
         is_async: whether it is a coroutine function.
         takes_lists: whether it judges several answers at once, by lists.
+        convention: by which it is called.
 
     Raises:
         ConfigError: it follows no convention that is known.
@@ -40,8 +41,8 @@ class RewardAdapter:
             getattr(function, "__call__", None)  # noqa: B004  the method of an object that is called like a function
         )
         self._signature = Signature.of(function)
-        self._convention = detect_convention(self._signature, name or getattr(function, "__name__", "function"))
-        self.takes_lists = self._convention in ("trl", "openrlhf", "verl batch")
+        self.convention = detect_convention(self._signature, name or getattr(function, "__name__", "function"))
+        self.takes_lists = self.convention in ("trl", "openrlhf", "verl batch")
 
     def __call__(self, item: Item) -> Verdict:
         """Return the verdict of one answer.
@@ -93,16 +94,16 @@ class RewardAdapter:
     @property
     def _keeps_ours(self) -> bool:
         # A verl function with `**kwargs` gets only verl's arguments.
-        return self._convention == "ours"
+        return self.convention == "ours"
 
     def _lists(self, items: Sequence[Item]) -> dict[str, list[Any]]:
-        if self._convention == "openrlhf":
+        if self.convention == "openrlhf":
             return {
                 "queries": [item.prompt + item.text for item in items],
                 "prompts": [item.prompt for item in items],
                 "labels": [item.answer for item in items],
             }
-        if self._convention == "verl batch":
+        if self.convention == "verl batch":
             return {
                 "data_sources": [item.row.get("data_source", "") for item in items],
                 "solution_strs": [item.text for item in items],

@@ -3,60 +3,128 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from recipes.language.config.problem_config import LanguageDataConfig
-from recipes.language.data.problem_sources import read_file
+from recipes.language.data.load_problems import load_problems
+from recipes.language.data.problem_sources import check_file, read_file
+from recipes.language.data.problems import Problem
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
-from recipes.language.rewards.scoring import Item, Scorer
+from recipes.language.rewards.scoring import Item, Score, Scorer
+from rlinf_core.runners.storage.first_contact import Difference
 
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
 _SECONDS: Final = 120.0
 _AT_ONCE: Final = 64
+# Right answers that a function of the user's is asked about, which may cost money, and a task of reasoning-gym.
+_ASKED_OF_FUNCTION: Final = 8
+_ASKED_OF_TASK: Final = 64
+
+# Scores right answers as if they had been given.
+Judge: TypeAlias = Callable[[Sequence[Problem]], list[Score]]
 
 
-def check_right_answers(data: LanguageDataConfig, rule: str, *, share: tuple[int, int], must_fit: bool) -> str:
-    """Hold a worker's share of the right answers of files against themselves.
+@dataclass(slots=True)
+class _Found:
+    """Right answers that were looked at, and those that are not right."""
+
+    faults: list[GoldFault] = field(default_factory=list[GoldFault])
+    checked: int = 0
+    late: int = 0
+
+    def look(self, judge: Judge, problems: Sequence[Problem], places: Sequence[str], deadline: float) -> None:
+        """Look at some right answers, unless it is late."""
+        if time.monotonic() > deadline:
+            self.late += len(problems)
+            return
+        scores = judge(problems)
+        self.faults += [
+            GoldFault(place, problem.answer, score.reason)
+            for place, problem, score in zip(places, problems, scores, strict=True)
+            if not score.correct
+        ]
+        self.checked += len(problems)
+
+
+def check_right_answers(
+    data: LanguageDataConfig, rule: str, scorer: Scorer, *, share: tuple[int, int], must_fit: bool
+) -> Difference | None:
+    """Hold a worker's share of the right answers against themselves: all of files by a rule, some by a function or a
+    task of reasoning-gym.
 
     Args:
         data: the problems.
-        rule: `reward.reward_type`; of a function nothing is known.
+        rule: `reward.reward_type`.
+        scorer: scores answers by it.
         share: number of the worker, and how many share the problems.
         must_fit: whether every answer is scored by the rule, so that most right answers must be right by it.
 
     Returns:
-        A warning of those that are not right, and of those that there was no time for; "" for none.
+        How many are right, with a warning of those that are not, and of those that there was no time for. None where
+        there are none to look at. A function may want its answers in a form that right answers of the data do not
+        have: nothing but a warning comes of that.
 
     Raises:
-        ConfigError: more than half of them are not right.
+        ConfigError: more than half of them are not right by a rule.
     """
-    if rule not in CHECKED or data.source != "files":
-        return ""
-    rank, workers = share
+    found = _Found()
     deadline = time.monotonic() + _SECONDS
-    faults: list[GoldFault] = []
-    checked = late = 0
-    with Scorer(GOLDS, settings={"rule": rule}) as scorer:
-        for path in (*data.train_data_paths, *data.val_data_paths):
-            problems = read_file(path, data.prompt_key, data.answer_key)
-            numbers = range(rank, len(problems), workers)
-            for first in range(0, len(numbers), _AT_ONCE):
-                chosen = numbers[first : first + _AT_ONCE]
-                if time.monotonic() > deadline:
-                    late += len(chosen)
-                    continue
-                answers = [problems[number].answer for number in chosen]
-                scores = scorer.score_all([Item(text="", answer=answer) for answer in answers])
-                faults += [
-                    GoldFault(problems.places[number], answer, score.reason)
-                    for number, answer, score in zip(chosen, answers, scores, strict=True)
-                    if not score.correct
-                ]
-                checked += len(chosen)
-    error = gold_error(rule, faults, checked)
-    if error is not None and must_fit:
-        raise error
-    warnings = [complaint(rule, faults, checked)] if faults else []
-    if late:
-        warnings.append(f"{late} reference answers were not checked within {_SECONDS:g} s")
-    return "; ".join(warnings)
+    if rule in CHECKED and data.source == "files":
+        with Scorer(GOLDS, settings={"rule": rule}) as golds:
+
+            def judge(problems: Sequence[Problem]) -> list[Score]:
+                return golds.score_all([Item(text="", answer=problem.answer) for problem in problems])
+
+            _look_at_files(found, data, judge, share, deadline)
+        error = gold_error(rule, found.faults, found.checked)
+        if error is not None and must_fit:
+            raise error
+    elif ":" in rule or rule == "reasoning_gym":
+        problems, places = _first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)
+        found.look(lambda some: scorer.score_all([_given(problem) for problem in some]), problems, places, deadline)
+    if not found.checked:
+        return None
+    warnings = [complaint(rule, found.faults, found.checked)] if found.faults else []
+    if found.late:
+        warnings.append(f"{found.late} reference answers were not checked within {_SECONDS:g} s")
+    return Difference(note="; ".join(warnings) or f"{found.checked} reference answers", agrees=not warnings)
+
+
+def _look_at_files(
+    found: _Found, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
+) -> None:
+    rank, workers = share
+    for path in (*data.train_data_paths, *data.val_data_paths):
+        problems = read_file(path, data.prompt_key, data.answer_key)
+        numbers = range(rank, len(problems), workers)
+        for first in range(0, len(numbers), _AT_ONCE):
+            chosen = numbers[first : first + _AT_ONCE]
+            places = [problems.places[number] for number in chosen]
+            found.look(judge, [problems[number] for number in chosen], places, deadline)
+
+
+def _first_problems(
+    data: LanguageDataConfig, most: int, share: tuple[int, int]
+) -> tuple[Sequence[Problem], Sequence[str]]:
+    """Return a worker's share of the first problems that have a right answer, with their places."""
+    rank, workers = share
+    if data.source == "files":
+        listed = check_file(data.train_data_paths[0], data.prompt_key, data.answer_key, most)
+        first, places = [listed[number] for number in range(len(listed))], list(listed.places)
+    elif data.source in ("sums", "reasoning_gym"):
+        made = load_problems(data, evaluation=False)
+        first = [made[number] for number in range(min(most, len(made)))]
+        places = [f"problem {number}" for number in range(len(first))]
+    else:
+        return (), ()
+    numbers = [number for number in range(rank, len(first), workers) if first[number].answer]
+    return [first[number] for number in numbers], [places[number] for number in numbers]
+
+
+def _given(problem: Problem) -> Item:
+    """Return the right answer of a problem as if the model had given it."""
+    return Item(
+        text=problem.answer, answer=problem.answer, prompt=problem.prompt, row=problem.row, messages=problem.messages
+    )

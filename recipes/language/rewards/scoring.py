@@ -87,7 +87,7 @@ class Scorer:
     Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
     and its child is ended and started anew, but for rules of ours, which are interrupted. The first call of a child,
     which may load what it needs, has `loading` seconds. An answer whose child is killed or stopped is scored once
-    more, by another one.
+    more, by another one; so is one at which a function raises.
 
     Args:
         kind: name of a rule, `reasoning_gym`, or `package.module:function`.
@@ -96,6 +96,9 @@ class Scorer:
         timeout: seconds for one answer; None: `RULE_SECONDS` or `FUNCTION_SECONDS`.
         loading: seconds for the first call of a function, where `timeout` is less.
         settings: of the kind: `task` and `task_config` of reasoning-gym.
+
+    Attributes:
+        convention: by which a function is called, once it is loaded; "" for rules.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Scorer:
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._together = self._is_async = False
+        self.convention = ""
         # Whether the child has not judged an answer yet; how often that took long; and how long it took at most.
         self._is_first = True
         self._slow_starts = 0
@@ -146,6 +150,7 @@ class Scorer:
             return [self._score_of(rule(item.text, item.answer)) for item in items]
         scores: dict[int, Score] = {}
         lost: Counter[int] = Counter()
+        again: set[int] = set()
         whole = True
         while len(scores) < len(items):
             left = [number for number in range(len(items)) if number not in scores]
@@ -154,7 +159,12 @@ class Scorer:
             sent = left if self._together and whole else left[:1]
             judged, loss = self._ask([items[number] for number in sent])
             whole = len(judged) == len(sent)
-            scores |= {sent[index]: score for index, score in judged.items()}
+            for index, score in judged.items():
+                # What a function raises may be of a judge that was away.
+                if score.failure == "error" and self._is_function and sent[index] not in again:
+                    again.add(sent[index])
+                else:
+                    scores[sent[index]] = score
             if loss is not None and len(sent) == 1:
                 lost[sent[0]] += 1
                 # A process may be killed or stopped for no fault of the answer.
@@ -257,6 +267,7 @@ class Scorer:
             why = ": ".join(filter(None, (reply["fault"], reply["why"])))
             raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why, help=reply["help"])
         self._together, self._is_async = bool(reply["together"]), bool(reply["async"])
+        self.convention = reply["convention"]
         self._is_first = True
         return self._child
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
+from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from recipes.language.config import LanguageConfig
@@ -43,12 +44,15 @@ def template_fault(config: LanguageConfig, template: ChatTemplate) -> ChatFault 
     return None
 
 
-def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> None:
-    """Check that the chat template writes every conversation of a job.
+def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> Difference | None:
+    """Check that the chat template writes every conversation of a job, and return which these are; None without one.
 
     Raises:
         ConfigError: it does not.
     """
-    fault = None if template is None else template_fault(config, template)
+    if template is None:
+        return None
+    fault = template_fault(config, template)
     if fault is not None:
         raise ConfigError(fault.message, where=".".join(map(str, fault.path)), help=fault.help)
+    return Difference(note="; ".join(", ".join(asked.roles) for asked in config.chat_roles(template)))

@@ -25,11 +25,12 @@ from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
 from recipes.language.learning.warm_start import initial_policy
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.loop.prompts import Assignment
-from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.load_model import check_vocabulary, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.model_export import export
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
@@ -37,12 +38,13 @@ from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import integers
 from recipes.training.updater import SKIPPED
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
-from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options, get_advantage
+from rlinf_core import AdvantageSettings, ConfigError, LossSettings, checked_options, get_advantage
 from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.runners.storage.first_contact import Difference
 
 
-class LanguageActor(Worker):
+class LanguageActor(ComparingWorker):
     """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
 
     config_section = "actor"
@@ -50,6 +52,8 @@ class LanguageActor(Worker):
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self._config = config
+        # Whether engine and trainer were not compared yet.
+        self._compares = True
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model, and create the optimizer; all ranks start with the same weights."""
@@ -63,6 +67,13 @@ class LanguageActor(Worker):
             self._tokenizer,
             self.torch_device,
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+            contact=self._contact,
+        )
+        self._contact.compare(
+            "tokens of the tokenizer",
+            "the model's vocabulary",
+            lambda: check_vocabulary(policy.causal, self._tokenizer),
+            cheap=True,
         )
         self._state = TrainingState(
             policy,
@@ -209,6 +220,11 @@ class LanguageActor(Worker):
         if gap is None:
             return {}
         limit = GAP_LIMITS[self._config.actor.model.precision]
+        if self._compares:
+            # What is drawn at the start stands for the run; the metrics have every step.
+            self._compares = False
+            result = Difference(gap.largest, limit, f"step {step}, {gap.tokens} tokens", agrees=gap.largest <= limit)
+            self._contact.keep("log-probabilities of the engine", "those of the trainer, by equal weights", result)
         if check != "off" and not gap.largest <= limit:
             error = gap.error(limit, step)
             if check == "strict":

@@ -11,15 +11,16 @@ from recipes.language.learning.warm_start import initial_policy
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import ValueModel
 from recipes.language.workers.token_evaluation import EvaluationServer
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import explained_variance
 from recipes.training.updater import SKIPPED
-from rlinf_core import LossSettings, Worker
+from rlinf_core import LossSettings
 
 
-class LanguageCritic(Worker):
+class LanguageCritic(ComparingWorker):
     """Estimates the values of the states before answer tokens, and learns them from returns."""
 
     config_section = "critic"
@@ -38,6 +39,7 @@ class LanguageCritic(Worker):
             self.torch_device,
             config.model,
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+            contact=self._contact,
         )
         model = ValueModel(policy.model).to(self.torch_device)
         self._state = TrainingState(

@@ -10,11 +10,11 @@ from recipes.language.engines.engine import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.weights.weight_sync import receiver_ranks
-from rlinf_core import Worker
 
 
-class EngineWorker(Worker):
+class EngineWorker(ComparingWorker):
     """Generates with an engine whose weights come from the actors."""
 
     config_section = "rollout"
@@ -39,7 +39,7 @@ class EngineWorker(Worker):
         Args:
             stops: tokens that end every answer.
         """
-        return make_engine(self._config, self._tokenizer, stops, self.torch_device)
+        return make_engine(self._config, self._tokenizer, stops, self.torch_device, self._contact)
 
     def sync_model_from_actor(self) -> int:
         """Load the weights that the actor sends, and return their version.

@@ -13,12 +13,12 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import AnswerEval
 from recipes.language.workers.token_evaluation import EvaluationServer
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.sharding import parallelize
 from recipes.training.state.training_state import release_memory
-from rlinf_core import Worker
 
 
-class LanguageReference(Worker):
+class LanguageReference(ComparingWorker):
     """Sends the actors the log-probabilities of the initial model, or of `reference.model_path`."""
 
     config_section = "reference"
@@ -35,7 +35,8 @@ class LanguageReference(Worker):
         if config.model_path is not None:
             plain = {"model_path": config.model_path, "lora": None, "is_lora": False}
             model = model.model_copy(update=plain)
-        policy = initial_policy(self._config, make_tokenizer(actor), self.torch_device, model, trains=False)
+        tokenizer = make_tokenizer(actor)
+        policy = initial_policy(self._config, tokenizer, self.torch_device, model, trains=False, contact=self._contact)
         self._policy = policy
         self._strategy = parallelize(
             policy, self._rank, self._world_size, actor.fsdp_config, self.torch_device, policy.blocks

@@ -24,12 +24,19 @@ LOGGER = logging.getLogger("rlinf")
 
 
 class _Open(NamedTuple):
-    """A prompt with answers still missing: its problem, the problem's number, and the answers so far."""
+    """A prompt with answers still missing.
+
+    Attributes:
+        number, problem: the problem, and its number.
+        answers: the answers so far.
+        again: samples that are generated a second time because the engine failed.
+    """
 
     prompt: Prompt
     number: int
     problem: Problem
     answers: list[Sequence]
+    again: set[int]
 
 
 class Answering:
@@ -73,7 +80,7 @@ class Answering:
         # Unfinished answers from a checkpoint, by problem position.
         self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
-        self.drawn = self._refused = 0
+        self.drawn = self._refused = self._failures = 0
 
     def load(self, update: WeightUpdate) -> None:
         """Load weights into the engine.
@@ -148,7 +155,8 @@ class Answering:
 
     def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
         """Return the unfinished answers to training problems; `waiting` are prompts not yet started."""
-        drawn = {name: list(group.answers) for name, group in self._open.items()}
+        # What the engine failed to generate is requested again after a resume.
+        drawn = {name: [answer for answer in group.answers if not answer.failed] for name, group in self._open.items()}
         for answer in self._engine.unfinished_answers():
             if answer.tokens:
                 drawn[answer.request_id].append(answer)
@@ -177,7 +185,7 @@ class Answering:
             return
         # Slots of evaluation are numbers of their own.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
-        self._open[name] = _Open(prompt, index, problem, [])
+        self._open[name] = _Open(prompt, index, problem, [], set())
         params = self._params(prompt.temperature, prompt.step)
         begun = self._begun.pop(prompt.position, None) if prompt.begun else None
         request = Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers)
@@ -198,6 +206,17 @@ class Answering:
             self._engine.submit(replace(request, group_size=1, sample_offset=sample, begun=drawn))
         self._collect(replace(answer, request_id=request.request_id) for answer in ended)
 
+    def _ask_again(self, prompt: Prompt, answer: Sequence) -> None:
+        """Have an answer drawn from its beginning that the engine has failed to give."""
+        if not self._failures:
+            LOGGER.warning("an engine failed to answer, and is asked again: %s; see `failed/engine`", answer.failure)
+        self._failures += 1
+        params = self._params(prompt.temperature, prompt.step)
+        request = Request(
+            request_id=answer.request_id, prompt=answer.prompt, params=params, sample_offset=answer.sample
+        )
+        self._engine.submit(request)
+
     def _params(self, temperature: float, step: int) -> SamplingParams:
         sampling = self._config.rollout.sampling_params
         return SamplingParams(
@@ -217,6 +236,10 @@ class Answering:
         for answer in answers:
             self.drawn += len(answer.tokens)
             group = self._open[answer.request_id]
+            if answer.failed and answer.sample not in group.again:
+                group.again.add(answer.sample)
+                self._ask_again(group.prompt, answer)
+                continue
             group.answers.append(answer)
             if len(group.answers) == group.prompt.answers:
                 del self._open[answer.request_id]

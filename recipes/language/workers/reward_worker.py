@@ -20,14 +20,15 @@ from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from recipes.sections.algorithm import GROUP_ADVANTAGES
-from rlinf_core import Worker
+from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
+from rlinf_core.runners.storage.first_contact import Difference
 
 # Answers of a group that can be compared with each other.
 LEAST_MEMBERS: Final = 2
 
 
-class RewardWorker(Worker):
+class RewardWorker(ComparingWorker):
     """Scores groups of answers and hands them to the actors.
 
     An answer that cannot be scored is no sample: it is left out of its group and of every mean, and counted. A group of
@@ -53,7 +54,12 @@ class RewardWorker(Worker):
         )
         # A function that cannot be loaded or called ends the run before its first step.
         self._scorer.start()
-        self._check_right_answers()
+        if self._scorer.convention:
+            of_whom = Difference(note=f"it is called as {self._scorer.convention}")
+            self._contact.keep(f"arguments of `{reward.reward_type}`", "the kinds of reward functions", of_whom)
+        self._contact.compare(
+            "right answers of `data`", f"`reward_type: {reward.reward_type}`", self._check_right_answers
+        )
         # Answers that actors are to learn from, by slot, until it is known which of them learns.
         self._kept: dict[int, RolloutBatch] = {}
         # Kinds of failures already logged; the metrics count all failures.
@@ -61,21 +67,23 @@ class RewardWorker(Worker):
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
 
-    def _check_right_answers(self) -> None:
+    def _check_right_answers(self) -> Difference | None:
         """Hold this worker's share of the right answers against themselves, and log those that are never right.
 
         Raises:
             ConfigError: most are not: data and rule do not belong together.
         """
         config = self._config
-        warning = check_right_answers(
+        result = check_right_answers(
             config.data,
             config.reward.reward_type,
+            self._scorer,
             share=(self._rank, self._layout.rewards),
             must_fit=config.rewards_by_rule,
         )
-        if warning:
-            self.log_warning("%s", warning)
+        if result is not None and not result.agrees:
+            self.log_warning("%s", result.note)
+        return result
 
     def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
         """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
@@ -196,14 +204,16 @@ class RewardWorker(Worker):
                 messages=problem.messages,
             )
             for text, answers, stats in zip(group.texts, trajectories, episode_stats, strict=True)
-            if stats.reward is None
+            if stats.reward is None and _unanswered(answers) is None
         ]
         scores = self._scorer.score_all(items) if items else []
-        self._warn(scores)
         judged = iter(scores)
         results: list[Score] = []
         for answers, stats in zip(trajectories, episode_stats, strict=True):
-            if stats.reward is None:
+            unanswered = _unanswered(answers)
+            if unanswered is not None:
+                score = Score(self._config.reward.incorrect_reward, unanswered, failure="engine")
+            elif stats.reward is None:
                 score = next(judged)
             else:
                 right = self._config.reward.correct_reward
@@ -217,6 +227,7 @@ class RewardWorker(Worker):
             if group.prompt.trains:
                 score = self._without_overlong(score, sum(answer.drawn for answer in answers))
             results.append(score)
+        self._warn([score for score, stats in zip(results, episode_stats, strict=True) if stats.reward is None])
         return results
 
     def _warn(self, scores: Sequence[Score]) -> None:
@@ -225,7 +236,7 @@ class RewardWorker(Worker):
             if score.failure and score.failure not in self._warned:
                 self._warned.add(score.failure)
                 self.log_warning(
-                    "an answer could not be scored and was dropped: %s; further ones are counted as failed/%s",
+                    "an answer failed and was dropped: %s; further ones are counted as failed/%s",
                     score.reason,
                     score.failure,
                 )
@@ -245,6 +256,11 @@ class RewardWorker(Worker):
         scorer = getattr(self, "_scorer", None)
         if scorer is not None:
             scorer.close()
+
+
+def _unanswered(answers: Sequence[Answer]) -> str | None:
+    """Return why the engine has not answered; None where it has."""
+    return next((answer.failure for answer in answers if answer.failed), None)
 
 
 def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:

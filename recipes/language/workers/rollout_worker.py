@@ -17,6 +17,7 @@ from recipes.language.rules.template_rules import require_conversations
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_worker import EngineWorker
 from recipes.language.workers.request_tracker import Answering
+from rlinf_core.runners.storage.first_contact import Difference
 
 
 class LanguageRolloutWorker(EngineWorker):
@@ -40,9 +41,16 @@ class LanguageRolloutWorker(EngineWorker):
             max_prompt_length=data.max_prompt_length,
             template_arguments=data.chat_template_kwargs,
         )
-        require_conversations(config, encoder.template)
+        self._contact.compare(
+            "conversations of the roles that are used",
+            "the chat template of the tokenizer",
+            lambda: require_conversations(config, encoder.template),
+            cheap=True,
+        )
         training, evaluation = load_problems(data, evaluation=False), load_problems(data, evaluation=True)
         self._counts = len(training), len(evaluation)
+        counts = Difference(note=f"{len(training)} problems for training, {len(evaluation)} for evaluation")
+        self._contact.keep("rows of `data`", "their keys and types", counts)
         self._answering = Answering(
             config,
             self._engine,

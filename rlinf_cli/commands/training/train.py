@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rlinf_core.job.recipe import Recipe
 
 
+_SKIP_CHECKS: Final = "runner.skip_checks"
+
+
 def train(
     arguments: Annotated[
         list[str],
@@ -32,6 +35,14 @@ def train(
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background and return.", show_default=False)
+    ] = False,
+    skip_checks: Annotated[
+        bool,
+        typer.Option(
+            "--skip-checks",
+            help="Leave out the comparisons before the first step that cost time: `runner.skip_checks`.",
+            show_default=False,
+        ),
     ] = False,
     # Set by `rlinf train` on another machine, which has already shown the warnings of the file.
     already_shown: Annotated[bool, typer.Option("--told", hidden=True)] = False,
@@ -53,7 +64,9 @@ def train(
     file, overrides = _chosen(arguments)
     if assume and not dry_run:
         raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")
-    job = load(file, overrides, assume)
+    job = load(file, (*overrides, f"{_SKIP_CHECKS}=true") if skip_checks else overrides, assume)
+    if skip_checks and job.recipe is not None:
+        _check_compares(job.recipe)
     if job.recipe is not None and not dry_run:
         check_has_program(job.recipe)
     parts = sound(job)
@@ -86,6 +99,14 @@ app = command(
     ),
     no_args_is_help=True,
 )
+
+
+def _check_compares(recipe: Recipe) -> None:
+    """Refuse `--skip-checks` for a recipe that has nothing to leave out."""
+    runner = recipe.config_model().model_fields.get("runner")
+    if runner is None or "skip_checks" not in getattr(runner.annotation, "model_fields", {}):
+        message = f"recipe `{recipe.name}` compares nothing that costs time, so there is nothing to leave out"
+        raise typer.BadParameter(message, param_hint="'--skip-checks'")
 
 
 def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:

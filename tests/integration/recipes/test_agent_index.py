@@ -1,4 +1,4 @@
-"""The group `index`: agents search in it, and go on with errors when it has died."""
+"""The group `index`: agents search in it, and their runs fail when it has died."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from recipes.agent.config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
+from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.index_client import IndexGroup, IndexSearch
 from recipes.agent.workers.index_worker import IndexWorker
@@ -36,9 +37,15 @@ class Searcher(Worker):
         group = WorkerGroup.from_group_name(IndexWorker, name)
         tools = Toolbox([IndexSearch(cast("IndexGroup", group.execute_on(0)), self.log_warning)], 30.0)
 
+        async def ask(query: str) -> tuple[str, str]:
+            try:
+                seen = await tools.call("search", query)
+            except ToolUnavailable:
+                return "", "unavailable"
+            return seen.text, seen.failure
+
         async def run() -> list[tuple[str, str]]:
-            seen = await asyncio.gather(*(tools.call("search", each) for each in queries))
-            return [(each.text, each.failure) for each in seen]
+            return await asyncio.gather(*(ask(each) for each in queries))
 
         return asyncio.run(run())
 
@@ -70,5 +77,5 @@ def test_agents_search_in_workers_of_the_index(cluster: Cluster, tmp_path: Any) 
 
     os.kill(pid, signal.SIGKILL)
     (seen,) = searcher.search("TestedIndex", queries[:1]).wait()
-    assert seen[0][1] == "error"
+    assert seen == [("", "unavailable")]
     searcher.shutdown()

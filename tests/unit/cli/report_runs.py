@@ -11,6 +11,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage import answer_samples
+from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter
@@ -35,6 +36,8 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     (run.path / "placement.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"/>')
     peaks = [{"component": "actor", "rank": 1, "phases": {NASTY: {"rss": 300 << 20, "device": 5 << 20}}}]
     run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
+    checks = [ContactCheck("actor", "logits", NASTY, "agrees", 1e-5, 1e-3, 0.25, NASTY)]
+    note_comparisons(run.path, [*checks, ContactCheck("env", "first step", "the spec")])
     run_events.append_event(run.path, run_events.STARTED, 0, "started with actor 2")
     answer_samples.write_samples(
         run.path,

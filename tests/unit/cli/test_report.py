@@ -55,7 +55,8 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
     assert (ended.code, ended.out) == (0, f"runs/{run.path.name}/report.html\n")
     page = written(run.path / "report.html")
     headings = (
-        "Result|Course of the run|What was asked|Learning|Where the time went|Timeline|Staleness and queues|Resources|"
+        "Result|Course of the run|What was asked|First contact|Learning|Where the time went|Timeline|"
+        "Staleness and queues|Resources|"
         "Samples|Videos|Placement|Environment of the processes|Configuration|All metrics|Versions, code and data"
     )
     for heading in headings.split("|"):
@@ -69,6 +70,7 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
         "actor:1",
         "300 MiB",
         "5 MiB",
+        '<td>agrees</td><td class="right">1e-05</td><td class="right">0.001</td><td class="right">250 ms</td>',
     ):
         assert text in page
     loaded = elements(page).addresses

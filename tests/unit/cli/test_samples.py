@@ -155,3 +155,17 @@ def test_a_step_without_samples_and_a_run_without_any(cli: Cli, run: RunFolder) 
     ended = cli("samples", bare.path)
     assert ended.code == 1
     assert "the run has no samples" in ended.err
+
+
+def test_rows_of_an_older_version_are_shown(rlinf: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = RunFolder.create(RunnerConfig(), "math")
+    old = {"prompt": "1+1=", "text": "2", "answer": "2", "reward": 1.0, "turns": [{"text": "2"}]}
+    write_samples(made.path, 1, [old, {"reward": 0.0}])
+    made.end(RunStatus.FINISHED)
+
+    ended = rlinf("samples")
+
+    assert ended.code == 0
+    assert "prompt 0, answer 0: reward 1 ()" in ended.out
+    assert "prompt 0, answer 0: reward 0 ()" in ended.out

@@ -420,3 +420,15 @@ class TestDetached:
         ended = rlinf("train", "recipe=fake", "--detach")
         assert (ended.code, ended.out) == (1, "")
         assert "error: the run folder cannot be written" in ended.err
+
+
+class TestSkippedChecks:
+    def test_the_key_is_set_where_the_recipe_has_it(self, rlinf: Cli) -> None:
+        ended = rlinf("train", "recipe=math", "--skip-checks", "--dry-run")
+        assert ended.code == 0
+        assert "skip_checks: true" in ended.out.replace("  ", " ")
+
+    def test_a_recipe_with_nothing_to_leave_out_says_so(self, rlinf: Cli) -> None:
+        ended = rlinf("train", "recipe=embodied", "--skip-checks", "--dry-run")
+        assert ended.code == 2
+        assert "recipe `embodied` compares nothing that costs time" in " ".join(ended.err.split())

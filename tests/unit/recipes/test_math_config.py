@@ -586,3 +586,34 @@ def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> Non
 def test_half_precision_serves_an_evaluation() -> None:
     job = load_with_lint("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
     assert not [each for each in job.diagnostics if "would lose gradients" in each.message]
+
+
+MODEL, OWN = {"model_path": "/models/m"}, {"model_path": "/models/n"}
+RATE = {"optim": {"lr": 5e-4}}
+
+
+@pytest.mark.parametrize(
+    ("actor", "critic", "rates"),
+    [
+        # Built on the spot, and with adapters.
+        ({}, {}, (1e-4, 1e-4)),
+        ({"model": {**MODEL, "is_lora": True}}, {}, (1e-4, 1e-4)),
+        ({"model": {**MODEL, "lora": {"rank": 4}}}, {}, (1e-4, 1e-4)),
+        # All weights of a pretrained model; the critic's is that of the actor, or one of its own.
+        ({"model": MODEL}, {}, (1e-6, 1e-5)),
+        ({"model": MODEL, "optim": {"clip_grad": 0.5}}, {}, (1e-6, 1e-5)),
+        ({}, {"model": OWN}, (1e-4, 1e-5)),
+        # What the file says.
+        ({"model": MODEL, **RATE}, {}, (5e-4, 1e-5)),
+        ({"model": MODEL}, RATE, (1e-6, 5e-4)),
+    ],
+)
+def test_the_learning_rate_is_that_of_what_is_trained(
+    actor: dict[str, Any], critic: dict[str, Any], rates: tuple[float, float]
+) -> None:
+    placed = {"actor,rollout,reward": {"node_group": "node", "placement": 0}}
+    cluster = {"num_nodes": 1, "component_placement": placed}
+    config = MathConfig.model_validate({"recipe": "math", "cluster": cluster, "actor": actor, "critic": critic})
+    assert (config.actor.optim.lr, config.critic.optim.lr) == rates
+    if "optim" in actor and "clip_grad" in actor["optim"]:
+        assert config.actor.optim.clip_grad == 0.5

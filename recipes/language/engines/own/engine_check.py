@@ -8,9 +8,10 @@ import torch
 
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.models.plain_check import PlainCheck, plain_attention
+from recipes.language.models.plain_check import PLAIN, plain_attention
 from recipes.training.typed_tensors import integers
 from rlinf_core import ConfigError
+from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,13 +22,16 @@ _LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
 
-def check_engine(model: PreTrainedModel) -> PlainCheck:
+def check_engine(model: PreTrainedModel) -> Difference:
     """Compare greedy answers of an engine with passes of the model, sequence by sequence.
+
+    Returns:
+        The largest difference of a log-probability, in nats.
 
     Raises:
         ConfigError: log-probabilities differ by more than rounding explains, or a token is not the likeliest.
     """
-    kind, reference = type(model).__name__, "transformers' eager attention, one sequence at a time"
+    kind = type(model).__name__
     vocabulary: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
     tokens = integers(torch.randint(vocabulary, (max(_LENGTHS),), generator=torch.Generator().manual_seed(0)))
     params = SamplingParams(temperature=0.0, max_new_tokens=_TOKENS)
@@ -58,8 +62,8 @@ def check_engine(model: PreTrainedModel) -> PlainCheck:
     if not largest <= limit:
         raise ConfigError(
             f"the engine `torch` samples incorrectly from `{kind}`: a log-probability differs by {largest:.2g} from"
-            f" {reference}",
+            f" {PLAIN}",
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,
         )
-    return PlainCheck(f"greedy answers of `{kind}` by the engine `torch`", reference, largest, limit)
+    return Difference(largest, limit, f"{sum(len(answer.tokens) for answer in answers)} tokens")

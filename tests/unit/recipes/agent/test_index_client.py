@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.index_client import IndexSearch
 from rlinf_core import WorkerDiedError, WorkerGroupError
@@ -41,13 +44,12 @@ def test_searches_at_the_same_time_are_one_call() -> None:
     assert index.calls == [["one", "three", "two"]]
 
 
-def test_a_dead_index_is_an_error_that_is_told_once_and_counted() -> None:
+def test_a_dead_index_is_told_once_and_fails_the_runs() -> None:
     index, warnings = Index(["one 1"]), list[str]()
     index.dead = True
     tools = Toolbox([IndexSearch(index, warnings.append)], 30.0)
-    for text, failure in (*found(tools, "one", "one"), *found(tools, "one")):
-        assert failure == "error"
-        assert text.startswith("error: the index is unreachable: ")
-    assert tools.figures["agent/tool_errors"] == 3
+    for queries in (("one", "one"), ("one",)):
+        with pytest.raises(ToolUnavailable, match="the index is unreachable: "):
+            found(tools, *queries)
     assert len(warnings) == 1
     assert "IndexGroup" in warnings[0]

@@ -13,7 +13,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import Flip
 from recipes.demonstrations.orientation import PicturesShown, Thumbnails, thumbnails
 from recipes.embodied.loop.picture_check import check_orientation
-from recipes.training.first_contact import read_comparisons
+from rlinf_core.runners.storage.first_contact import read_comparisons
 from tests.unit.recipes.demonstrations.scenes import scenes
 
 UPRIGHT, SEEN = thumbnails(scenes(8, seed=2)), thumbnails(scenes(6, seed=1))
@@ -42,10 +42,10 @@ def record_of(folder: Path, step: int = 0) -> Any:
 def test_pictures_that_agree_are_noted(tmp_path: Path) -> None:
     check_orientation(Group([shown(main=UPRIGHT)], []), Group({"main": SEEN}), record_of(tmp_path), "env.eval")
     (noted,) = read_comparisons(tmp_path)
-    assert (noted["what"], noted["with"]) == ("orientation of `main` in set", "first pictures of env.eval")
-    assert noted["ok"] is True
-    assert noted["largest_difference"] < 0.1
-    assert "`vertical` " in noted["note"]
+    assert (noted.what, noted.with_) == ("orientation of `main` in set", "first pictures of env.eval")
+    assert noted.verdict == "agrees"
+    assert noted.largest_difference < 0.1
+    assert "`vertical` " in noted.note
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_key_that_turns_them_is_named(flip: Flip, kept: Thumbnails, right: s
     assert caught.value.help == f"write `data.flip: {right}`"
     assert caught.value.where == "set"
     assert f"`{right}` 0.9" in (caught.value.why or "")
-    assert [each["ok"] for each in read_comparisons(tmp_path)] == [False]
+    assert [each.verdict for each in read_comparisons(tmp_path)] == ["differs"]
 
 
 def test_one_of_several_data_sets_is_named(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_one_of_several_data_sets_is_named(tmp_path: Path) -> None:
         check_orientation(group, Group({"main": SEEN}), record_of(tmp_path), "env.train")
     assert caught.value.where == "two"
     assert "write `flip: vertical` beside the `path`" in (caught.value.help or "")
-    assert [each["ok"] for each in read_comparisons(tmp_path)] == [True, False]
+    assert [each.verdict for each in read_comparisons(tmp_path)] == ["agrees", "differs"]
 
 
 def test_cameras_that_contradict_need_a_conversion(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_undecided_pictures_are_told_and_not_refused(tmp_path: Path, caplog: pyt
     plain = np.full_like(UPRIGHT, 9)
     check_orientation(Group([shown(main=plain)]), Group({"main": SEEN}), record_of(tmp_path), "env.train")
     (noted,) = read_comparisons(tmp_path)
-    assert noted["ok"] is True
-    assert noted["note"].startswith("undecided, ")
+    assert noted.verdict == "agrees"
+    assert noted.note.startswith("undecided, ")
     assert "orientation of pictures undecided, see first_contact.json: `main` of set" in caplog.text
 
 
 def test_a_robot_that_is_not_moved_is_told(tmp_path: Path) -> None:
     check_orientation(Group([shown(main=UPRIGHT)]), Group({}), record_of(tmp_path), "env.train")
-    assert "not compared: a robot" in read_comparisons(tmp_path)[0]["note"]
+    assert "not compared: a robot" in read_comparisons(tmp_path)[0].note
 
 
 def test_environments_are_asked_only_where_it_matters(tmp_path: Path) -> None:

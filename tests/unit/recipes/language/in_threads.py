@@ -227,6 +227,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
     for module in (
         "recipes.language.loop.reasoning_runner",
         "recipes.language.loop.generation",
+        "recipes.training.comparing_worker",
         "rlinf_core.runners.runner",
     ):
         monkeypatch.setattr(f"{module}.wait_together", together)

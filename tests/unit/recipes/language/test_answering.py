@@ -223,6 +223,46 @@ def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPat
     assert put == []
 
 
+class FailingEngine(SteppingEngine):
+    """Fails the first answer of each group at once, as often as it says."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__()
+        self.tries = tries
+
+    def _drawn(self) -> list[Sequence]:
+        lost = [row for row in self.rows if row[1] == 0 and self.tries > 0]
+        self.tries -= len(lost)
+        self.rows = [row for row in self.rows if row not in lost]
+        return [replace(self._sequence(*row, "aborted"), failure="lost") for row in lost] + super()._drawn()
+
+
+@pytest.mark.parametrize(("tries", "failures"), [(1, ["", ""]), (2, ["lost", ""]), (9, ["lost", ""])])
+def test_an_answer_that_an_engine_fails_is_drawn_again(tries: int, failures: list[str]) -> None:
+    answering, put = made()
+    cast("Any", answering)._engine = FailingEngine(tries)
+    answering.load(Weights()().wait())
+
+    answering.answer([prompt(0, 3)])
+
+    (group,) = put
+    assert [each.failure for each in group.answers] == failures
+    assert [len(each.tokens) for each in group.answers] == [0 if each else 3 for each in failures]
+
+
+def test_a_failed_answer_is_not_kept_for_a_checkpoint() -> None:
+    answering, put = made("runner.max_staleness=2")
+    cast("Any", answering)._engine = FailingEngine(2)
+    kept: list[Any] = []
+    orders = (0, NewWeights(0)), (0, (prompt(0, 8),)), (4, KeepUnfinished(1)), (12, None)
+
+    answering.answer_forever(Script(*orders), Weights(), kept.append)
+
+    (report,) = kept
+    assert [each.sample for group in report.groups for each in group.answers] == [1]
+    assert [each.failed for each in put[0].answers] == [True, False]
+
+
 def kept_of(*orders: tuple[int, Any], take_up: Any = None) -> tuple[list[Any], list[AnswerGroup]]:
     """Return what a worker hands over for checkpoints, and the groups that it puts out."""
     answering, put = made("runner.max_staleness=2", take_up=take_up)

@@ -22,6 +22,7 @@ from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from rlinf_core.runners import events
+from rlinf_core.runners.storage.first_contact import read_comparisons
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
 
 # Answers that are under way for a while, in a model that knows no end of them.
@@ -33,7 +34,7 @@ LONG = (
     "runner.max_samples=15",
 )
 # Rewards that differ by the length of answers, so that some groups are dropped and others are not.
-FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
+FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "algorithm.recompute_logprobs=true")
 
 
 @pytest.fixture
@@ -306,3 +307,27 @@ def test_learning_rates_fall_by_the_end_of_the_last_epoch(train: LocalTrain) -> 
     )
 
     assert [each.metrics["train/actor/lr"] for each in run.metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bool) -> None:
+    run = train("runner.max_steps=1", f"runner.skip_checks={skips}".lower(), "algorithm.recompute_logprobs=true")
+    found = {(each.component, each.what): each for each in read_comparisons(run.folder.path)}
+    costly = {("actor", "log-probabilities of `Qwen2ForCausalLM`")}
+    costly |= {("rollout", "greedy answers of `Qwen2ForCausalLM` by the engine `torch`")}
+    cheap = {
+        ("actor", "tokens of the tokenizer"),
+        ("actor", "log-probabilities of the engine"),
+        ("rollout", "rows of `data`"),
+    }
+    assert costly | cheap <= set(found)
+    for key in costly:
+        check = found[key]
+        assert check.verdict == ("skipped" if skips else "agrees")
+        assert (check.seconds is None) is skips
+        if not skips:
+            assert check.largest_difference is not None
+            assert check.bound is not None
+            assert check.largest_difference <= check.bound
+    gap = found["actor", "log-probabilities of the engine"]
+    assert (gap.verdict, gap.bound) == ("agrees", 1e-2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from recipes.language.workers.reward_worker import RewardWorker
 from recipes.math.config import MathConfig
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage.first_contact import Difference
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 
 
@@ -75,8 +78,8 @@ def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pyte
     assert [each.failures for each in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
     assert [each.failure for each in reports] == ["why bad", "why late"]
     assert warnings == [
-        "an answer could not be scored and was dropped: why bad; further ones are counted as failed/error",
-        "an answer could not be scored and was dropped: why late; further ones are counted as failed/timeout",
+        "an answer failed and was dropped: why bad; further ones are counted as failed/error",
+        "an answer failed and was dropped: why late; further ones are counted as failed/timeout",
     ]
 
 
@@ -130,18 +133,71 @@ def test_right_answers_that_do_not_fit_the_rule_end_the_start(tmp_path: Path) ->
     data = data_of(file, ["(1,2)", "7", "x+1", "a/b"])
 
     with pytest.raises(ConfigError, match=r"6 of 8 reference answers") as caught:
-        check_right_answers(data, "number", share=(0, 1), must_fit=True)
+        check_right_answers(data, "number", Scorer("number"), share=(0, 1), must_fit=True)
     assert f"{file}:1" in str(caught.value)
-    assert "6 of 8" in check_right_answers(data, "number", share=(0, 1), must_fit=False)
+    assert "6 of 8" in looked_at(data, must_fit=False).note
+
+
+def looked_at(
+    data: LanguageDataConfig, rule: str = "number", share: tuple[int, int] = (0, 1), **how: bool
+) -> Difference:
+    with Scorer(rule) as scorer:
+        result = check_right_answers(data, rule, scorer, share=share, **{"must_fit": True, **how})
+    assert result is not None
+    return result
 
 
 def test_a_few_right_answers_that_do_not_fit_are_told(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     data = data_of(file, ["(1,2)", "7", "8", "9"])
 
-    warning = check_right_answers(data, "number", share=(0, 1), must_fit=True)
+    result = looked_at(data)
 
-    assert warning.startswith("2 of 8 reference answers do not pass `reward_type: number`")
-    assert f"{file}:1: `(1,2)`: it is not a number" in warning
-    assert check_right_answers(data, "number", share=(1, 2), must_fit=True) == ""
-    assert check_right_answers(data, "package.module:function", share=(0, 1), must_fit=True) == ""
+    assert not result.agrees
+    assert result.note.startswith("2 of 8 reference answers do not pass `reward_type: number`")
+    assert f"{file}:1: `(1,2)`: it is not a number" in result.note
+    assert looked_at(data, share=(1, 2)) == Difference(note="4 reference answers")
+
+
+def wants_a_form(text: str, answer: str) -> float:
+    return float(text == f"#### {answer}")
+
+
+def takes_all(text: str, answer: str) -> float:
+    if answer == "0":
+        raise ZeroDivisionError("by zero")
+    return float(text == answer)
+
+
+def test_right_answers_are_given_to_a_function(tmp_path: Path) -> None:
+    data = data_of(tmp_path / "pairs.jsonl", ["1", "2", "", "0"])
+
+    result = looked_at(data, f"{__name__}:takes_all")
+    assert "1 of 3 reference answers" in result.note
+    assert "ZeroDivisionError" in result.note
+    # No more than a warning: the function may want a form that the data do not have.
+    assert "3 of 3" in looked_at(data, f"{__name__}:wants_a_form").note
+
+
+def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dataset:
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"question": f"{index}+1", "answer": str(index + 1), "metadata": {}}
+
+    monkeypatch.setitem(
+        sys.modules, "reasoning_gym", cast("Any", SimpleNamespace(create_dataset=lambda *a, **k: Dataset()))
+    )
+    overrides = ["data.type=reasoning_gym", "data.task=sums", "reward.reward_type=reasoning_gym", "data.train_size=5"]
+    data = cast("MathConfig", load_job("math_laptop", overrides, environ={}).config).data
+    seen: list[Item] = []
+
+    def scored(items: list[Item]) -> list[Score]:
+        seen.extend(items)
+        return [Score(1.0, "", correct=item.text != "3") for item in items]
+
+    scorer: Any = SimpleNamespace(score_all=scored)
+    result = check_right_answers(data, "reasoning_gym", scorer, share=(0, 2), must_fit=True)
+
+    assert [(item.text, item.row["question"]) for item in seen] == [("1", "0+1"), ("3", "2+1"), ("5", "4+1")]
+    assert result is not None
+    assert "1 of 3 reference answers do not pass `reward_type: reasoning_gym` (problem 2: `3`" in result.note

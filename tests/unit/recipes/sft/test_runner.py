@@ -15,13 +15,14 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
 from recipes.sft.sft_runner import SftRunner
-from recipes.training.first_contact import read_comparisons
 from rlinf_core import Channel, RunFolder, RunRecord
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from tests.unit.recipes.demonstrations.scenes import scenes
 from tests.unit.recipes.sft.conftest import ALONE
 
 SPEC = EnvSpec(21, 8)
+ROWS = ContactCheck("actor", "rows", "their description")
 
 
 class Done:
@@ -64,7 +65,11 @@ class Loop:
         self.calls: list[tuple[Any, ...]] = []
         two = ({"actor/bc_loss": 1.0}, {"actor/bc_loss": 3.0})
         self.groups: dict[str, Any] = {
-            "actor": Group("actor", self.calls, {"ranks": (0, 1), "learn": two, "load_checkpoint": (7, 7)})
+            "actor": Group(
+                "actor",
+                self.calls,
+                {"ranks": (0, 1), "learn": two, "load_checkpoint": (7, 7), "compared": ([ROWS], [])},
+            )
         }
         if evaluates:
             self.groups["rollout"] = Group("rollout", self.calls, {})
@@ -85,7 +90,7 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for each in ("recipes.sft.sft_runner", "rlinf_core.runners.runner"):
+    for each in ("recipes.sft.sft_runner", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
         monkeypatch.setattr(f"{each}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 
@@ -118,7 +123,7 @@ def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> Non
     with pytest.raises(DatasetError, match="are not oriented as the environment's"):
         made.runner.init_workers()
     assert made.asked("learn") == []
-    assert [each["ok"] for each in read_comparisons(made.folder.path)] == [False]
+    assert [each.verdict for each in read_comparisons(made.folder.path) if each != ROWS] == ["differs"]
 
 
 def test_without_environments_the_data_say_it(loop: Callable[..., Loop]) -> None:
@@ -159,6 +164,16 @@ def test_weights_are_sent_once_for_each_version(loop: Callable[..., Loop]) -> No
     made.runner.train(1)
     made.runner.evaluate_policy(1)
     assert len(made.asked("sync_model_from_actor")) == 2
+
+
+def test_what_workers_compare_stands_in_the_run_folder(loop: Callable[..., Loop]) -> None:
+    made = loop()
+    made.runner.init_workers()
+    assert read_comparisons(made.folder.path) == [ROWS]
+    for _ in range(2):
+        made.runner.evaluate_policy(0)
+    rows, steps = read_comparisons(made.folder.path)
+    assert (rows, steps.component, steps.what) == (ROWS, "env", "first observations and step of env.eval")
 
 
 def test_a_checkpoint_is_the_actors(loop: Callable[..., Loop], tmp_path: Path) -> None:

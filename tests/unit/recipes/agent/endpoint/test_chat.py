@@ -274,6 +274,18 @@ def test_the_end_of_turns_is_not_tried_again() -> None:
     assert posted(model("a", max_tokens=1), PATH, {"messages": HI})[0][0] == 429
 
 
+def test_an_engine_that_has_failed_is_status_503() -> None:
+    llm = model("a")
+
+    async def lost(request: DrawRequest) -> DrawnTurn:
+        return DrawnTurn(0, (), (), (), (), "", "aborted", failure="the engine is gone")
+
+    llm._engines.draw = lost  # type: ignore[method-assign]
+    status, *_ = posted(llm, PATH, {"messages": HI})[0]
+    assert status == 503
+    assert (llm.failure, llm.turns) == ("the engine is gone", 0)
+
+
 def test_models_are_listed_and_other_paths_named() -> None:
     async def run(client: openai.AsyncOpenAI) -> list[str]:
         listed = [each.id async for each in await client.models.list()]

@@ -67,6 +67,8 @@ for line in sys.stdin:
         answer: dict[str, Any] = {"jsonrpc": "2.0", "id": asked["id"]}
         if MODE == "refuses" and asked["method"] == "tools/call":
             answer["error"] = {"code": -32602, "message": "x is wrong"}
+        elif MODE == "fails" and asked["method"] == "tools/call":
+            answer["error"] = {"code": -32603, "message": "the database is gone"}
         else:
             answer["result"] = result(asked["method"], asked.get("params") or {})
         print(json.dumps(answer), flush=True)

@@ -26,6 +26,12 @@ class Answers(BaseHTTPRequestHandler):
         if self.path == "/hang":
             self.rfile.read(1)
             self.gone.set()
+        elif self.path == "/away":
+            self._say(503, "back soon")
+        elif self.path == "/breaks":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf")
+        elif self.path == "/slow":
+            self.rfile.read(1)
         elif self.path.startswith("/to/"):
             target = {"/to/page": "/page", "/to/other": f"http://127.0.0.2:{port}/page", "/to/me": "/to/me"}[self.path]
             self._say(302, "", Location=target)
@@ -166,10 +172,25 @@ def test_the_next_address_is_tried_where_one_does_not_answer(port: int, monkeypa
 def test_a_call_that_takes_too_long_leaves_no_connection(port: int) -> None:
     Answers.gone.clear()
     tools = Toolbox([Http((f"127.0.0.1:{port}",), 30.0, 1000)], 0.2)
-    seen = asyncio.run(tools.call("http", f"http://127.0.0.1:{port}/hang"))
-    assert seen.failure == "timeout"
-    assert tools.figures["agent/tool_timeouts"] == 1
+    with pytest.raises(ToolUnavailable, match=r"no answer within 0\.2 s"):
+        asyncio.run(tools.call("http", f"http://127.0.0.1:{port}/hang"))
     assert Answers.gone.wait(30)
+
+
+@pytest.mark.parametrize("path", ["away", "breaks", "slow"])
+def test_a_server_that_is_down_is_no_observation(port: int, path: str) -> None:
+    tool = Http((f"http://127.0.0.1:{port}",), 0.2, 1000)
+    with pytest.raises(ToolUnavailable):
+        asyncio.run(tool.call(f"http://127.0.0.1:{port}/{path}"))
+
+
+def test_a_name_server_that_is_away_is_no_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*words: Any, **how: Any) -> Any:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", away)
+    with pytest.raises(ToolUnavailable, match="cannot resolve the host"):
+        asyncio.run(Http(("http://somewhere.example",), 1.0, 1000).call("http://somewhere.example/"))
 
 
 def test_requests_as_models_write_them() -> None:

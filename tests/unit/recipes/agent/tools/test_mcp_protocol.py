@@ -81,6 +81,11 @@ def test_a_result_against_its_own_schema_is_the_servers_fault() -> None:
         called("broken")
 
 
+def test_a_failure_within_a_server_is_no_observation() -> None:
+    with pytest.raises(ToolUnavailable, match="the database is gone"):
+        called("fails")
+
+
 @pytest.mark.parametrize(
     ("mode", "described"),
     [

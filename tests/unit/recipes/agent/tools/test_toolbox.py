@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.tool import FunctionTool, Tool
+from recipes.agent.tools.tool import FunctionTool, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 
 BLOCKED = threading.Event()
@@ -99,22 +99,34 @@ def test_what_goes_wrong_is_an_observation_and_is_counted() -> None:
 def test_a_tool_that_hangs_costs_its_time_limit(function: object) -> None:
     tools = box(FunctionTool(function), timeout=0.05)  # type: ignore[arg-type]
 
-    seen = called(tools, function.__name__, "x")  # type: ignore[attr-defined]
+    with pytest.raises(ToolUnavailable, match=r"no answer within 0\.05 s"):
+        called(tools, function.__name__, "x")  # type: ignore[attr-defined]
 
-    assert seen.failure == "timeout"
-    assert seen.text == "error: no answer within 0.05 s"
-    assert tools.figures["agent/tool_timeouts"] == 1
+    assert tools.failure == f"the tool `{function.__name__}`: no answer within 0.05 s"  # type: ignore[attr-defined]
+
+
+def test_a_computation_that_hangs_is_an_observation() -> None:
+    hanging = FunctionTool(sleeps)
+    hanging.computes = True
+    tools = box(hanging, timeout=0.05)
+
+    seen = called(tools, "sleeps", "x")
+
+    assert (seen.failure, seen.text) == ("timeout", "error: no answer within 0.05 s")
+    assert (tools.figures["agent/tool_timeouts"], tools.failure) == (1, "")
 
 
 def test_tools_that_hang_leave_room_for_others() -> None:
     """More of them than any pool has threads."""
     tools = box(FunctionTool(hangs), FunctionTool(upper), timeout=0.2)
 
-    async def all_of_them() -> list[Observation]:
-        return await asyncio.gather(*(tools.call("hangs", "") for _ in range(100)), tools.call("upper", "a"))
+    async def all_of_them() -> list[Observation | BaseException]:
+        calls = (*(tools.call("hangs", "") for _ in range(100)), tools.call("upper", "a"))
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     *hung, last = asyncio.run(all_of_them())
-    assert {each.failure for each in hung} == {"timeout"}
+    assert {type(each) for each in hung} == {ToolUnavailable}
+    assert isinstance(last, Observation)
     assert last.text == "A"
 
 

@@ -20,7 +20,9 @@ def made(**given: int) -> PromptPlan:
     return PromptPlan(**known, temperature=1.0, shown=lambda step: 1)
 
 
-def answered(prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool = False) -> GroupReport:
+def answered(
+    prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool = False, spoiled: bool = False
+) -> GroupReport:
     return GroupReport(
         slot=prompt.slot,
         step=prompt.step,
@@ -31,11 +33,12 @@ def answered(prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool 
         rewards=(0.0, 0.0 if dropped else 1.0),
         lengths=(len(versions),),
         truncated=0,
-        failures={},
+        failures={"engine": 2} if spoiled else {},
         parts={},
         oldest=min(versions),
         version_sum=sum(versions),
         dropped=dropped,
+        spoiled=spoiled,
     )
 
 
@@ -72,6 +75,31 @@ def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
 
     assert plan.due(range(1, 2), 0) == []
     assert [each.problem for each in plan.take(1) if each.kept] == [2, 4]
+
+
+@pytest.mark.parametrize(("max_refills", "refilled"), [(0, 4), (2, 4), (6, 6)])
+def test_spoiled_groups_are_refilled_even_without_filters(max_refills: int, refilled: int) -> None:
+    plan = made(batch_size=1, max_refills=max_refills)
+    positions: list[int] = []
+    while prompts := plan.due(range(1, 2), 0):
+        (prompt,) = prompts
+        positions.append(prompt.position)
+        plan.arrived(answered(prompt, spoiled=True))
+    assert positions == list(range(refilled + 1))
+    # Nothing of them is learned from, and every failure is counted.
+    reports = plan.take(1)
+    assert [each.kept for each in reports] == [False] * (refilled + 1)
+    assert sum(each.failed for each in reports) == 2 * (refilled + 1)
+
+
+def test_a_spoiled_group_makes_room_for_a_whole_one() -> None:
+    plan = made(max_staleness=1)
+    first = plan.due(range(1, 2), 0)
+    plan.arrived(answered(first[0], spoiled=True))
+    (again,) = plan.due(range(1, 2), 0)
+    for prompt in (*first[1:], again):
+        plan.arrived(answered(prompt))
+    assert [each.problem for each in plan.take(1) if each.kept] == [1, 2, 3]
 
 
 def test_asynchronous_mode_replaces_a_dropped_group_at_once() -> None:

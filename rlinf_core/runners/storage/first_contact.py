@@ -1,0 +1,178 @@
+"""`first_contact.json` of a run folder: the comparisons made before the first step.
+
+Workers compare and keep the results (`comparing_worker`); the runner collects them and writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+
+from rlinf_core.foreign.strict_json import load_json_object
+
+FILE: Final = "first_contact.json"
+SCHEMA: Final = "rlinf.first_contact/1"
+# `differs`: of something that is not a reason to end the run; else it would not have begun.
+Verdict: TypeAlias = Literal["agrees", "differs", "skipped"]
+VERDICTS: Final[Sequence[Verdict]] = ("agrees", "skipped", "differs")
+SKIPPED: Final = "left out by `runner.skip_checks`"
+
+
+class Difference(NamedTuple):
+    """The result of a comparison.
+
+    Attributes:
+        largest: in the units of what was compared; None: it either agrees or not.
+        bound: up to which it agrees.
+        note: more in words.
+        agrees: whether it does.
+    """
+
+    largest: float | None = None
+    bound: float | None = None
+    note: str = ""
+    agrees: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContactCheck:
+    """A comparison of something from outside with its description or an independent reference.
+
+    Attributes:
+        component: whose workers compared, as in `actor`.
+        what: was compared, as in "observations of env.train".
+        with_: what it was held against.
+        verdict: see `Verdict`.
+        largest_difference: in the units of what was compared; None: it either agrees or not.
+        bound: up to which it agrees.
+        seconds: that it took, the longest of the processes; None: it is a part of loading or of a step.
+        note: more in words.
+    """
+
+    component: str
+    what: str
+    with_: str
+    verdict: Verdict = "agrees"
+    largest_difference: float | None = None
+    bound: float | None = None
+    seconds: float | None = None
+    note: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The two things, and who compared them."""
+        return self.component, self.what, self.with_
+
+
+class FirstContact:
+    """The comparisons of one process, until they are taken.
+
+    Args:
+        component: of the process.
+        skips: whether those that cost time are left out.
+    """
+
+    def __init__(self, component: str = "", *, skips: bool = False) -> None:
+        self._component = component
+        self._skips = skips
+        self._checks: list[ContactCheck] = []
+
+    def compare(
+        self, what: str, with_: str, comparison: Callable[[], Difference | None], *, cheap: bool = False
+    ) -> None:
+        """Carry out a comparison, and keep its result; one that raises ends the start of the worker.
+
+        Args:
+            what, with_: see `ContactCheck`.
+            comparison: returns None where there is nothing to compare.
+            cheap: it is never left out.
+        """
+        if self._skips and not cheap:
+            self._checks.append(ContactCheck(self._component, what, with_, "skipped", note=SKIPPED))
+            return
+        began = time.perf_counter()
+        result = comparison()
+        if result is not None:
+            self.keep(what, with_, result, time.perf_counter() - began)
+
+    def keep(self, what: str, with_: str, result: Difference | None = None, seconds: float | None = None) -> None:
+        """Keep the result of a comparison that was made by the way, as a part of loading or of a step."""
+        result = result or Difference()
+        verdict: Verdict = "agrees" if result.agrees else "differs"
+        if result.largest is not None and not math.isfinite(result.largest):
+            # JSON has no such number.
+            result = result._replace(
+                largest=None, note=f"the difference is {result.largest}; {result.note}".strip("; ")
+            )
+        self._checks.append(
+            ContactCheck(self._component, what, with_, verdict, result.largest, result.bound, seconds, result.note)
+        )
+
+    def take(self) -> list[ContactCheck]:
+        """Return what was kept since this was asked last."""
+        checks, self._checks = self._checks, []
+        return checks
+
+
+def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
+    """Add comparisons to the file of a run folder; processes that compared the same have one line, of the worst result.
+
+    A run that goes on from a checkpoint compares again, which replaces what was there. One process of a job writes.
+    """
+    new: dict[tuple[str, str, str], ContactCheck] = {}
+    for comparison in comparisons:
+        new[comparison.key] = _worse(new.get(comparison.key, comparison), comparison)
+    if not new:
+        return
+    checks = ({check.key: check for check in read_comparisons(folder)} | new).values()
+    rows = [{name.rstrip("_"): value for name, value in asdict(check).items()} for check in checks]
+    content = {
+        "schema": SCHEMA,
+        "seconds": sum(check.seconds or 0.0 for check in checks),
+        "skipped": sum(check.verdict == "skipped" for check in checks),
+        "checks": rows,
+    }
+    aside = folder / f".{FILE}.{os.getpid()}"
+    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    aside.replace(folder / FILE)
+
+
+def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:
+    """Return the result of two processes that compared the same."""
+    worst = max(one, other, key=lambda check: (VERDICTS.index(check.verdict), check.largest_difference or 0.0))
+    return replace(
+        worst, seconds=max((each for each in (one.seconds, other.seconds) if each is not None), default=None)
+    )
+
+
+def read_comparisons(folder: Path) -> list[ContactCheck]:
+    """Return what was noted in a run folder; nothing where the file is missing, or of another schema."""
+    try:
+        content = load_json_object((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return []
+    rows = content.get("checks") if content.get("schema") == SCHEMA else None
+    checks = [_check(row) for row in cast("list[object]", rows)] if isinstance(rows, list) else []
+    return [check for check in checks if check is not None]
+
+
+def _check(row: object) -> ContactCheck | None:
+    """Return a row of the file; None where a value is not of its type."""
+    if not isinstance(row, dict):
+        return None
+    fields = cast("dict[str, Any]", row)
+    texts: list[Any] = [fields.get(name) for name in ("component", "what", "with", "verdict", "note")]
+    numbers: list[Any] = [fields.get(name) for name in ("largest_difference", "bound", "seconds")]
+    if not all(isinstance(text, str) for text in texts) or texts[3] not in VERDICTS:
+        return None
+    if not all(type(number) in (int, float, type(None)) for number in numbers):
+        return None
+    component, what, with_, verdict, note = texts
+    largest, bound, seconds = numbers
+    return ContactCheck(component, what, with_, verdict, largest, bound, seconds, note)
