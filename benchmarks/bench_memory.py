@@ -83,24 +83,26 @@ def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
         job.raise_if_bad()
         peaks = measured("laptop", overrides)
         ratios[name] = []
-        for each in forecast(job.config, {}):  # pyright: ignore[reportArgumentType]
-            ratios[name] += compared(name, each, {phase: held["rss"] for phase, held in peaks[each.component].items()})
+        for process in forecast(job.config, {}):  # pyright: ignore[reportArgumentType]
+            ratios[name] += compared(
+                name, process, {phase: held["rss"] for phase, held in peaks[process.component].items()}
+            )
     return summary(ratios)
 
 
 def compared(name: str, process: ProcessForecast, peaks: Mapping[str, int]) -> list[float]:
     """Print the phases of a process beside their peaks in bytes, those that missed one by one; return their ratios."""
-    ratios = [each.total / peaks[each.phase] for each in process.phases]
-    most = max(each.total for each in process.phases)
-    highest = max(peaks[each.phase] for each in process.phases)
+    ratios = [phase.total / peaks[phase.phase] for phase in process.phases]
+    most = max(phase.total for phase in process.phases)
+    highest = max(peaks[phase.phase] for phase in process.phases)
     span = f"{min(ratios):.3f} to {max(ratios):.3f}"
     print(
         f"{name:22} {process.component:8} {len(ratios):6} {span:>15}  {_mib(most)} and {_mib(highest)} MiB", flush=True
     )
-    for each, ratio in zip(process.phases, ratios, strict=True):
+    for phase, ratio in zip(process.phases, ratios, strict=True):
         if not _is_near(ratio):
-            parts = ", ".join(f"{part} {_mib(size)}" for part, size in each.parts.items() if size > 2**20)
-            print(f"  MISSED {each.phase}: {ratio:.3f}, peak {_mib(peaks[each.phase])} MiB; {parts}", flush=True)
+            parts = ", ".join(f"{part} {_mib(size)}" for part, size in phase.parts.items() if size > 2**20)
+            print(f"  MISSED {phase.phase}: {ratio:.3f}, peak {_mib(peaks[phase.phase])} MiB; {parts}", flush=True)
     return ratios
 
 
@@ -112,9 +114,9 @@ def summary(ratios: Mapping[str, Sequence[float]], goal: int = GOAL_CONFIGURATIO
     """Print how many phases are near their peaks, and of how many configurations all, at least `goal`; return the exit
     status.
     """
-    every = [ratio for each in ratios.values() for ratio in each]
+    every = [ratio for row in ratios.values() for ratio in row]
     near = sum(map(_is_near, every))
-    whole = sum(all(map(_is_near, each)) for each in ratios.values())
+    whole = sum(all(map(_is_near, row)) for row in ratios.values())
     wanted = min(goal, len(ratios))
     print(f"{near} of {len(every)} phases within {NEAR:.0%} of the peak, ratios {min(every):.3f} to {max(every):.3f}")
     print(f"all phases of {whole} of {len(ratios)} configurations (goal {wanted}); load {os.getloadavg()[0]:.1f}")
@@ -134,7 +136,7 @@ def measured(config: str, overrides: tuple[str, ...]) -> dict[str, Any]:
         if done.returncode:
             raise RuntimeError(done.stdout + done.stderr)
         (file,) = Path(folder).glob("runs/*/memory.json")
-        return {each["component"]: each["phases"] for each in json.loads(file.read_text())["processes"]}
+        return {process["component"]: process["phases"] for process in json.loads(file.read_text())["processes"]}
 
 
 if __name__ == "__main__":

@@ -72,8 +72,10 @@ def main(names: Sequence[str] = tuple(CONFIGURATIONS)) -> int:
             raise RuntimeError(f"the recipe of {case.config} has no forecast")
         peaks = measured(case.config, case.overrides)
         ratios[name] = []
-        for each in function(job.config, {}):
-            ratios[name] += compared(name, each, {phase: held["rss"] for phase, held in peaks[each.component].items()})
+        for process in function(job.config, {}):
+            ratios[name] += compared(
+                name, process, {phase: held["rss"] for phase, held in peaks[process.component].items()}
+            )
     return summary(ratios, GOAL_CONFIGURATIONS)
 
 
