@@ -37,7 +37,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m docs.docstrings
+	$(BIN)/python -m docs.style
 
 type: setup
 	$(BIN)/pyright

@@ -65,7 +65,7 @@ def written(page: Path) -> dict[str, str]:
     if not page.exists():
         return {}
     _, *sections = page.read_text(encoding="utf-8").split("\n## ")
-    return {each.split("\n", 1)[0]: f"## {each.rstrip()}\n" for each in sections}
+    return {section.split("\n", 1)[0]: f"## {section.rstrip()}\n" for section in sections}
 
 
 def main() -> int:

@@ -70,9 +70,9 @@ class SimulatedEngine(Worker):
         while not ended or due:
             for requests in inbox.poll():
                 ended = ended or requests is None
-                for each in requests or ():
+                for request in requests or ():
                     count += 1
-                    heapq.heappush(due, (time.perf_counter() + TOKENS * DELAY, count, each))
+                    heapq.heappush(due, (time.perf_counter() + TOKENS * DELAY, count, request))
             ready: dict[int, list[DrawnTurn]] = {}
             while due and due[0][0] <= time.perf_counter():
                 request = heapq.heappop(due)[2]
@@ -137,7 +137,7 @@ class Processes:
             over = self.calls.done()
             for group in self._arrived():
                 counts[group.prompt.slot] = counts.get(group.prompt.slot, 0) + 1
-                timeouts += sum(each.failure == "tool" for each in group.episode_stats)
+                timeouts += sum(stats.failure == "tool" for stats in group.episode_stats)
             if left and len(counts) > tasks / 3:
                 for member in self.agents._members[:left]:  # pyright: ignore[reportPrivateUsage]
                     os.kill(cast("int", member.pid), signal.SIGKILL)
@@ -189,7 +189,7 @@ def measure_speed(cluster: Cluster, agents: int) -> Iterable[Result]:
     processes.close()
     ratios = sorted(theirs / ours for ours, theirs in rounds)
     middle = statistics.median(ratios)
-    ours, theirs = (SPEED_TASKS / statistics.median(each) for each in zip(*rounds, strict=True))
+    ours, theirs = (SPEED_TASKS / statistics.median(seconds) for seconds in zip(*rounds, strict=True))
     measured = f"{ours:.0f} and {theirs:.0f} a second; {ratios[0]:.2f} to {ratios[-1]:.2f}"
     what = f"Conversations per second, {agents} processes against one"
     yield Result(what, measured, f"{middle:.2f}x", ">= 0.8x", middle >= 0.8)
@@ -203,19 +203,19 @@ def measure_faults(cluster: Cluster, agents: int, tasks: int) -> Iterable[Result
     hanging = "agent.tools=[benchmarks.bench_agents:calculator]", f"agent.tool_timeout={TOOL_TIMEOUT}"
     faulty = Processes(cluster, "faulty", agents, configuration(*overrides, *hanging))
     killed = max(1, agents // 100)
-    found = faulty.run(tasks, kill=killed)
+    faulted = faulty.run(tasks, kill=killed)
     lost, moved = faulty.calls.lost, faulty.calls.take_moved()
-    again = sum(found.counts.values()) - len(found.counts)
+    again = sum(faulted.counts.values()) - len(faulted.counts)
     faulty.close()
-    ratio = found.seconds / without.seconds
+    ratio = faulted.seconds / without.seconds
     yield Result(
         f"Tasks ended of {tasks}, with hanging tools and {killed} of {agents} killed",
-        f"{found.timeouts:.0f} runs left out, {lost} died, {moved} tasks moved, {again} came twice and count once",
-        f"{len(found.counts)}",
+        f"{faulted.timeouts:.0f} runs left out, {lost} died, {moved} tasks moved, {again} came twice and count once",
+        f"{len(faulted.counts)}",
         f"{tasks}",
-        sorted(found.counts) == list(range(tasks)) and lost == killed and found.timeouts > 0,
+        sorted(faulted.counts) == list(range(tasks)) and lost == killed and faulted.timeouts > 0,
     )
-    measured = f"{found.seconds:.1f} s and {without.seconds:.1f} s"
+    measured = f"{faulted.seconds:.1f} s and {without.seconds:.1f} s"
     yield Result("Time against the same without faults", measured, f"{ratio:.2f}x", f"<= {SLOWER}x", ratio <= SLOWER)
 
 
@@ -238,10 +238,10 @@ def bare_memory() -> float:
     plain: Any = ray
     create = plain.remote(num_cpus=0)(BareActor)
     actors = [create.remote() for _ in range(BARE)]
-    found = statistics.median(own_memory(plain.get(each.pid.remote())) for each in actors)
-    for each in actors:
-        plain.kill(each)
-    return found
+    memory = statistics.median(own_memory(plain.get(actor.pid.remote())) for actor in actors)
+    for actor in actors:
+        plain.kill(actor)
+    return memory
 
 
 def available_memory() -> float:
@@ -251,11 +251,11 @@ def available_memory() -> float:
 
 
 def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
-    bare, each = bare_memory(), float(LARGEST)
+    bare, typical = bare_memory(), float(LARGEST)
     for count in sorted({min(8, processes), processes}):
         left = available_memory()
-        if left - count * each < LEFT:
-            yield Result(f"{count} agent processes", f"{left:.0f} MiB free, {each:.0f} MiB each", "-", "", met=False)
+        if left - count * typical < LEFT:
+            yield Result(f"{count} agent processes", f"{left:.0f} MiB free, {typical:.0f} MiB each", "-", "", met=False)
             return
         began = time.perf_counter()
         group = Processes(cluster, f"memory-{count}", count, configuration())
@@ -265,9 +265,10 @@ def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
         own = [own_memory(pid) for pid in pids]
         torch = sum("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
         group.close()
-        each, most = statistics.median(own), max(own)
+        typical, most = statistics.median(own), max(own)
         middle = (
-            f"median {each:.0f} MiB, {each - bare:.0f} above a bare actor of Ray's ({bare:.0f}); {torch} have torch"
+            f"median {typical:.0f} MiB, {typical - bare:.0f} above a bare actor of Ray's ({bare:.0f});"
+            f" {torch} have torch"
         )
         what = f"Memory of its own of each of {count} agent processes, most"
         yield Result(what, middle, f"{most:.0f} MiB", f"<= {LARGEST} MiB", most <= LARGEST and not torch)

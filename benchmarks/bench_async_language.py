@@ -66,12 +66,12 @@ class SlowEngine(Engine):
         return self._due()
 
     def _hold(self, answers: list[Sequence]) -> None:
-        self._held += [(self._begun.pop((each.request_id, each.sample)), each) for each in answers]
+        self._held += [(self._begun.pop((answer.request_id, answer.sample)), answer) for answer in answers]
 
     def _due(self) -> list[Sequence]:
         now = time.monotonic()
-        done = [each for due, each in self._held if due <= now]
-        self._held = [(due, each) for due, each in self._held if due > now]
+        done = [answer for due, answer in self._held if due <= now]
+        self._held = [(due, answer) for due, answer in self._held if due > now]
         return done
 
     @property
@@ -82,7 +82,7 @@ class SlowEngine(Engine):
         self._hold(self._engine.pause(mode))
         while mode != "freeze" and self._held:
             time.sleep(0.003)
-            self._held = [each for each in self._held if each[0] > time.monotonic()]
+            self._held = [answer for answer in self._held if answer[0] > time.monotonic()]
         return self._due()
 
     def resume(self) -> None:
@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
-    given = parser.parse_args()
+    args = parser.parse_args()
     program.ROLLOUT = WorkerReference[ReasoningRollout](
         "benchmarks.bench_async_language:SlowRollout", ReasoningRollout, "rollout"
     )
@@ -169,9 +169,9 @@ def main() -> int:
     final: dict[int, list[float]] = {0: [], 2: []}
     print(f"{'seed':>4}  {'mode':<12}  {'s/step':>7}  {'first reward':>12}  {'last reward':>11}  {'staleness':>9}")
     with Cluster(num_nodes=1) as cluster:
-        for seed in given.seeds:
+        for seed in args.seeds:
             for staleness, name in ((0, "synchronous"), (2, "asynchronous")):
-                seconds, rewards, age = run(cluster, seed, given.steps, staleness)
+                seconds, rewards, age = run(cluster, seed, args.steps, staleness)
                 times[staleness].append(statistics.median(seconds[FIRST:]))
                 final[staleness].append(statistics.fmean(rewards[-LAST:]))
                 first = statistics.fmean(rewards[:FIRST])
@@ -182,8 +182,8 @@ def main() -> int:
                 )
     ratio = statistics.fmean(times[2]) / statistics.fmean(times[0])
     difference = statistics.fmean(final[2]) - statistics.fmean(final[0])
-    spread = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in final.values()]
-    error = (sum(each**2 for each in spread) / len(given.seeds)) ** 0.5
+    spread = [statistics.stdev(rewards) if len(rewards) > 1 else 0.0 for rewards in final.values()]
+    error = (sum(rewards**2 for rewards in spread) / len(args.seeds)) ** 0.5
     print(f"step time: {ratio:.2f} of a synchronous step's (at most {LIMIT})")
     print(f"reward of the last {LAST} steps: {difference:+.3f}, standard error {error:.3f}")
     return 1 if ratio > LIMIT or abs(difference) > max(NOISE, 2 * error) else 0

@@ -79,8 +79,8 @@ def control_part(hosts: int) -> tuple[float, float, float]:
         done = subprocess.run(
             [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True
         )
-        found = json.loads(done.stdout.splitlines()[-1])
-        return found["seconds"], found["mib"], found["cpu"]
+        record = json.loads(done.stdout.splitlines()[-1])
+        return record["seconds"], record["mib"], record["cpu"]
 
 
 def inside(file: str) -> None:
@@ -163,10 +163,10 @@ def five_hosts(rounds: int) -> bool:
                 up.append(taken[1])
     finally:
         hosts.end()
-    more = median(up) - median(hand)
+    extra = median(up) - median(hand)
     goal = f"goal {MORE_THAN_BY_HAND_GOAL_SECONDS:+.0f} s"
-    print(f"five hosts: by hand {shown(hand)}, up {shown(up)}: {more:+.1f} s ({goal})")
-    return more <= MORE_THAN_BY_HAND_GOAL_SECONDS
+    print(f"five hosts: by hand {shown(hand)}, up {shown(up)}: {extra:+.1f} s ({goal})")
+    return extra <= MORE_THAN_BY_HAND_GOAL_SECONDS
 
 
 def shown(seconds: list[float]) -> str:
@@ -182,7 +182,7 @@ def main() -> int:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     _, small, _ = control_part(100)
     runs = [control_part(options.hosts) for _ in range(max(1, options.rounds))]
-    seconds, mib, cpu = (median(each) for each in zip(*runs, strict=True))
+    seconds, mib, cpu = (median(column) for column in zip(*runs, strict=True))
     goal = f"goal {CONTROL_GOAL_SECONDS:.0f} s"
     print(f"{options.hosts} hosts by a stand-in of 200 ms: {seconds:.1f} s, {cpu:.1f} s of it our own work ({goal})")
     print(f"peak memory: {mib:.0f} MiB, for 100 hosts {small:.0f} MiB: {mib / small:.2f} (goal {MEMORY_GOAL})")

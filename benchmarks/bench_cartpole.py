@@ -122,12 +122,12 @@ def main() -> int:
     print(f"{'':<20} {'cpu-s to 475':>13} {'(range)':>15} {'env steps':>10} {'steps per cpu-s':>16}")
     speeds: dict[str, float] = {}
     for name, runs in rows.items():
-        seconds = sorted(each["cpu_seconds"] for each in runs)
-        speeds[name] = statistics.median(each["env_steps"] / each["cpu_seconds"] for each in runs)
-        missed = sum(not each["reached"] for each in runs)
+        seconds = sorted(row["cpu_seconds"] for row in runs)
+        speeds[name] = statistics.median(row["env_steps"] / row["cpu_seconds"] for row in runs)
+        missed = sum(not row["reached"] for row in runs)
         print(
             f"{NAMES[name]:<20} {statistics.median(seconds):>13.1f} {f'({seconds[0]:.1f} to {seconds[-1]:.1f})':>15}"
-            f" {statistics.median(each['env_steps'] for each in runs):>10.0f} {speeds[name]:>16.0f}"
+            f" {statistics.median(row['env_steps'] for row in runs):>10.0f} {speeds[name]:>16.0f}"
             + (f"   {missed} of {len(runs)} did not get there" if missed else "")
         )
     for name in needs:
@@ -135,9 +135,9 @@ def main() -> int:
             print(f"rlinf does {speeds['rlinf'] / speeds[name]:.2f}x the steps per CPU second of {NAMES[name]}")
         else:
             print(f"{NAMES[name]} is not installed: pip install stable-baselines3 'ray[rllib]', or see --baselines")
-    failed = not all(each["reached"] for each in rows["rlinf"])
+    failed = not all(row["reached"] for row in rows["rlinf"])
     if "sb3" in rows:
-        mine, theirs = (statistics.median(each["cpu_seconds"] for each in rows[name]) for name in ("rlinf", "sb3"))
+        mine, theirs = (statistics.median(row["cpu_seconds"] for row in rows[name]) for name in ("rlinf", "sb3"))
         print(f"rlinf needs {mine / theirs:.2f}x the CPU seconds of Stable-Baselines3")
         failed |= mine > theirs
     return 1 if failed or speeds["rlinf"] < speeds.get("rllib", 0.0) else 0

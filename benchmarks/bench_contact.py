@@ -53,10 +53,10 @@ def learn(name: str, seed: int) -> list[Result]:
         last, interval = config.runner.max_steps, config.runner.val_check_interval
         meter = Meter([*range(interval, last, interval), last])
         program(job, RunFolder.create(config.runner, "embodied"), meter)
-    found = {step: each["eval/success_at_end"] for step, each in meter.evaluations.items() if step}
-    first = next((step for step in sorted(found) if found[step] >= SUCCESS), None)
-    last = max(found)
-    curve = " ".join(f"{each:.2f}" for _, each in sorted(found.items()))
+    successes = {step: values["eval/success_at_end"] for step, values in meter.evaluations.items() if step}
+    first = next((step for step in sorted(successes) if successes[step] >= SUCCESS), None)
+    last = max(successes)
+    curve = " ".join(f"{success:.2f}" for _, success in sorted(successes.items()))
     spent = meter.cpu(0, last if first is None else first)
     when = f"step {first}, {meter.wall(0, first):.0f} s" if first is not None else f"not in {last} steps"
     is_met = first is not None and spent <= task.limit
@@ -65,9 +65,9 @@ def learn(name: str, seed: int) -> list[Result]:
         Result(
             f"{name}: greedy success at the end, seed {seed}",
             f"{meter.cpu(0, last):.0f} cpu-s, {last} steps; {curve}",
-            f"{found[last]:.3f}",
+            f"{successes[last]:.3f}",
             f">= {SUCCESS}",
-            found[last] >= SUCCESS,
+            successes[last] >= SUCCESS,
         ),
     ]
 

@@ -133,13 +133,13 @@ def pace(seconds: int) -> list[Result]:
     actions = np.cumsum(np.isfinite(moments))
     edges = [WARM * TICKS, (WARM + half + 1) * TICKS, len(moments)]
     without, beside = (jitter(moments[(actions > first) & (actions <= last)]) for first, last in pairwise(edges))
-    p99, base = (float(np.percentile(each, 99)) for each in (beside, without))
+    p99, base = (float(np.percentile(column, 99)) for column in (beside, without))
     said = (
         f"p50 {np.median(beside):.1f} ms, p99 {p99:.1f}, most {beside.max():.1f}; without updates"
         f" {np.median(without):.1f}, {base:.1f}, {without.max():.1f}"
     )
     late = float(np.mean(beside > TICK * 1e3))
-    idle = statistics.mean(each["speed/env_idle"] for each in meter.times[-half + 2 :])
+    idle = statistics.mean(row["speed/env_idle"] for row in meter.times[-half + 2 :])
     taken = meter.times[-1]["train/updates"] / max(1.0, (len(meter.times) - WARM - half) * TICKS)
     return [
         Result("p99 jitter of a tick beside the learner", said, f"{p99:.1f} ms", "< 10 ms", p99 < 10),
@@ -153,8 +153,8 @@ def learner(seconds: int) -> list[Result]:
     """Return how long the learner does nothing where data suffice."""
     steps = max(4, int(seconds / 5))
     meter, _ = control(WARM + steps, BUSY, TICKS)
-    idle = statistics.mean(each["speed/learner_idle"] for each in meter.times[WARM:])
-    arm = statistics.mean(each["speed/env_idle"] for each in meter.times[WARM:])
+    idle = statistics.mean(row["speed/learner_idle"] for row in meter.times[WARM:])
+    arm = statistics.mean(row["speed/env_idle"] for row in meter.times[WARM:])
     said = f"{BUSY} updates a tick asked for, {meter.times[-1]['train/updates_per_env_step']:.0f} taken; arm {arm:.0%}"
     return [Result("learner idle where data suffice", said, f"{idle:.1%}", "< 5%", idle < 0.05)]
 

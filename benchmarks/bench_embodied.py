@@ -74,7 +74,7 @@ def training(seeds: Sequence[int], steps: int) -> list[Result]:
         lasts = (*lasts, "runner.val_before_train=false")
         run(meter, *lasts, f"env.train.seed={seed}", f"actor.seed={seed}", "env.eval.total_num_envs=256")
         after = single_process_ppo.run(single_process_ppo.arguments(words), seed)
-        loop = statistics.mean(each.rollout + each.training for each in (before, after))
+        loop = statistics.mean(step.rollout + step.training for step in (before, after))
         ours = meter.cpu(0, steps)
         ratio = ours / loop
         cost = (
@@ -85,10 +85,10 @@ def training(seeds: Sequence[int], steps: int) -> list[Result]:
             Result(f"CPU time of {steps} steps of pick, seed {seed}", cost, f"{ratio:.2f}x", "<= 2x", ratio <= 2)
         )
         if steps == whole:
-            found = meter.evaluations[steps].get("eval/success_at_end", 0.0)
+            success = meter.evaluations[steps].get("eval/success_at_end", 0.0)
             measured = f"256 starts that training has not seen; the loop {after.success:.3f}"
             results.append(
-                Result(f"greedy success then, seed {seed}", measured, f"{found:.3f}", ">= 0.9", found >= 0.9)
+                Result(f"greedy success then, seed {seed}", measured, f"{success:.3f}", ">= 0.9", success >= 0.9)
             )
     return results
 
@@ -102,10 +102,10 @@ def overhead(steps: int) -> list[Result]:
     """
     meter = Meter([])
     run(meter, f"runner.max_steps={steps}", "runner.val_check_interval=-1", "runner.save_interval=-1")
-    spent = [each["time/env/wait"] - each["time/rollout/policy"] for each in meter.times[2:]]
-    whole = statistics.median(each["time/generate_rollouts"] for each in meter.times[2:]) / 50 * 1e3
+    spent = [row["time/env/wait"] - row["time/rollout/policy"] for row in meter.times[2:]]
+    whole = statistics.median(row["time/generate_rollouts"] for row in meter.times[2:]) / 50 * 1e3
     step = statistics.median(spent) / 50 * 1e3
-    low, _, high = (each / 50 * 1e3 for each in statistics.quantiles(spent, n=4))
+    low, _, high = (quantile / 50 * 1e3 for quantile in statistics.quantiles(spent, n=4))
     measured = f"quarters {low:.2f} to {high:.2f} ms; a rollout in all takes {whole:.2f} ms a step"
     return [Result("overhead of a step of 64 environments", measured, f"{step:.2f} ms", "< 0.5 ms", step < 0.5)]
 
@@ -170,7 +170,7 @@ def pipelining() -> list[Result]:
             "runner.val_check_interval=-1",
             "runner.save_interval=-1",
         )
-        taken[stages] = statistics.median(each["time/generate_rollouts"] for each in meter.times[1:])
+        taken[stages] = statistics.median(row["time/generate_rollouts"] for row in meter.times[1:])
     ratio = taken[2] / taken[1]
     measured = f"{taken[2]:.2f} s against {taken[1]:.2f} s, where env and policy take {LATENCY * 1e3:.0f} ms each"
     return [Result("rollout with 2 stages against 1", measured, f"{ratio:.2f}x", "<= 0.6x", ratio <= 0.6)]

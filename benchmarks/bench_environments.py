@@ -51,11 +51,11 @@ def main() -> int:
         except MissingPackageError as error:
             print(f"{kind:<14} {task:<14} {'-':>12} {'-':>12}  {error.package} is not installed")
             continue
-        found = steps_per_second(env)
+        speed = steps_per_second(env)
         env.close()
-        unit = unit or found
-        kept &= kind != GOAL_KIND or found >= GOAL
-        print(f"{kind:<14} {task:<14} {found:12,.0f} {found / unit:12.2f}", flush=True)
+        unit = unit or speed
+        kept &= kind != GOAL_KIND or speed >= GOAL
+        print(f"{kind:<14} {task:<14} {speed:12,.0f} {speed / unit:12.2f}", flush=True)
     return 0 if kept else 1
 
 

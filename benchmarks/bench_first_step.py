@@ -75,13 +75,13 @@ def start_of(command: list[str], line: str, folder: str) -> Start:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
     ) as process:
-        told: list[str] = []
+        printed_lines: list[str] = []
         for printed in process.stdout or ():
-            told.append(printed)
+            printed_lines.append(printed)
             if printed.startswith(line):
                 break
         else:
-            raise RuntimeError("".join(told))
+            raise RuntimeError("".join(printed_lines))
         seconds = time.perf_counter() - began
         parts = cpu_by_kind(mark)
         for _ in process.stdout or ():
@@ -121,27 +121,29 @@ def measure(rounds: int, before: Path | None) -> dict[str, list[Start]]:
     if before is not None:
         programs["before"] = ([str(before / ".venv/bin/rlinf"), *train], FIRST_STEP)
     programs["now"] = ([str(Path(sys.executable).with_name("rlinf")), *train], FIRST_STEP)
-    found: dict[str, list[Start]] = {name: [] for name in programs}
+    starts_of: dict[str, list[Start]] = {name: [] for name in programs}
     for number in range(rounds + 1):
         for name, (command, line) in programs.items():
             with tempfile.TemporaryDirectory() as folder:
                 start = start_of(command, line, folder)
             if number:
-                found[name].append(start)
-    return found
+                starts_of[name].append(start)
+    return starts_of
 
 
 def results(rounds: int, before: Path | None) -> Iterator[Result]:
     """Yield a line for each program, and the ratios."""
-    found = measure(rounds, before)
-    middle = {name: median(start.seconds for start in starts) for name, starts in found.items()}
-    for name, starts in found.items():
+    starts_of = measure(rounds, before)
+    middle = {name: median(start.seconds for start in starts) for name, starts in starts_of.items()}
+    for name, starts in starts_of.items():
         cpu = median(start.cpu for start in starts)
         kinds = sorted({kind for start in starts for kind in start.parts})
-        told = ", ".join(f"{kind} {median(start.parts.get(kind, 0.0) for start in starts):.1f}" for kind in kinds)
+        parts = ", ".join(f"{kind} {median(start.parts.get(kind, 0.0) for start in starts):.1f}" for kind in kinds)
         goal = f"<= {GOAL_SECONDS:g} s" if name == "now" else ""
         met = name != "now" or middle[name] <= GOAL_SECONDS
-        yield Result(f"{name}: seconds to the first step", f"{cpu:.1f} cpu-s: {told}", f"{middle[name]:.1f}", goal, met)
+        yield Result(
+            f"{name}: seconds to the first step", f"{cpu:.1f} cpu-s: {parts}", f"{middle[name]:.1f}", goal, met
+        )
     ratio = middle["now"] / middle["bare Ray"]
     yield Result("now against bare Ray", "medians of wall time", f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= 1.5)
     if before is not None:
@@ -152,9 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="starts of each program (default 3)")
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit, with its .venv")
-    given = parser.parse_args()
-    before = given.before.absolute() if given.before else None
-    return run_parts({"start": lambda: results(max(1, given.rounds), before)}, None)
+    args = parser.parse_args()
+    before = args.before.absolute() if args.before else None
+    return run_parts({"start": lambda: results(max(1, args.rounds), before)}, None)
 
 
 if __name__ == "__main__":

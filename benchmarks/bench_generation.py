@@ -76,7 +76,7 @@ def ours(model: Any, asked: Sequence[Tokens], lengths: Sequence[int], *, share: 
     engine = TorchEngine(model, share_prefixes=share)
     for index, (prompt, length) in enumerate(zip(asked, lengths, strict=True)):
         engine.submit(Request(request_id=str(index), prompt=prompt, params=SamplingParams(max_new_tokens=length)))
-    return sum(len(each.tokens) for each in engine.results())
+    return sum(len(result.tokens) for result in engine.results())
 
 
 def padded(model: Any, asked: Sequence[Tokens], lengths: Sequence[int]) -> int:
@@ -110,11 +110,11 @@ def continuous(model: Any, asked: Sequence[Tokens], lengths: Sequence[int]) -> i
             manager.add_request(list(prompt), request_id=str(index), max_new_tokens=length)
         left = len(asked)
         while left:
-            found = manager.get_result(timeout=60)
-            if found is None:
+            result = manager.get_result(timeout=60)
+            if result is None:
                 raise TimeoutError("continuous batching gave no answer for a minute")
-            if found.is_finished():
-                drawn, left = drawn + len(found.generated_tokens), left - 1
+            if result.is_finished():
+                drawn, left = drawn + len(result.generated_tokens), left - 1
     finally:
         manager.stop(block=True)
     return drawn
@@ -122,14 +122,14 @@ def continuous(model: Any, asked: Sequence[Tokens], lengths: Sequence[int]) -> i
 
 def speeds(rounds: int, *sides: Callable[[], int]) -> list[list[float]]:
     """Return tokens per CPU second of each side, round by round; a first round does not count."""
-    found: list[list[float]] = [[] for _ in sides]
+    rates: list[list[float]] = [[] for _ in sides]
     for number in range(rounds + 1):
         for index, side in enumerate(sides):
             begun = time.process_time()
             tokens = side()
             if number:
-                found[index].append(tokens / (time.process_time() - begun))
-    return found
+                rates[index].append(tokens / (time.process_time() - begun))
+    return rates
 
 
 def line(what: str, mine: Sequence[float], theirs: Sequence[float], goal: float) -> Result:
@@ -163,7 +163,7 @@ def uneven(rounds: int) -> list[Result]:
 
 def equal(rounds: int) -> list[Result]:
     """Answers of one length, where nobody leaves the batch."""
-    found: list[Result] = []
+    lines: list[Result] = []
     for rows, length in ((8, 128), (64, 64), (256, 32)):
         model, plain = tiny(), tiny()
         asked, lengths = prompts(rows, VOCABULARY), [length] * rows
@@ -172,8 +172,8 @@ def equal(rounds: int) -> list[Result]:
             lambda: ours(model, asked, lengths),  # noqa: B023 - called in this round
             lambda: padded(plain, asked, lengths),  # noqa: B023
         )
-        found.append(line(f"{rows} answers of {length} tokens, against generate", mine, theirs, 0.95))
-    return found
+        lines.append(line(f"{rows} answers of {length} tokens, against generate", mine, theirs, 0.95))
+    return lines
 
 
 def prefix(rounds: int) -> list[Result]:
@@ -193,13 +193,13 @@ def real(rounds: int, folder: str) -> list[Result]:
     words = model.config.vocab_size
     asked, lengths = prompts(24, words), [min(128, length) for length in geometric(24)]
     mine, theirs = speeds(rounds, lambda: ours(model, asked, lengths), lambda: padded(plain, asked, lengths))
-    found = [line("real model, geometric lengths, against one padded batch", mine, theirs, 1)]
+    lines = [line("real model, geometric lengths, against one padded batch", mine, theirs, 1)]
     asked, lengths = prompts(16, words), [32] * 16
     mine, theirs = speeds(rounds, lambda: ours(model, asked, lengths), lambda: padded(plain, asked, lengths))
-    found.append(line("real model, 16 answers of 32 tokens, against generate", mine, theirs, 0.95))
+    lines.append(line("real model, 16 answers of 32 tokens, against generate", mine, theirs, 0.95))
     asked, lengths = prompts(16, words, common=80, own=8), [6] * 16
     mine, theirs = speeds(rounds, lambda: ours(model, asked, lengths), lambda: ours(model, asked, lengths, share=False))
-    return [*found, line("real model, few-shot prefix of 80 tokens, shared against not", mine, theirs, 3)]
+    return [*lines, line("real model, few-shot prefix of 80 tokens, shared against not", mine, theirs, 3)]
 
 
 # Weights
@@ -287,9 +287,9 @@ def adapter(rank: int) -> Result:
     from recipes.training.huggingface import with_lora
 
     model = of_135_million()
-    whole = sum(each.numel() for each in model.parameters())
+    whole = sum(weight.numel() for weight in model.parameters())
     tuned = with_lora(model, LoraSettings(rank=rank))
-    part = sum(each.numel() for name, each in tuned.named_parameters() if ".lora_" in name)
+    part = sum(weight.numel() for name, weight in tuned.named_parameters() if ".lora_" in name)
     share = part / whole
     measured = f"{4 * part / MB:.1f} of {4 * whole / MB:.0f} MB in float32"
     return Result(f"LoRA adapter of rank {rank}, bytes sent", measured, f"{share:.1%}", "<= 3%", share <= 0.03)

@@ -159,12 +159,12 @@ def images(steps: int, rounds: int) -> list[Result]:
     """Return the CPU time of the recipe in terms of the loop's."""
     torch.set_num_threads(1)
     rendering = milliseconds_of_an_image()
-    loops, keeping, found = list[float](), list[float](), list[tuple[float, float, float]]()
+    loops, keeping, timings = list[float](), list[float](), list[tuple[float, float, float]]()
     for _ in range(rounds):
         loops.append(loop_seconds(steps))
-        found.append(recipe_seconds(steps))
+        timings.append(recipe_seconds(steps))
         keeping.append(keeping_seconds(steps))
-    recipes, background, wall = ([*each] for each in zip(*found, strict=True))
+    recipes, background, wall = ([*column] for column in zip(*timings, strict=True))
     ratios = [ours / theirs for ours, theirs in zip(recipes, loops, strict=True)]
     kept = [ours / theirs for ours, theirs in zip(recipes, keeping, strict=True)]
     ratio = statistics.median(ratios)
@@ -183,7 +183,7 @@ def images(steps: int, rounds: int) -> list[Result]:
 
 
 def _listed(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{each:.1f}" for each in seconds)
+    return ", ".join(f"{second:.1f}" for second in seconds)
 
 
 def main() -> int:

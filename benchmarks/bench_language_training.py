@@ -86,14 +86,14 @@ def model() -> Any:
 
 def compare(ours: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, str]:
     """Return the median over rounds of how many times longer `other` takes, and the quarters, as text."""
-    for each in (ours, other):
-        each()
+    for side in (ours, other):
+        side()
     ratios: list[float] = []
     for _ in range(rounds):
         spent: list[float] = []
-        for each in (ours, other):
+        for side in (ours, other):
             began = time.process_time()
-            each()
+            side()
             spent.append(time.process_time() - began)
         ratios.append(spent[1] / spent[0])
     low, middle, high = statistics.quantiles(ratios, n=4)
@@ -102,15 +102,15 @@ def compare(ours: Callable[[], object], other: Callable[[], object], rounds: int
 
 def gradients(module: nn.Module) -> list[Tensor]:
     """Return the gradients of a module, and forget them there."""
-    found = [each.grad.clone() for each in module.parameters() if each.grad is not None]
+    gradients = [weight.grad.clone() for weight in module.parameters() if weight.grad is not None]
     module.zero_grad()
-    return found
+    return gradients
 
 
 def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
     """Return the largest difference between gradients, by the largest gradient."""
     pairs = list(zip(first, second, strict=True))
-    scale = max(float(each.abs().max()) for each in first)
+    scale = max(float(gradient.abs().max()) for gradient in first)
     return max(float((mine - theirs).abs().max()) for mine, theirs in pairs) / scale
 
 
@@ -133,9 +133,9 @@ def padded_logprobs(plain: Any, batch: RolloutBatch) -> Tensor:
     inside = torch.arange(longest)[None] < lengths[:, None]
     tokens = torch.zeros(inside.shape, dtype=torch.int64).masked_scatter(inside, batch.tokens)
     logits = plain(tokens, attention_mask=inside.long()).logits[:, :-1].float()
-    found = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    logprobs = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
     answer = inside[:, 1:] & (torch.arange(1, longest)[None] >= batch.prompt_lengths[:, None])
-    return found * answer
+    return logprobs * answer
 
 
 def packing(rounds: int) -> list[Result]:

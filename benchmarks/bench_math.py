@@ -85,7 +85,7 @@ def curve(seeds: Sequence[int]) -> list[Result]:
     for seed in seeds:
         meter = Meter([steps])
         run("math_laptop", meter, f"actor.seed={seed}", f"data.seed={seed}")
-        rewards = [each["rollout/reward"] for each in meter.times]
+        rewards = [row["rollout/reward"] for row in meter.times]
         first, last = rewards[0], statistics.fmean(rewards[-5:])
         spent = (
             f"{meter.cpu(0, steps):.1f} cpu-s, {meter.wall(0, steps):.0f} s for {steps} steps,"
@@ -103,15 +103,15 @@ def curve(seeds: Sequence[int]) -> list[Result]:
 
 def pretrained(seed: int, folder: str) -> list[Result]:
     """Train math_smollm whole, and score what it leaves by plain transformers."""
-    given = f"actor.model.model_path={folder}"
-    _, config = shipped("math_smollm", given)
+    model = f"actor.model.model_path={folder}"
+    _, config = shipped("math_smollm", model)
     meter, elsewhere = Meter([]), list[float]()
 
     def score(made: Path) -> None:
         elsewhere.append(plain_score(made / "model", config))
 
-    run("math_smollm", meter, given, f"actor.seed={seed}", then=score)
-    scores = {step: each["eval/pass@1"] for step, each in meter.evaluations.items()}
+    run("math_smollm", meter, model, f"actor.seed={seed}", then=score)
+    scores = {step: values["eval/pass@1"] for step, values in meter.evaluations.items()}
     first, last = scores[min(scores)], scores[max(scores)]
     cpu, before = meter.cpu_in_all(), sum(meter.marks[0][0].values())
     spent = f"{before:.0f} of them before the first step, {meter.wall(0, END):.0f} s after it"
@@ -226,10 +226,10 @@ def against(
 
     def all_baselines() -> None:
         for kind in goals:
-            found = baseline(pythons[kind], kind, settings)
-            spent[kind].append(found["cpu_seconds"])
-            rewards[kind] = statistics.fmean(found["rewards"][-5:])
-            print(f"{title}: {found['samples']} samples in {found['cpu_seconds']:.1f} cpu-s by {kind}", flush=True)
+            record = baseline(pythons[kind], kind, settings)
+            spent[kind].append(record["cpu_seconds"])
+            rewards[kind] = statistics.fmean(record["rewards"][-5:])
+            print(f"{title}: {record['samples']} samples in {record['cpu_seconds']:.1f} cpu-s by {kind}", flush=True)
 
     all_baselines()
     meter = Meter([steps])
@@ -238,14 +238,14 @@ def against(
         all_baselines()
     ours, samples = meter.cpu(0, steps), steps * config.answers_per_step
     print(f"{title}: {samples} samples in {ours:.1f} cpu-s by the recipe", flush=True)
-    mine = statistics.fmean(each["rollout/reward"] for each in meter.times[-5:])
+    mine = statistics.fmean(row["rollout/reward"] for row in meter.times[-5:])
     results: list[Result] = []
     for kind, goal in goals.items():
         theirs = statistics.fmean(spent[kind])
         ratio = theirs / ours
         measured = (
             f"{samples / ours:.0f} samples/cpu-s against {samples / theirs:.0f}"
-            f" ({', '.join(f'{samples / each:.0f}' for each in spent[kind])}); rewards {mine:.2f}, {rewards[kind]:.2f}"
+            f" ({', '.join(f'{samples / cpu:.0f}' for cpu in spent[kind])}); rewards {mine:.2f}, {rewards[kind]:.2f}"
         )
         results.append(Result(f"{title}, by {kind}", measured, f"{ratio:.2f}x", f">= {goal}x", ratio >= goal))
     return results
@@ -253,8 +253,11 @@ def against(
 
 def table(results: Sequence[Result]) -> str:
     """Return the results as text."""
-    lines = [f"{'goal missed: ' if not each.met else ''}{each.what}: {each.figure} ({each.goal})" for each in results]
-    return "\n".join(f"{line}\n    {each.measured}" for line, each in zip(lines, results, strict=True))
+    lines = [
+        f"{'goal missed: ' if not result.met else ''}{result.what}: {result.figure} ({result.goal})"
+        for result in results
+    ]
+    return "\n".join(f"{line}\n    {result.measured}" for line, result in zip(lines, results, strict=True))
 
 
 def main() -> int:
@@ -272,31 +275,31 @@ def main() -> int:
         goals = {"plain": 0.9, **({"trl": 1.6} if args.trl else {})}
         with tempfile.TemporaryDirectory() as folder:
             warm_model(Path(folder) / "model")
-            found = against("math_laptop", "one-digit sums", f"{folder}/model", args.steps, pythons, goals)
-        results += found
-        print(table(found), flush=True)
+            rows = against("math_laptop", "one-digit sums", f"{folder}/model", args.steps, pythons, goals)
+        results += rows
+        print(table(rows), flush=True)
     if "curve" in args.only:
-        found = curve(args.seeds)
-        results += found
-        print(table(found), flush=True)
+        rows = curve(args.seeds)
+        results += rows
+        print(table(rows), flush=True)
     if {"smollm", "pretrained"} & set(args.only) and not Path(args.smollm2).is_dir():
         print(f"SmolLM2 is left out: there is no `{args.smollm2}`; configs/math_smollm.yaml says how to make it")
     if "pretrained" in args.only and Path(args.smollm2).is_dir():
         for seed in args.seeds[:2]:
-            found = pretrained(seed, str(Path(args.smollm2).resolve()))
-            results += found
-            print(table(found), flush=True)
+            rows = pretrained(seed, str(Path(args.smollm2).resolve()))
+            results += rows
+            print(table(rows), flush=True)
     if "smollm" in args.only and Path(args.smollm2).is_dir():
         goals = {"trl": 3.0} if args.trl else {"plain": 3.0}
         folder = str(Path(args.smollm2).resolve())
         # Before alone: TRL takes minutes, and up to 14 GB, for its whole batch at once.
         title = "SmolLM2, few-shot prompts"
-        found = against("math_smollm", title, folder, args.smollm_steps, pythons, goals, both_sides=False)
-        results += found
-        print(table(found), flush=True)
+        rows = against("math_smollm", title, folder, args.smollm_steps, pythons, goals, both_sides=False)
+        results += rows
+        print(table(rows), flush=True)
     if not args.trl:
         print("TRL is left out: `--trl PYTHON` names an interpreter that has it; the head of this script says how")
-    return 0 if all(each.met for each in results) else 1
+    return 0 if all(row.met for row in results) else 1
 
 
 if __name__ == "__main__":

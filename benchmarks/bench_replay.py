@@ -98,8 +98,8 @@ def timed(buffer: ReplayBuffer, setting: Setting, random: np.random.Generator) -
 
 def own(file: str, name: str) -> int:
     """Return a figure that the kernel tells of this process, by file in /proc/self and name."""
-    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self", file).read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self", file).read_text(encoding="ascii"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def drop_cache(buffer: ReplayBuffer) -> None:

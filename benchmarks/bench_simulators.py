@@ -113,8 +113,8 @@ def measure(env_type: str, num_envs: int, chunk: int) -> None:
     here.close()
     # The median of the rounds' ratios: what else the machine does disturbs some rounds, and all ways of a round alike.
     ratios = {
-        name: statistics.median(each / bare for each, bare in zip(found, rates["bare"], strict=True))
-        for name, found in rates.items()
+        name: statistics.median(speed / bare for speed, bare in zip(speeds, rates["bare"], strict=True))
+        for name, speeds in rates.items()
     }
     line = f"{env_type:<20} {TASKS[env_type]:<20} {num_envs:4} {chunk:5} {statistics.median(rates['bare']):9,.0f}"
     for name in ("with pauses", "in the worker", "in its process"):

@@ -46,7 +46,7 @@ def stable_baselines3(seed: int, target: float, max_steps: int) -> dict[str, Any
     class Until(BaseCallback):
         def _on_step(self) -> bool:
             episodes = self.model.ep_info_buffer or ()
-            self.mean = float(np.mean([each["r"] for each in episodes])) if len(episodes) == 100 else 0.0
+            self.mean = float(np.mean([episode["r"] for episode in episodes])) if len(episodes) == 100 else 0.0
             return self.mean < target
 
     model = PPO(

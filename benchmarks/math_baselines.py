@@ -78,13 +78,13 @@ def trl(settings: dict[str, Any], folder: str) -> dict[str, Any]:
     rewards: list[float] = []
 
     def score(completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
-        found = []
+        scores = []
         for ids, right in zip(completion_ids, answer, strict=True):
             ended = bool(ids) and ids[-1] in stops
             text = tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
-            found.append(float(ended and text.strip() == right))
-        rewards.append(sum(found) / len(found))
-        return found
+            scores.append(float(ended and text.strip() == right))
+        rewards.append(sum(scores) / len(scores))
+        return scores
 
     marks: list[float] = []
 
@@ -145,19 +145,19 @@ def plain(settings: dict[str, Any], _: str) -> dict[str, Any]:
     for step in range(settings["steps"]):
         first = step * prompts
         problems = [settings["problems"][(first + index) % len(settings["problems"])] for index in range(prompts)]
-        asked = tokenizer([each[0] for each in problems], return_tensors="pt", padding=True)
+        asked = tokenizer([problem[0] for problem in problems], return_tensors="pt", padding=True)
         ids = asked["input_ids"].repeat_interleave(group, 0)
         mask = asked["attention_mask"].repeat_interleave(group, 0)
         width = ids.shape[1]
         drawn, mask = _generate(model, ids, mask, longest, stopping, tokenizer.pad_token_id)
         inside = mask[:, width:].bool()
-        found = []
+        scores = []
         for row, kept, index in zip(drawn.tolist(), inside.tolist(), range(len(drawn)), strict=True):
             answer = [token for token, is_kept in zip(row, kept, strict=True) if is_kept]
             ended = answer[-1] in stops
             text = tokenizer.decode(answer[:-1] if ended else answer, skip_special_tokens=True)
-            found.append(float(ended and text.strip() == problems[index // group][1]))
-        reward = torch.tensor(found)
+            scores.append(float(ended and text.strip() == problems[index // group][1]))
+        reward = torch.tensor(scores)
         rewards.append(float(reward.mean()))
         groups = reward.view(-1, group)
         advantage = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).view(-1, 1)
@@ -180,13 +180,13 @@ def _generate(model: Any, ids: Any, mask: Any, longest: int, stopping: Any, pad:
     """Return the answers, padded, and the mask of prompts and answers; ends when every row has."""
     import torch
 
-    cache, given, drawn = None, ids, []
+    cache, fed, drawn = None, ids, []
     done = torch.zeros(len(ids), dtype=torch.bool)
     with torch.inference_mode():
         for _ in range(longest):
-            places = (mask.cumsum(1) - 1).clamp(min=0)[:, -given.shape[1] :]
+            places = (mask.cumsum(1) - 1).clamp(min=0)[:, -fed.shape[1] :]
             output = model(
-                given,
+                fed,
                 attention_mask=mask,
                 position_ids=places,
                 past_key_values=cache,
@@ -201,7 +201,7 @@ def _generate(model: Any, ids: Any, mask: Any, longest: int, stopping: Any, pad:
             done |= torch.isin(token, stopping)
             if done.all():
                 break
-            given = token[:, None]
+            fed = token[:, None]
     return torch.stack(drawn, 1).clone(), mask.clone()
 
 
@@ -231,8 +231,8 @@ def main() -> int:
 
     kind, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     with tempfile.TemporaryDirectory() as folder:
-        found = {"trl": trl, "plain": plain, "score": score}[kind](settings, folder)
-    print(json.dumps(found))
+        record = {"trl": trl, "plain": plain, "score": score}[kind](settings, folder)
+    print(json.dumps(record))
     return 0
 
 

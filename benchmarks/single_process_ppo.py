@@ -51,8 +51,8 @@ class Samples:
         count = len(self.tensors["actions"])
         for rows in torch.randperm(count).split(min(size, count)):
             yield (
-                {name: each[rows] for name, each in self.inputs.items()},
-                {name: each[rows] for name, each in self.tensors.items()},
+                {name: tensor[rows] for name, tensor in self.inputs.items()},
+                {name: tensor[rows] for name, tensor in self.tensors.items()},
             )
 
 
@@ -125,7 +125,10 @@ class Loop:
         columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         if "values" in columns:
             columns["last"] = policy.values(inputs)
-        return Samples({name: torch.cat([each[name] for each in passed]) for name in inputs}, self._learnable(columns))
+        return Samples(
+            {name: torch.cat([step[name] for step in passed]) for name in inputs},
+            self._learnable(columns),
+        )
 
     def _learnable(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         rewards, ends = columns["rewards"][..., 0], (columns["terminations"], columns["truncations"])
@@ -135,19 +138,19 @@ class Loop:
             values = torch.cat((columns["values"], columns["last"][None]))[..., 0]
             finals, how = columns["finals"][..., 0], self.algorithm.bootstrap_type
             rewards = bootstrap_rewards(rewards, ends[0][..., 0], ends[1][..., 0], finals, self.algorithm.gamma, how)
-        found = get_advantage(self.algorithm.adv_type)(
+        estimate = get_advantage(self.algorithm.adv_type)(
             Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), AdvantageSettings.of(self.algorithm)
         )
         tensors = {
             "actions": columns["actions"].flatten(0, 1),
             "old_logprobs": sum_to_level(columns["logprobs"].flatten(0, 1), self.algorithm.logprob_type),
-            "advantages": found.advantages.flatten()[:, None],
+            "advantages": estimate.advantages.flatten()[:, None],
             "mask": mask.flatten()[:, None],
         }
-        if values is not None and found.returns is not None:
+        if values is not None and estimate.returns is not None:
             tensors["old_values"] = columns["values"].flatten(0, 1)
-            tensors["returns"] = found.returns.flatten()[:, None]
-            self.metrics["explained_variance"] = explained_variance(values[:-1], found.returns, mask).item()
+            tensors["returns"] = estimate.returns.flatten()[:, None]
+            self.metrics["explained_variance"] = explained_variance(values[:-1], estimate.returns, mask).item()
         self.metrics["reward"] = columns["rewards"].sum(dim=0).mean().item()
         return tensors
 
@@ -156,14 +159,14 @@ class Loop:
         loss, settings = get_policy_loss(self.algorithm.loss_type), LossSettings.of(self.algorithm)
         if bool(samples.tensors["mask"].all()):
             del samples.tensors["mask"]  # the loss is simpler, and so faster, where everything counts
-        found = None
+        result = None
         # Four batches, as the recipe takes where the file gives no size.
         size = self.actor.global_batch_size or -(-len(samples.tensors["actions"]) // 4)
         for _ in range(self.algorithm.update_epoch):
             for inputs, batch in samples.batches(size):
                 evaluated = self.policy(inputs, batch.pop("actions"))
                 values = evaluated.values if "returns" in batch else None
-                given = LossInputs(
+                terms = LossInputs(
                     logprobs=sum_to_level(evaluated.logprobs, self.algorithm.logprob_type),
                     entropy=sum_to_level(evaluated.entropy, self.algorithm.entropy_type)
                     if self.algorithm.entropy_bonus
@@ -172,13 +175,13 @@ class Loop:
                     value_mask=batch.get("mask") if values is not None else None,
                     **batch,
                 )
-                found = loss(given, settings)
+                result = loss(terms, settings)
                 self.optimizer.zero_grad()
-                found.loss.backward()
+                result.loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.actor.optim.clip_grad)
                 self.optimizer.step()
-        if found is not None:
-            self.metrics |= {name: value.item() for name, value in found.metrics.items()}
+        if result is not None:
+            self.metrics |= {name: value.item() for name, value in result.metrics.items()}
 
 
 def evaluate(env: VectorEnv, policy: BasePolicy) -> tuple[float, float]:
@@ -294,12 +297,12 @@ def main() -> int:
     )
     missed = 0
     for seed in args.seeds:
-        found = run(args, seed)
-        missed += found.reached is None
-        seconds, samples = found.reached or (float("nan"), 0)
+        score = run(args, seed)
+        missed += score.reached is None
+        seconds, samples = score.reached or (float("nan"), 0)
         print(
-            f"{seed:4d} {seconds:6.1f} {samples:9d} {found.steps:5d} {found.success:7.3f} {found.mean_return:7.2f}"
-            f" {found.rollout / found.steps * 1e3:5.1f} ms {found.training / found.steps * 1e3:5.1f} ms",
+            f"{seed:4d} {seconds:6.1f} {samples:9d} {score.steps:5d} {score.success:7.3f} {score.mean_return:7.2f}"
+            f" {score.rollout / score.steps * 1e3:5.1f} ms {score.training / score.steps * 1e3:5.1f} ms",
             flush=True,
         )
     return 1 if missed else 0

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 def entries() -> list[Entry]:
     """Return the runs that the page shows, in its order."""
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
-    return [Entry(each["name"], each["title"], shlex.split(each["arguments"])) for each in _ENTRY.finditer(page)]
+    return [Entry(match["name"], match["title"], shlex.split(match["arguments"])) for match in _ENTRY.finditer(page)]
 
 
 def with_links(page: str, made: Path = MADE) -> str:

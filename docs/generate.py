@@ -65,8 +65,8 @@ def _commands() -> str:
         context = command.make_context(name, [], parent=parent, resilient_parsing=True)
         context.terminal_width = context.max_content_width = _HELP_WIDTH
         parts.append(f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n")
-        for each in getattr(command, "list_commands", lambda _: [])(context):
-            add(command.get_command(context, each), each, context)
+        for name in getattr(command, "list_commands", lambda _: [])(context):
+            add(command.get_command(context, name), name, context)
 
     add(get_command(app), "rlinf", None)
     return "\n".join(parts)

@@ -77,14 +77,14 @@ def _api() -> str:
 
     kinds: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": []}
     for name in sorted(rlinf_core.__all__):
-        found = getattr(rlinf_core, name)
-        if inspect.isclass(found):
-            kinds["Errors" if issubclass(found, BaseException) else "Classes"].append(_entry(found))
-        elif inspect.isfunction(found):
-            kinds["Functions"].append(_entry(found))
+        public = getattr(rlinf_core, name)
+        if inspect.isclass(public):
+            kinds["Errors" if issubclass(public, BaseException) else "Classes"].append(_entry(public))
+        elif inspect.isfunction(public):
+            kinds["Functions"].append(_entry(public))
     head = "# Python API\n\nEvery public name of `rlinf_core`, imported as in `from rlinf_core import Cluster`.\n"
-    return head + "\n".join(f"\n## {kind}\n\n{''.join(found)}" for kind, found in kinds.items())
+    return head + "\n".join(f"\n## {kind}\n\n{''.join(entries)}" for kind, entries in kinds.items())
 
 
-def _entry(found: Any) -> str:
-    return f"::: {found.__module__}.{found.__qualname__}\n\n"
+def _entry(public: Any) -> str:
+    return f"::: {public.__module__}.{public.__qualname__}\n\n"

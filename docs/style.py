@@ -1,0 +1,102 @@
+"""A check of words: `python -m docs.style` lists docstrings, names and test names that a reader stumbles over.
+
+The first line of a docstring is a sentence in the imperative mood for a function, and a noun phrase for a class, a
+module or a property: "Return the rank", "The rank of a process". ruff (D401) checks the mood, this module the
+first word. A local name says what its value is, and a test's name fits into a line of a report.
+
+`python -m docs.style --message FILE` checks the subject of a commit message instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+ROOT: Final = Path(__file__).parents[1]
+PRODUCT: Final = ("rlinf_core", "rlinf_cli", "recipes", "benchmarks", "docs", "examples")
+# Words that fit every value, and so name none.
+EMPTY_NAMES: Final = frozenset({"each", "found", "given", "more", "some", "tell", "told"})
+LONGEST_TEST_NAME: Final = 60
+LONGEST_SUBJECT: Final = 72
+
+_RELATIVE: Final = frozenset({"How", "That", "What", "Where", "Which", "Who", "Whom", "Whose"})
+_Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Fault(NamedTuple):
+    """A place where the style is not met."""
+
+    file: Path
+    line: int
+    text: str
+
+
+def product_faults(file: Path) -> Iterator[Fault]:
+    """Yield the docstrings and names of a module of the product that say nothing."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, _Documented):
+            first, _, _ = (ast.get_docstring(node) or "").partition("\n")
+            word = re.match(r"\w*", first)
+            if word and (word[0] in _RELATIVE or (word[0] == "Whether" and not _is_property(node))):
+                yield Fault(file, node.body[0].lineno, f"a docstring opens with a relative clause: {first}")
+        name = _bound_name(node)
+        if name in EMPTY_NAMES:
+            yield Fault(file, getattr(node, "lineno", 1), f"`{name}` does not say what the value is")
+
+
+def long_test_names(file: Path) -> Iterator[Fault]:
+    """Yield the tests of a file whose names are too long."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+        if name.startswith("test_") and len(name) > LONGEST_TEST_NAME:
+            yield Fault(
+                file, getattr(node, "lineno", 1), f"a test's name has {len(name)} characters of {LONGEST_TEST_NAME}"
+            )
+
+
+def _bound_name(node: ast.AST) -> str | None:
+    """Return the name that a node binds: a variable or a parameter."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else None
+
+
+def _is_property(node: _Documented) -> bool:
+    """Return whether `Whether ...` is a noun phrase there: for a property, not for a function or a class."""
+    return not isinstance(node, ast.Module | ast.ClassDef) and any(
+        ast.unparse(decorator).endswith("property") for decorator in node.decorator_list
+    )
+
+
+def all_faults() -> list[Fault]:
+    """Return the faults of the whole checkout."""
+    product = (file for folder in PRODUCT for file in sorted((ROOT / folder).rglob("*.py")))
+    faults = [fault for file in product for fault in product_faults(file)]
+    return [*faults, *(fault for file in sorted((ROOT / "tests").rglob("*.py")) for fault in long_test_names(file))]
+
+
+def subject_fault(message: str) -> str | None:
+    """Return the fault of a commit message's subject, if there is one."""
+    subject, _, _ = message.partition("\n")
+    if len(subject) <= LONGEST_SUBJECT:
+        return None
+    return f"the subject has {len(subject)} characters of {LONGEST_SUBJECT}: say the rest in the body"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the faults; return 1 if there are any."""
+    if arguments[:1] == ["--message"]:
+        fault = subject_fault(Path(arguments[1]).read_text(encoding="utf-8"))
+        lines = [fault] if fault else []
+    else:
+        lines = [f"{file.relative_to(ROOT)}:{line}: {text}" for file, line, text in all_faults()]
+    print("\n".join(lines), end="\n" if lines else "")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""The style of docstrings, names, test names and commit subjects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import style
+
+
+def test_checkout_has_no_fault_of_style() -> None:
+    assert [f"{file}:{line}: {text}" for file, line, text in style.all_faults()] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "bad"),
+    [
+        ('"""What it is."""', True),
+        ('"""The thing."""', False),
+        ('class A:\n    """Who asks."""', True),
+        ('def f():\n    """Whether it is."""', True),
+        ('def f():\n    """Return whether it is."""', False),
+        ('class A:\n    @property\n    def f(self):\n        """Whether it is."""', False),
+        ('class A:\n    @property\n    def f(self):\n        """Where it is."""', True),
+        ('async def f():\n    """How it goes."""', True),
+        ("def f():\n    return 1", False),
+        ('def f():\n    """Whatever it takes, take it."""', False),
+        ("found = 1", True),
+        ("for each in (): pass", True),
+        ("def f(told): pass", True),
+        ("rows = [row for row in ()]", False),
+        ("if (given := 1): pass", True),
+        ("print(given)", False),
+    ],
+)
+def test_product_faults_are_docstrings_and_names(code: str, bad: bool, tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text(code)
+    assert bool(list(style.product_faults(file))) is bad
+
+
+@pytest.mark.parametrize(("length", "bad"), [(60, False), (61, True)])
+def test_long_test_names_are_faults(length: int, bad: bool, tmp_path: Path) -> None:
+    file = tmp_path / "test_code.py"
+    file.write_text(f"def test_{'x' * (length - 5)}(): pass")
+    assert bool(list(style.long_test_names(file))) is bad
+
+
+@pytest.mark.parametrize(("length", "bad"), [(72, False), (73, True)])
+def test_long_subjects_are_faults(length: int, bad: bool, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text("x" * length + "\n\n" + "y" * 200)
+    assert style.main(["--message", str(message)]) == int(bad)
