@@ -93,16 +93,16 @@ class Runs(AgentWorker):
             begin = self._attempt if as_samples else self._run
             stats = (await begin(PROMPT, problem, sample, route)).stats
             members.append(Member(self._asked, float(stats.reward or 0.0), bool(stats.failure)))
-        return members if as_samples else [each for each in members if not each.failed]
+        return members if as_samples else [member for member in members if not member.failed]
 
     def learn(self, members: list[Member]) -> list[float]:
         """Follow the gradient of a group by GRPO's advantages, and return these."""
-        rewards = [each.reward for each in members]
+        rewards = [member.reward for member in members]
         spread = statistics.pstdev(rewards) if members else 0.0
         advantages = [(reward - statistics.fmean(rewards)) / (spread + 1e-6) for reward in rewards]
         if spread:
             share = self.share
-            steps = (value * (each.asked - share) for value, each in zip(advantages, members, strict=True))
+            steps = (value * (member.asked - share) for value, member in zip(advantages, members, strict=True))
             self._logit += RATE * statistics.fmean(steps)
         return advantages
 
@@ -127,7 +127,7 @@ async def trained(groups: int, seed: int, *, as_samples: bool) -> Learned:
     for number in range(groups):
         members = await worker.group(number, as_samples=as_samples)
         advantages = worker.learn(members)
-        of_failed += [value for value, each in zip(advantages, members, strict=True) if each.failed]
+        of_failed += [value for value, member in zip(advantages, members, strict=True) if member.failed]
         if (number + 1) % (groups // 10) == 0:
             curve.append(worker.share)
     return Learned(curve, statistics.fmean(of_failed) if of_failed else None, len(of_failed))
@@ -137,13 +137,13 @@ def measure(groups: int, seeds: int) -> Iterable[Result]:
     """Train both ways."""
     for as_samples in (False, True):
         runs = [asyncio.run(trained(groups, seed, as_samples=as_samples)) for seed in range(seeds)]
-        share = statistics.fmean(each.curve[-1] for each in runs)
+        share = statistics.fmean(member.curve[-1] for member in runs)
         curve = " ".join(
-            f"{statistics.fmean(points):.2f}" for points in zip(*(each.curve for each in runs), strict=True)
+            f"{statistics.fmean(points):.2f}" for points in zip(*(member.curve for member in runs), strict=True)
         )
-        found = [each.advantage for each in runs if each.advantage is not None]
-        failed = sum(each.failed for each in runs)
-        advantage = f"mean advantage {statistics.fmean(found):+.2f}" if found else "none is learned from"
+        advantages = [member.advantage for member in runs if member.advantage is not None]
+        failed = sum(member.failed for member in runs)
+        advantage = f"mean advantage {statistics.fmean(advantages):+.2f}" if advantages else "none is learned from"
         what = "Failures are wrong answers" if as_samples else "Failures are left out"
         met = share < BEGINNING if as_samples else share > BEGINNING and not failed
         yield Result(

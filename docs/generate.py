@@ -148,21 +148,21 @@ def _section(docs: _Docs, models: _Models) -> list[str]:
             _by_recipe({name: doc.description for name, doc in docs.items()}),
         )
         rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-        for below, found in _children(docs, models).items():
-            add(below, found)
+        for below, inner in _children(docs, models).items():
+            add(below, inner)
 
-    for path, found in _children(docs, models).items():
-        add(path, found)
+    for path, inner in _children(docs, models).items():
+        add(path, inner)
     return [_by_recipe({name: doc.description for name, doc in docs.items()}) + "\n", *rows, ""]
 
 
 def _children(docs: _Docs, models: _Models) -> dict[str, dict[str, FieldDoc]]:
     """Return the keys within a section by path, each as its recipes have it."""
-    found: dict[str, dict[str, FieldDoc]] = {}
+    children: dict[str, dict[str, FieldDoc]] = {}
     for name, doc in docs.items():
         for child in describe(models[name], doc.path).children:
-            found.setdefault(child.path, {})[name] = child
-    return found
+            children.setdefault(child.path, {})[name] = child
+    return children
 
 
 def _default(doc: FieldDoc) -> str:
@@ -176,7 +176,7 @@ def _by_recipe(texts: Mapping[str, str]) -> str:
         names.setdefault(text, []).append(name)
     if len(names) == 1:
         return next(iter(names))
-    return "<br>".join(f"{text or 'none'} ({', '.join(found)})" for text, found in names.items())
+    return "<br>".join(f"{text or 'none'} ({', '.join(recipes)})" for text, recipes in names.items())
 
 
 def main() -> int:

@@ -37,14 +37,23 @@ class Fault(NamedTuple):
 
 def product_faults(file: Path) -> Iterator[Fault]:
     """Yield the docstrings and names of a module of the product that say nothing."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    # A field is read with its class beside it: `mismatch.found` says enough.
+    fields = {
+        statement.target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, _Documented):
             first, _, _ = (ast.get_docstring(node) or "").partition("\n")
             word = re.match(r"\w*", first)
             if word and (word[0] in _RELATIVE or (word[0] == "Whether" and not _is_property(node))):
                 yield Fault(file, node.body[0].lineno, f"a docstring opens with a relative clause: {first}")
         name = _bound_name(node)
-        if name in EMPTY_NAMES:
+        if name in EMPTY_NAMES and node not in fields:
             yield Fault(file, getattr(node, "lineno", 1), f"`{name}` does not say what the value is")
 
 

@@ -194,7 +194,7 @@ if TYPE_CHECKING:
 
     @dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
     class _FrozenModel(ModelMetaclass):
-        """What tells a type checker that fields cannot be assigned to: a subclass may then narrow their types."""
+        """Metaclass of models whose fields are frozen for type checkers, so that a subclass may narrow their types."""
 
 else:
     _FrozenModel = type(BaseModel)

@@ -220,7 +220,7 @@ def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:
         )
         key = old.key if old is not None else ScalarNode(entry.key.span, name, name)
         entry = Entry(key, _put(inside, below, entry))
-    entries = [entry if each is old else each for each in node.entries]
+    entries = [entry if other is old else other for other in node.entries]
     return MappingNode(node.span, (*entries, entry) if old is None else tuple(entries))
 
 
@@ -250,8 +250,8 @@ def is_accepted(node: Node, values: Sequence[object], tree: MappingNode) -> bool
 def _says(written: Any, expected: object, tree: MappingNode) -> bool:
     if isinstance(expected, dict) and isinstance(written, dict):
         known = cast("dict[str, object]", expected)
-        given = cast("dict[str, Any]", written)
-        return all(key in known and (value is None or _says(value, known[key], tree)) for key, value in given.items())
+        values = cast("dict[str, Any]", written)
+        return all(key in known and (value is None or _says(value, known[key], tree)) for key, value in values.items())
     if isinstance(expected, str) and expected.startswith("${"):
         other = find(tree, tuple(expected[2:-1].split(".")))
         return other is not None and written == to_data(other)

@@ -77,7 +77,7 @@ class Check(Protocol):
 
 
 class Facts(Protocol):
-    """What a run must agree in to continue from a checkpoint, by the path of the key.
+    """The values that a run must share with the checkpoint it continues from, by the path of the key.
 
     A resume that does not fit is refused before anything is written.
     """

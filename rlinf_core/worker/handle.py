@@ -47,7 +47,7 @@ class GroupMember:
 
     @property
     def place(self) -> str:
-        """Where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
+        """The node and process it runs in, as in `node 1 (10.0.0.2), pid 4711`."""
         return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
 
 

@@ -1,4 +1,4 @@
-"""What the files of recipes `embodied` and `sft` have in common: a policy, and environments that it acts in."""
+"""Configuration shared by recipes `embodied` and `sft`: a policy, and environments that it acts in."""
 
 from __future__ import annotations
 

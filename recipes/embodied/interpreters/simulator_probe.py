@@ -108,6 +108,6 @@ def _tried(env_type: str, settings: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    kind, *given = sys.argv[1:]
-    asked = ProbeRequest(**json.loads(given[0])) if given else ProbeRequest()
-    print(json.dumps(look(kind, asked, json.loads(given[1]) if len(given) > 1 else ())))
+    kind, *requests = sys.argv[1:]
+    asked = ProbeRequest(**json.loads(requests[0])) if requests else ProbeRequest()
+    print(json.dumps(look(kind, asked, json.loads(requests[1]) if len(requests) > 1 else ())))

@@ -27,7 +27,7 @@ Judge: TypeAlias = Callable[[Sequence[Problem]], list[Score]]
 
 
 @dataclass(slots=True)
-class _Found:
+class _Tally:
     """Right answers that were looked at, and those that are not right."""
 
     faults: list[GoldFault] = field(default_factory=list[GoldFault])
@@ -69,7 +69,7 @@ def check_right_answers(
     Raises:
         ConfigError: more than half of them are not right by a rule.
     """
-    found = _Found()
+    tally = _Tally()
     deadline = time.monotonic() + _SECONDS
     if rule in CHECKED and data.source == "files":
         with Scorer(GOLDS, settings={"rule": rule}) as golds:
@@ -77,23 +77,23 @@ def check_right_answers(
             def judge(problems: Sequence[Problem]) -> list[Score]:
                 return golds.score_all([Item(text="", answer=problem.answer) for problem in problems])
 
-            _look_at_files(found, data, judge, share, deadline)
-        error = gold_error(rule, found.faults, found.checked)
+            _look_at_files(tally, data, judge, share, deadline)
+        error = gold_error(rule, tally.faults, tally.checked)
         if error is not None and must_fit:
             raise error
     elif ":" in rule or rule == "reasoning_gym":
         problems, places = _first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)
-        found.look(lambda some: scorer.score_all([_given(problem) for problem in some]), problems, places, deadline)
-    if not found.checked:
+        tally.look(lambda batch: scorer.score_all([_given(problem) for problem in batch]), problems, places, deadline)
+    if not tally.checked:
         return None
-    warnings = [complaint(rule, found.faults, found.checked)] if found.faults else []
-    if found.late:
-        warnings.append(f"{found.late} reference answers were not checked within {_SECONDS:g} s")
-    return Difference(note="; ".join(warnings) or f"{found.checked} reference answers", agrees=not warnings)
+    warnings = [complaint(rule, tally.faults, tally.checked)] if tally.faults else []
+    if tally.late:
+        warnings.append(f"{tally.late} reference answers were not checked within {_SECONDS:g} s")
+    return Difference(note="; ".join(warnings) or f"{tally.checked} reference answers", agrees=not warnings)
 
 
 def _look_at_files(
-    found: _Found, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
+    tally: _Tally, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
 ) -> None:
     rank, workers = share
     for path in (*data.train_data_paths, *data.val_data_paths):
@@ -102,7 +102,7 @@ def _look_at_files(
         for first in range(0, len(numbers), _AT_ONCE):
             chosen = numbers[first : first + _AT_ONCE]
             places = [problems.places[number] for number in chosen]
-            found.look(judge, [problems[number] for number in chosen], places, deadline)
+            tally.look(judge, [problems[number] for number in chosen], places, deadline)
 
 
 def _first_problems(

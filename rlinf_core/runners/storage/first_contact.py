@@ -147,7 +147,7 @@ def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:
     """Return the result of two processes that compared the same."""
     worst = max(one, other, key=lambda check: (VERDICTS.index(check.verdict), check.largest_difference or 0.0))
     return replace(
-        worst, seconds=max((each for each in (one.seconds, other.seconds) if each is not None), default=None)
+        worst, seconds=max((spent for spent in (one.seconds, other.seconds) if spent is not None), default=None)
     )
 
 

@@ -32,6 +32,7 @@ def test_checkout_has_no_fault_of_style() -> None:
         ("rows = [row for row in ()]", False),
         ("if (given := 1): pass", True),
         ("print(given)", False),
+        ("class A:\n    found: int", False),
     ],
 )
 def test_product_faults_are_docstrings_and_names(code: str, bad: bool, tmp_path: Path) -> None:
