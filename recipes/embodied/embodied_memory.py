@@ -16,7 +16,7 @@ from torch import nn
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_info import read_info
-from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig
+from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig, PolicyJob
 from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
@@ -230,7 +230,7 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
     return ProcessForecast("actor", count, parts, shared, config.actor.enable_offload, notes)
 
 
-def learner_parts(config: EmbodiedConfig, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
+def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
     """Return what an actor holds in any case: an empty process, its shard, and the weights that it sends.
 
     They are sent from a copy in shared memory. Shards are gathered into one before, weights of fewer bits are written
@@ -271,7 +271,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 
 
 def rollout_forecast(
-    config: EmbodiedConfig, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
+    config: PolicyJob, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
 ) -> ProcessForecast:
     """Return the forecast of one of `count` rollout workers, which holds so many bytes of `trajectories`."""
     rows = environments.total_num_envs // count // config.rollout.pipeline_stage_num
