@@ -178,3 +178,15 @@ def test_values_of_the_wrong_kind_are_told_and_nothing_breaks(cli: Cli, tmp_path
     for each in file["keys"]:
         if each["outcome"] in ("left_out", "not_needed"):
             assert f"#     {each['key']}: " in written
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("run_grpo.sh", "set -x\npython3 -m verl.trainer.main_ppo a.b=1\n"), ("job", "#!/bin/sh\n")]
+)
+def test_shell_script_is_refused_with_the_way_to_import_it(cli: Cli, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    ended = cli("import", str(tmp_path / name))
+    assert ended.code == 2
+    assert "is a shell script, and jobs are imported from YAML files" in ended.err
+    assert "`rlinf import ppo_trainer.yaml KEY=VALUE ...`" in ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
