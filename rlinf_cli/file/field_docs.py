@@ -47,7 +47,13 @@ _BOUNDS: Final = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at mo
 
 
 class UnknownFieldError(ConfigError):
-    """No model has a field at this path; `help` names the likely one."""
+    """No model has a field at this path; `help` names the likely one.
+
+    Attributes:
+        depth: how many keys of the path there are.
+    """
+
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,12 @@ def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
         UnknownFieldError: there is no such field.
     """
     spot = _Spot("", (model,), None)
-    for name in _names(path):
-        spot = _below(model, spot, name, path)
+    for depth, name in enumerate(_names(path)):
+        try:
+            spot = _below(model, spot, name, path)
+        except UnknownFieldError as error:
+            error.depth = depth
+            raise
     children = [_document(child) for child in _children(spot)]
     return _document(spot, tuple(children))
 

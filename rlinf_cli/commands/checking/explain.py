@@ -126,6 +126,9 @@ def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     from rlinf_core.errors import ConfigError
     from rlinf_core.suggest import near
 
+    # A recipe in which more of the path exists says more about the rest of it.
+    deepest = max((error.depth for error in failures), default=0)
+    failures = [error for error in failures if error.depth == deepest]
     hints = dict.fromkeys(error.help for error in failures if error.help)
     codes = near(topic, code_names())
     if codes:

@@ -112,3 +112,11 @@ def test_json(cli: Cli) -> None:
     assert "«" not in json.dumps(code, ensure_ascii=False)
     (field,) = json.loads(cli("explain", "cluster.num_nodes", "--output", "json").out)["fields"]
     assert (field["path"], field["required"]) == ("cluster.num_nodes", True)
+
+
+def test_unknown_key_is_explained_by_the_recipes_with_its_section(cli: Cli) -> None:
+    ended = cli("explain", "env.enable_offload")
+    assert ended.code == 2
+    assert "there is no `enable_offload` in `env`" in ended.err
+    assert "our environments use no accelerator" in ended.err
+    assert "known keys" not in ended.err
