@@ -63,7 +63,7 @@ def test_without_a_topic_all_codes_by_stage(cli: Cli) -> None:
 def test_a_field_with_its_type_default_and_meaning(cli: Cli) -> None:
     ended = cli("explain", "cluster.node_groups.label")
     assert ended.code == 0
-    assert ended.out.startswith("cluster.node_groups[].label: text\nrequired\n\nUnique, case sensitive name")
+    assert ended.out.startswith("cluster.node_groups[].label: text\nrequired\n\nUnique, case-sensitive name")
     assert cli("explain", "cluster.node_groups[0].label").out == ended.out
 
 
