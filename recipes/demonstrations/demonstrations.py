@@ -54,7 +54,7 @@ class KeptCamera(Camera):
         return self._pictures[rows]
 
 
-class Origin(NamedTuple):
+class JoinedSet(NamedTuple):
     """One of the data sets that demonstrations were joined from.
 
     Attributes:
@@ -112,7 +112,7 @@ class Demonstrations:
     notes: tuple[str, ...] = ()
     place: Callable[[int], str] | None = None
     flip: Flip | None = None
-    joined_from: tuple[Origin, ...] = ()
+    joined_from: tuple[JoinedSet, ...] = ()
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -135,9 +135,9 @@ class Demonstrations:
         )
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[JoinedSet, ...]:
         """The data sets that it consists of, in the order of their episodes."""
-        return self.joined_from or (Origin(self.where, self.episodes, self.flip),)
+        return self.joined_from or (JoinedSet(self.where, self.episodes, self.flip),)
 
     def rows_of(self, episode: int) -> Rows:
         """Return the rows of an episode."""

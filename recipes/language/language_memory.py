@@ -42,7 +42,7 @@ _READ: Final = 4
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
 
 
-class ModelSizes(NamedTuple):
+class LanguageModelSizes(NamedTuple):
     """Sizes of a language model, in bytes.
 
     Attributes:
@@ -73,7 +73,7 @@ class ModelSizes(NamedTuple):
 
 def model_sizes(
     actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
-) -> ModelSizes:
+) -> LanguageModelSizes:
     """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
 
     Raises:
@@ -100,7 +100,7 @@ def model_sizes(
     changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return ModelSizes(
+    return LanguageModelSizes(
         weights=parameter_bytes(model.parameters()),
         trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
         sent=size,
@@ -143,7 +143,7 @@ class Sizes(NamedTuple):
 
     config: LanguageConfig
     counts: Mapping[str, int]
-    model: ModelSizes
+    model: LanguageModelSizes
     prompt: int
     drawn: int
     longest: int
@@ -226,7 +226,7 @@ def _critic(sizes: Sizes) -> ProcessForecast:
 
 
 def _learning(
-    sizes: Sizes, component: str, model: ModelSizes, precision: str, fsdp: FsdpConfig, most: int
+    sizes: Sizes, component: str, model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, most: int
 ) -> dict[str, int]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
 
@@ -293,7 +293,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
     return sizes.process("rollout", parts, *notes, shared=shared, offloads=rollout.enable_offload)
 
 
-def _notes_of_engine(config: LanguageConfig, model: ModelSizes) -> tuple[str, ...]:
+def _notes_of_engine(config: LanguageConfig, model: LanguageModelSizes) -> tuple[str, ...]:
     """Return what is known of an engine that is not ours."""
     rollout = config.rollout
     if rollout.backend == "server":

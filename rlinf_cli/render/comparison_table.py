@@ -8,7 +8,7 @@ from typing import Any
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
-from rlinf_cli.runs.metric_comparison import Difference, ResultGap, RunResult
+from rlinf_cli.runs.metric_comparison import ConfigDifference, ResultGap, RunResult
 from rlinf_cli.runs.run_comparison import Comparison
 
 SCHEMA = "rlinf.compare/1"
@@ -56,7 +56,7 @@ def _differences(comparison: Comparison) -> str:
     return f"{text}\nand {rest} more" if rest > 0 else text
 
 
-def difference_rows(differences: Sequence[Difference]) -> list[tuple[str, ...]]:
+def difference_rows(differences: Sequence[ConfigDifference]) -> list[tuple[str, ...]]:
     """Return the kind, the name, and the value in each run, of each difference."""
     return [(difference.kind, difference.name, *map(_shown, difference.values)) for difference in differences]
 
@@ -129,5 +129,5 @@ def _result_record(result: RunResult) -> dict[str, Any]:
     return {"step": result.step, "value": result.value, "low": result.low, "high": result.high, "count": result.count}
 
 
-def _difference_record(difference: Difference) -> dict[str, Any]:
+def _difference_record(difference: ConfigDifference) -> dict[str, Any]:
     return {"kind": str(difference.kind), "name": difference.name, "values": list(difference.values)}

@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Difference:
+class ConfigDifference:
     """A difference between runs.
 
     Attributes:
@@ -108,7 +108,9 @@ LAST_STEPS: Final = 10
 _FEWEST_STEPS: Final = 3
 
 
-def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Provenance | None]) -> list[Difference]:
+def differences(
+    configs: Sequence[Mapping[str, Any]], provenances: Sequence[Provenance | None]
+) -> list[ConfigDifference]:
     """Return all differences between runs, most important first.
 
     Args:
@@ -129,7 +131,7 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
             values = tuple(None if versions is None else versions.get(name) for versions in known)
             # A run without provenance has no versions or code to compare.
             if len({value for value, versions in zip(values, known, strict=True) if versions is not None}) > 1:
-                differences.append(Difference(kind, name, values))
+                differences.append(ConfigDifference(kind, name, values))
     differences = [difference for difference in differences if len(set(difference.values)) > 1]
     # Evaluation keys that only follow training keys are reported after them.
     leading = _leading_evaluations({difference.name: difference for difference in differences})
@@ -140,7 +142,7 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
     )
 
 
-def _leading_evaluations(by_name: Mapping[str, Difference]) -> set[str]:
+def _leading_evaluations(by_name: Mapping[str, ConfigDifference]) -> set[str]:
     """Return the training keys that differ in the same way as the corresponding evaluation keys.
 
     An evaluation inherits from training what its own section omits (`env.eval.task` from `env.train.task`), and a
@@ -185,7 +187,7 @@ def _incidental(name: str) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in _INCIDENTAL)
 
 
-def _of_key(name: str, values: Sequence[str | None]) -> Difference:
+def _of_key(name: str, values: Sequence[str | None]) -> ConfigDifference:
     words = name.split(".")
     kind = Kind.CONFIG
     if name == "recipe":
@@ -196,7 +198,7 @@ def _of_key(name: str, values: Sequence[str | None]) -> Difference:
         kind = Kind.EVALUATION
     elif words[0] == "cluster":
         kind = Kind.PLACEMENT
-    return Difference(kind, name, tuple(values))
+    return ConfigDifference(kind, name, tuple(values))
 
 
 def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from rlinf_cli.live import labels
 from rlinf_cli.runs.metric_comparison import (
-    Difference,
+    ConfigDifference,
     Kind,
     ResultGap,
     RunResult,
@@ -59,7 +59,7 @@ class Comparison:
 
     metric: str
     sets: tuple[RunSet, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[ConfigDifference, ...]
     verdicts: tuple[ResultGap, ...]
 
 

@@ -74,7 +74,7 @@ class ClusterFile(BaseModel):
 
 
 def load_job(
-    name: str,
+    name: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     *,
     assume: Sequence[str] = (),
@@ -98,6 +98,7 @@ def load_job(
     Raises:
         ConfigError: `recipe=NAME` names no recipe, or one that cannot be loaded.
     """
+    name = os.fspath(name)
     diagnostics = Diagnostics()
     if name.startswith(FROM_RECIPE):
         # The override stays: a config may be the start of several recipes.

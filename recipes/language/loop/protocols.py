@@ -34,7 +34,7 @@ class Generation(Protocol):
     def seconds(self) -> float: ...
 
 
-class ActorMethods(Protocol[Nothing, Number, Figures, Unfinished]):
+class LanguageActorMethods(Protocol[Nothing, Number, Figures, Unfinished]):
     """The methods of workers that train."""
 
     def init_worker(self, layout: Any, /) -> Nothing: ...
@@ -101,7 +101,7 @@ class CriticMethods(ReferenceMethods[Nothing], Protocol[Nothing, Figures]):
     def load_checkpoint(self, folder: str, /) -> Nothing: ...
 
 
-class ReasoningActor(ActorMethods[None, int, Metrics, Slots], Comparing, Protocol):
+class ReasoningActor(LanguageActorMethods[None, int, Metrics, Slots], Comparing, Protocol):
     """A worker that trains."""
 
 
@@ -122,7 +122,9 @@ class ReasoningReference(ReferenceMethods[None], Comparing, Protocol):
 
 
 class LanguageActorGroup(
-    ActorMethods[WorkerGroupHandle[None], WorkerGroupHandle[int], WorkerGroupHandle[Metrics], WorkerGroupHandle[Slots]],
+    LanguageActorMethods[
+        WorkerGroupHandle[None], WorkerGroupHandle[int], WorkerGroupHandle[Metrics], WorkerGroupHandle[Slots]
+    ],
     Protocol,
 ):
     """The workers that train, called on all ranks at once."""

@@ -61,11 +61,11 @@ def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
 
 
 @pytest.mark.nightly
-def test_readme_file_trains_with_processes_instead_of_gpus(train: Train) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    described = yaml.YAML(typ="safe").load(readme.split("```yaml\n")[1].split("```")[0])
+def test_documented_file_trains_without_its_gpus(train: Train) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "config.md").read_text(encoding="utf-8")
+    described = yaml.YAML(typ="safe").load(page.split("```yaml\n")[1].split("```")[0])
     assert list(described["cluster"]["component_placement"]) == ["actor", "rollout", "env"]
-    # 8 GPUs that train, 4 processes that act, one arm.
+    # 8 processes that train, 4 that act, one arm.
     run = train(*place(actor=8, rollout=4, env=1), "env.train.total_num_envs=1", "actor.global_batch_size=null")
     assert run.of(RunStarted)[-1].components == {"actor": 8, "rollout": 4, "env": 1}
     assert [each.step for each in run.metrics][-1] == 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.runs.metric_comparison import Difference, Kind, RunResult, differences, result_of, verdict
+from rlinf_cli.runs.metric_comparison import ConfigDifference, Kind, RunResult, differences, result_of, verdict
 from rlinf_cli.runs.provenance import Provenance
 from rlinf_core.statistics import t_quantile
 
@@ -45,7 +45,7 @@ def test_what_matters_most_comes_first() -> None:
         (Kind.MACHINE, "host"),
         (Kind.SEEDS, "actor.seed"),
     ]
-    assert found[1] == Difference(Kind.CONFIG, "actor.optim.lr", ("0.001", "0.01"))
+    assert found[1] == ConfigDifference(Kind.CONFIG, "actor.optim.lr", ("0.001", "0.01"))
 
 
 def test_missing_provenance_is_equal_and_a_package_differs() -> None:
@@ -53,7 +53,7 @@ def test_missing_provenance_is_equal_and_a_package_differs() -> None:
 
     assert differences([CONFIG, CONFIG], [known, None]) == []
     assert differences([CONFIG, CONFIG], [known, Provenance()]) == [
-        Difference(Kind.VERSIONS, "torch", ("2.13.0", None))
+        ConfigDifference(Kind.VERSIONS, "torch", ("2.13.0", None))
     ]
 
 

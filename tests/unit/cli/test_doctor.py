@@ -92,5 +92,5 @@ def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contra
     ended = cli("status", "lab.yaml", "--output", "json")
     data = contract("status", ended.out)
     assert ended.code == 3
-    assert "no cluster `other` is recorded" in cli("status", "other.yaml").err
+    assert "no cluster `other` is known" in cli("status", "other.yaml").err
     assert (data["whole"], data["nodes"][0]["state"], data["jobs"]) == (False, "not started", None)

@@ -192,7 +192,7 @@ class TestPrune:
         shutil.copytree(here / "runs", here / "backup")
         listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
         kept = here / "weights" / original.path.name
-        assert f"checkpoints in {kept} stay: it is" in listed.out
+        assert f"checkpoints in {kept} are kept:" in listed.out
         assert "it is marked as owned by the run in" in listed.out
         assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
         assert not list((here / "backup").iterdir())

@@ -15,7 +15,7 @@ Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 
 ASSUMED = ("--assume", "sim=2")
-UNRESERVED = ["all", "of", "its", "node's,", "none", "reserved"]
+UNRESERVED = ["all", "of", "its", "node,", "none", "reserved"]
 
 
 def test_a_row_a_component(cli: Cli, mixed: Path) -> None:

@@ -264,7 +264,7 @@ class TestMistakes:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
         ended = cli("train", "recipe=fake")
         assert (ended.code, ended.out) == (1, "")
-        assert "error: training needs `ray`, not installed in this Python\n" in ended.err
+        assert "error: training needs `ray`, which this Python does not have\n" in ended.err
         assert f"run `{sys.executable} -m pip install 'ray>=2.60,<2.61'`" in ended.err
         assert list(folder.iterdir()) == []
 

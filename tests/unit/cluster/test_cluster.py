@@ -58,7 +58,7 @@ def test_a_variable_that_is_none_of_ours_is_told_once(
 
 @pytest.mark.parametrize("num_nodes", [0, -1, "1", 1.5, True, [1]])
 def test_what_is_no_number_of_nodes(num_nodes: Any) -> None:
-    with pytest.raises(ClusterError, match=r"a cluster of .* nodes was asked for"):
+    with pytest.raises(ClusterError, match=r"a cluster of .* nodes was requested"):
         Cluster(num_nodes)
 
 

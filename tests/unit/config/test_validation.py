@@ -106,7 +106,7 @@ def test_sound_file_has_no_findings(check: Check) -> None:
             "unknown-key",
             "b",
             "unknown key `b` in `car`",
-            'within braces a comma ends a value: write `name: "a,b"`',
+            'inside braces a comma ends a value: write `name: "a,b"`',
         ),
         (
             "car: {engine: {zzz: 1}}",
@@ -190,7 +190,7 @@ def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
     found, view = check("other: 1\n")
     assert [diagnostic.code for diagnostic in found] == ["missing-key", "unknown-key"]
     assert (found[0].span.start, found[0].span.end) == (0, 0)
-    assert found[0].help == "add `car:` with what it holds"
+    assert found[0].help == "add the section `car:`"
     assert view.model is None
 
 

@@ -43,7 +43,7 @@ def test_brackets_around_an_ipv6_address_are_taken_off(text: str, hosts: tuple[s
 def test_port_behind_brackets_is_named() -> None:
     with pytest.raises(HostSyntaxError, match="has a port") as caught:
         expand_hosts("gpu1,[2001:db8::7]:22")
-    assert "leave it out: `2001:db8::7`" in (caught.value.help or "")
+    assert "remove it: `2001:db8::7`" in (caught.value.help or "")
 
 
 def test_head_address_may_have_brackets() -> None:
@@ -104,7 +104,7 @@ def test_numbers_beyond_numbers_are_named(key: str, value: str, words: str) -> N
 
 def test_infinity_is_answered_with_the_value_for_none() -> None:
     (found,) = load(LAPTOP + "actor: {optim: {clip_grad: .inf}}\n").diagnostics
-    assert found.help == "write 0 for none (not clipped)"
+    assert found.help == "write 0 for none (no clipping)"
 
 
 @pytest.mark.parametrize(("text", "steps"), [("1e3", 1000), ("10.0", 10), ("2E+2", 200)])

@@ -229,7 +229,7 @@ def test_it_can_be_raised_from_a_cause_and_shown() -> None:
 
 
 def test_a_failure_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="without a failure"):
+    with pytest.raises(ValueError, match="needs at least one worker's failure"):
         group_error()
 
 
@@ -247,7 +247,7 @@ def test_of_several_unseen_failures_the_first_cause_is_raised(caplog: pytest.Log
         raise_unseen([stuck, cause, other])
     assert caught.value is cause
     assert [record.message for record in caplog.records] == [
-        f"besides, a call failed that nobody waited for: {each.message}" for each in (other, stuck)
+        f"another call failed, and its result was never read: {each.message}" for each in (other, stuck)
     ]
     raise_unseen([])
 

@@ -35,7 +35,7 @@ def test_a_name_is_given_once() -> None:
 
 @pytest.mark.parametrize("name", ["", "a:b"])
 def test_what_cannot_be_a_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a number"):
+    with pytest.raises(ConfigError, match="is not a valid number name"):
         registry().register(name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from docs.media import PICTURE
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.main import main
-from rlinf_core.job.recipe import recipe_names
+from rlinf_core.job.find_recipe import recipe_names
 
 REPOSITORY = Path(__file__).parents[3]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -57,14 +57,14 @@ def test_a_picture_tells_everyone_once() -> None:
     )
     assert graph.explain("env:0") == (
         "env:0 waits on channel `action`, empty, for 12 s; its producer rollout:1 runs `load` for 3.0 s; "
-        "its producer ghost:0 is not known; its producer rollout:0 waits in recv from env:0 for 14 s"
+        "its producer ghost:0 is unknown; its producer rollout:0 waits in recv from env:0 for 14 s"
     )
     assert graph.explain("rollout:1") == graph.explain("nobody") == ""
 
 
 def test_a_picture_of_one_operation_of_several() -> None:
     graph = WaitGraph([Process("a", (recv("b", serial=1), recv("c", serial=2)))])
-    assert graph.explain("a", 2) == "a waits in recv from c for 14 s; c is not known"
+    assert graph.explain("a", 2) == "a waits in recv from c for 14 s; c is unknown"
 
 
 def test_a_channel_without_producers_is_said() -> None:

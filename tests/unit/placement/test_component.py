@@ -40,7 +40,7 @@ def test_every_form_of_configuration_means_the_same(make_cluster: Make) -> None:
 
 @pytest.mark.parametrize("form", [{}, {"cluster": {}}, SimpleNamespace(cluster=None)])
 def test_a_configuration_that_places_nothing_is_refused(form: Any) -> None:
-    with pytest.raises(PlacementError, match="places no component"):
+    with pytest.raises(PlacementError, match="does not place any component"):
         ComponentPlacement(form, ONE_BY_EIGHT)
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_component_gets_the_nearest() -> None:
         (ONE_BY_EIGHT, "0:0,1:2", "skips process rank 1", "1:2", "did you mean `1:1`?"),
         (ONE_BY_EIGHT, "0:1", "starts its process ranks at 1", None, "did you mean `0:0`?"),
         (TWO_BY_EIGHT, "6-9:0", "resources 6-9 of `cluster`, which are on nodes 0 and 1", None, "2 nodes x 8"),
-        (CPU, "0-1:0", "resources 0-1 of `cluster`, which are on nodes 0 and 1", None, "every node a process"),
+        (CPU, "0-1:0", "resources 0-1 of `cluster`, which are on nodes 0 and 1", None, "one process per node"),
     ],
 )
 def test_a_map_that_cannot_be_laid_out_is_refused(
@@ -85,7 +85,7 @@ def test_a_map_that_cannot_be_laid_out_is_refused(
         ([], "the list is empty"),
         ({"placement": "0", "node_groups": "node"}, "unknown key `node_groups`"),
         ({"node_group": "node"}, "`placement` is missing"),
-        ({"placement": "0", "node_group": "no de"}, "a name cannot hold"),
+        ({"placement": "0", "node_group": "no de"}, "a name cannot contain"),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_refused(entry: Any, message: str) -> None:
@@ -186,9 +186,7 @@ def test_a_job_that_would_compute_on_the_cpu_unasked_says_so(caplog: pytest.LogC
     ComponentPlacement(config, without)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.getMessage().startswith(
-        "NO ACCELERATOR FOUND: `actor`, `rollout` are placed on accelerators by number"
-    )
+    assert record.getMessage().startswith("NO ACCELERATOR FOUND: `actor`, `rollout` are placed by accelerator rank")
     caplog.clear()
     ComponentPlacement(config, with_one)
     assert not caplog.records

@@ -48,9 +48,9 @@ def test_packed_always_takes_the_lowest_unused(start: int, per_process: int, str
 @pytest.mark.parametrize(
     ("arguments", "message", "help"),
     [
-        ((0, 6, 2), "7 resources, 0-6, cannot be dealt out in shares of 2", "did you mean 0-5?"),
+        ((0, 6, 2), "7 resources, 0-6, cannot be divided into shares of 2", "did you mean 0-5?"),
         ((0, 5, 2, 2), "in shares of 2 with stride 2", "multiple of 4; did you mean 0-3?"),
-        ((0, 1, 4), "cannot be dealt out", "multiple of 4"),
+        ((0, 1, 4), "cannot be divided", "multiple of 4"),
         ((3, 2), "3 to 2 is not a range", "first and the last"),
         ((-1, 2), "-1 to 2 is not a range", "from 0"),
         ((0, 7, 0), "`num_hardware_per_process` is 0", "from 1"),
@@ -132,7 +132,7 @@ def test_node_takes_several_groups_like_its_siblings(make_cluster: Callable[...,
 
 @pytest.mark.parametrize(("per_process", "stride"), [(1, 3), (1, 16), (2, 3), (3, 1), (2, 8)])
 def test_a_stride_or_count_that_does_not_fit_is_refused(per_process: int, stride: int) -> None:
-    with pytest.raises(PlacementError, match="8 resources, 0-7, cannot be dealt out"):
+    with pytest.raises(PlacementError, match="8 resources, 0-7, cannot be divided"):
         PackedPlacementStrategy(0, 7, per_process, stride)
 
 
@@ -228,7 +228,7 @@ def test_a_placement_is_a_frozen_value_that_travels() -> None:
         (lambda: NodePlacementStrategy("0"), "`node_ranks` are '0'"),
         (lambda: NodePlacementStrategy(3), "`node_ranks` are 3"),
         (lambda: NodePlacementStrategy([0, 1.0]), "`node_ranks` are [0, 1.0]"),
-        (lambda: NodePlacementStrategy([0]).get_placement(None), "None is no cluster"),
+        (lambda: NodePlacementStrategy([0]).get_placement(None), "None is not a cluster"),
         (lambda: PackedPlacementStrategy(0, 0, node_group=2.5).get_placement(CPU), "group `2.5`, which does not exist"),
     ],
 )

@@ -501,18 +501,18 @@ def test_overrides_are_judged_like_the_file(findings: Any) -> None:
 
 
 class TestManyActorsAndFewArms:
-    """README's file and `hetero18` are trained as they stand."""
+    """The documented file and `hetero18` are trained as they stand."""
 
     ROBOT = ("env.train.env_type=franka_robot",)
     # Of the agents, which share the nodes of the actor.
     NOTES = frozenset(("unused-component", "accelerators-not-reserved", "env-configs-unused"))
 
-    @pytest.fixture(params=["README.md", "hetero18"])
+    @pytest.fixture(params=["config.md", "hetero18"])
     def text(self, request: pytest.FixtureRequest) -> str:
         root = Path(__file__).parents[3]
         if request.param == "hetero18":
             return (root / "configs" / "hetero18.yaml").read_text(encoding="utf-8")
-        return (root / "README.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+        return (root / "docs" / "config.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
 
     def test_with_the_arms(self, findings: Any, text: str) -> None:
         arms = 2 if "agent" in text else 1

@@ -19,7 +19,8 @@ from rlinf_core.config.model import ConfigModel, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, written_fields
-from rlinf_core.job.recipe import Recipe, find_recipe, recipe_names
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
+from rlinf_core.job.recipe import Recipe
 
 SAC: Final = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
 OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.test_learner:root_of_zero"
@@ -199,7 +200,7 @@ def has_no_effect(model: Any, path: KeyPath, sizes: WorldSizes) -> bool:
 
 def is_refused(recipe: Recipe, context: Context, key: Key, value: Any) -> bool:
     """Return whether a value of a key is refused, or changes nothing, in a file."""
-    check = recipe.function("check")
+    check = recipe.load(recipe.check)
     assert check is not None
     recorder = Recorder()
     try:

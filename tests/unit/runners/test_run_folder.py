@@ -90,7 +90,7 @@ def test_a_run_that_was_killed_is_known_by_its_process(tmp_path: Path) -> None:
     # Of another machine's process nothing can be known here.
     folder.update(host="elsewhere", boot="00000000-0000-0000-0000-000000000000")
     status, reason = outcome(RunFolder.open(folder.path).state)
-    assert (status, "cannot be seen from here" in reason) == ("unknown", True)
+    assert (status, "not visible from here" in reason) == ("unknown", True)
 
 
 def test_the_latest(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_auto_begins_anew_where_there_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_not_taken_over(tmp_path: Path) -> None:
     first = RunFolder.create(settings(tmp_path), "embodied")
     save(first, 5)
-    with pytest.raises(RunError, match="still going on") as raised:
+    with pytest.raises(RunError, match="still active") as raised:
         RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
     assert str(os.getpid()) in str(raised.value)
     first.update(start=f"{os.getpid()}:1")
@@ -151,7 +151,7 @@ def test_one_of_two_simultaneous_commands_resumes_a_run(tmp_path: Path) -> None:
     before = first.refresh()
     with durable.claimed(first.path / "run.json") as ours:
         assert ours
-        with pytest.raises(RunError, match="still going on") as raised:
+        with pytest.raises(RunError, match="still active") as raised:
             RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
     assert "another command is resuming it" in str(raised.value)
     assert first.refresh() == before
@@ -174,7 +174,7 @@ def test_a_run_that_was_taken_over_meanwhile_is_not_taken_twice(
         return claimed(path)
 
     monkeypatch.setattr(durable, "claimed", later)
-    with pytest.raises(RunError, match="still going on"):
+    with pytest.raises(RunError, match="still active"):
         RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
 
 
@@ -360,7 +360,7 @@ def test_what_is_kept_of_a_shipped_configuration_is_clean(tmp_path: Path, name: 
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not the folder of a run"):
+    with pytest.raises(RunError, match="this is not a run folder"):
         RunFolder.open(tmp_path)
     (tmp_path / "run.json").write_text('{"schema": "rlinf.run/1"}')
     with pytest.raises(RunError, match="`recipe` is missing"):

@@ -152,7 +152,7 @@ def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examin
     machines.tried = {"fault": "No module named 'metaworld'"}
     (found,) = [each for each in examine(trials=(trial,)).findings if each.check == "simulator"]
     assert found.verdict is CheckVerdict.FAULT
-    assert "does not run `my.probe`: No module named 'metaworld'" in found.what
+    assert "cannot run `my.probe`: No module named 'metaworld'" in found.what
 
 
 def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:

@@ -41,7 +41,7 @@ def test_the_lock_is_free_again_afterwards() -> None:
         pass
     with (
         cluster_identity.locked("a"),
-        pytest.raises(RLinfError, match="is at work on cluster `a`"),
+        pytest.raises(RLinfError, match="is working on cluster `a`"),
         cluster_identity.locked("a"),
     ):
         pass

@@ -19,7 +19,6 @@ algorithm:
   gae_lambda: 0.9
   value_clip: 0.1
   huber_delta: 2
-  kl_penalty: k1
   normalize_advantages: false
 """
 
@@ -29,7 +28,7 @@ def test_keys_without_effect_are_named() -> None:
     text = summary_text(RunProgress(), Path("/runs/one"), unread=unread)
     (line,) = [each for each in text.splitlines() if each.strip().startswith("no effect")]
     assert "algorithm.gae_lambda (<stdin>:7), algorithm.value_clip (<stdin>:8)" in line
-    assert line.endswith("and 1 more; see `rlinf validate`")
+    assert line.endswith("algorithm.huber_delta (<stdin>:9), algorithm.normalize_advantages (<stdin>:10)")
     found = summary_record("finished", "embodied", Path("/runs/one"), unread=unread)["no_effect"]
     assert [each["key"] for each in found][-1] == "algorithm.normalize_advantages"
     assert found[0]["place"] == "<stdin>:7:15"

@@ -128,7 +128,7 @@ def test_the_model_says_one_thing_at_a_time() -> None:
         chat = model.conversation("x")
         await asyncio.gather(chat.reply(), chat.reply())
 
-    with pytest.raises(RuntimeError, match="`fork`"):
+    with pytest.raises(RuntimeError, match=r"`fork\(\)`"):
         asyncio.run(run())
 
 

@@ -103,7 +103,7 @@ def test_only_the_holder_moves_it(a: Client, b: Client, op: str) -> None:
     now = ready(a)
     refused = b.reply(now, op, **fields)
     assert refused["code"] == "no-lease"
-    assert "client 1 does" in refused["message"]
+    assert "client 1 holds it" in refused["message"]
 
 
 def test_it_moves_only_after_a_reset(a: Client) -> None:

@@ -34,7 +34,7 @@ LONG = (
     "runner.max_samples=15",
 )
 # Rewards that differ by the length of answers, so that some groups are dropped and others are not.
-FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "algorithm.recompute_logprobs=true")
+FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
 
 
 @pytest.fixture

@@ -384,10 +384,10 @@ def test_what_is_right_is_told_apart_from_its_reward(functions: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "answer", "reason"),
     [
-        ("number", "(1,2)", "no number"),
+        ("number", "(1,2)", "not a number"),
         ("number", "", "empty"),
         ("math", "", "empty"),
-        ("math", "\\frac{", "no expression"),
+        ("math", "\\frac{", "cannot parse"),
         ("boxed", "  ", "empty"),
     ],
 )
