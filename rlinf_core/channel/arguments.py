@@ -136,5 +136,5 @@ def check_channel_name(name: str) -> None:
     check_name(name, "channel")
     if not name.isprintable():
         raise InvalidNameError(
-            f"{short_repr(name)} cannot be the name of a channel", help="each character of a name can be seen in print"
+            f"{short_repr(name)} is not a valid name of a channel", help="each character of a name can be seen in print"
         )

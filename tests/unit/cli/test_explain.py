@@ -114,7 +114,7 @@ def test_json(cli: Cli) -> None:
     assert (field["path"], field["required"]) == ("cluster.num_nodes", True)
 
 
-def test_unknown_key_is_explained_by_the_recipes_with_its_section(cli: Cli) -> None:
+def test_unknown_key_is_explained_by_recipes_with_its_section(cli: Cli) -> None:
     ended = cli("explain", "env.enable_offload")
     assert ended.code == 2
     assert "there is no `enable_offload` in `env`" in ended.err

@@ -60,7 +60,11 @@ def _record(folder: Path, name: str) -> None:
     """Write demonstrations of the environment of a file."""
     config = cast("EmbodiedConfig", load_job(name, environ={}).config)
     facts = sizes_of(config, config.env.eval)
-    features = features_of(facts.spec or EnvSpec(2, 1))
+    # Cameras as the file says that the data call them.
+    names = {
+        f"observation.images.{ours}": f"observation.images.{theirs}" for ours, theirs in config.data.cameras.items()
+    }
+    features = {names.get(key, key): feature for key, feature in features_of(facts.spec or EnvSpec(2, 1)).items()}
     with DatasetWriter(folder, round(facts.control_hz or 20), features) as writer:
         kinds = {name: np.uint8 if each.is_camera else each.dtype for name, each in features.items()}
         writer.add({name: np.zeros((3, *each.shape), kinds[name]) for name, each in features.items()}, "do it")

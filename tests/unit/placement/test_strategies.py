@@ -49,7 +49,7 @@ def test_packed_always_takes_the_lowest_unused(start: int, per_process: int, str
     ("arguments", "message", "help"),
     [
         ((0, 6, 2), "7 resources, 0-6, cannot be divided into shares of 2", "did you mean 0-5?"),
-        ((0, 5, 2, 2), "in shares of 2 with stride 2", "multiple of 4; did you mean 0-3?"),
+        ((0, 5, 2, 2), "into shares of 2 with stride 2", "multiple of 4; did you mean 0-3?"),
         ((0, 1, 4), "cannot be divided", "multiple of 4"),
         ((3, 2), "3 to 2 is not a range", "first and the last"),
         ((-1, 2), "-1 to 2 is not a range", "from 0"),
@@ -76,8 +76,8 @@ def test_flexible_gives_each_process_its_list_in_the_order_given() -> None:
     ("ranks", "message"),
     [
         ([], "nothing to place"),
-        ([[0], []], "process 1 is given no resource"),
-        ([[-1]], "process 0 is given resource -1"),
+        ([[0], []], "process 1 has no resource"),
+        ([[-1]], "process 0 has resource -1"),
     ],
 )
 def test_flexible_refuses_lists_that_say_nothing(ranks: list[list[int]], message: str) -> None:
@@ -90,7 +90,7 @@ def test_flexible_refuses_lists_that_say_nothing(ranks: list[list[int]], message
     [
         ([[0], [16]], "process 1 asks for resource 16, but `cluster` has resources 0-15", "2 nodes x 8 accelerators"),
         ([[7, 8]], "process 0 would hold resources 7,8 of `cluster`, which are on nodes 0-1", "one node"),
-        ([[1, 2, 1]], "process 0 is given resource 1 twice", "once"),
+        ([[1, 2, 1]], "process 0 has resource 1 twice", "once"),
     ],
 )
 def test_flexible_refuses_what_the_cluster_cannot_hold(ranks: list[list[int]], message: str, help: str) -> None:

@@ -115,7 +115,7 @@ def test_like_nodes_are_told_in_one_line(see: See, name: str) -> None:
         ("clocks", {"time": NOW + 3600}, "3599 s ahead of the others", "time service"),
         ("clocks", {"time": NOW - 3600}, "3599 s behind the others", "time service"),
         ("disks", {"disk_free": 1 << 20}, "1 MiB free for `/tmp/x`, Ray needs 256 MiB", "free some space"),
-        ("shm", {"shm_free": 64 << 20}, "64 MiB are free in /dev/shm", "container"),
+        ("shm", {"shm_free": 64 << 20}, "64 MiB free in /dev/shm", "container"),
         ("limits", {"files_soft": 256, "files_hard": 512}, "may open 512 files", "nofile"),
         ("ports", {"taken": [["node_manager", 20001, "pid 7, `nginx`"]]}, "port 20001 (node manager)", "cluster.ports"),
         ("accelerators", {"accelerators": {"fault": "no answer"}}, "no answer", ""),
@@ -268,7 +268,7 @@ OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
             "`lab.sort:recipe` ef01, here `lab.sort:recipe` abcd",
         ),
         ({"fault": "No module named 'lab'"}, "cannot load recipe `sort`: No module named 'lab'"),
-        (None, "not checked"),
+        (None, "it was not asked"),
     ],
 )
 def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:
