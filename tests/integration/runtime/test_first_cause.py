@@ -102,7 +102,7 @@ def test_a_result_that_does_not_pickle_is_told_as_one(cluster: Cluster) -> None:
             group.lock().wait()
         (error,) = caught.value.exceptions
         assert isinstance(error, PayloadError)
-        assert error.message == "what `lock` returned cannot be sent"
+        assert error.message == "the result of `lock` cannot be sent"
         assert error.where == str(group.addresses[0])
         assert "lock" in (error.why or "")
         assert group.fine().wait() == ["fine"]
