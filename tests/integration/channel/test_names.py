@@ -56,7 +56,7 @@ def test_a_node_and_an_affinity_exclude_each_other(players: Any) -> None:
 
 
 def test_a_name_is_taken_once(players: Any, channel: Channel) -> None:
-    with pytest.raises(InvalidNameError, match=f"a channel named `{channel.name}` is there already"):
+    with pytest.raises(InvalidNameError, match=f"a channel named `{channel.name}` already exists"):
         Channel.create(channel.name)
     with pytest.raises(InvalidNameError, match=r"a group named `players.*` is running"):
         Channel.create(players.group.worker_group_name)
