@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,16 +182,12 @@ def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> No
 @pytest.mark.nightly
 def test_taking_the_cluster_down_by_force_ends_its_run(three: Three) -> None:
     with three.training("forced") as (process, folder):
-        began = time.monotonic()
         done = three.rlinf("down", "--force")
         out, _ = process.communicate(timeout=100)
-        seconds = time.monotonic() - began
         assert done.returncode == 0, done.stderr
-        # It is the driver that is asked to end, and not Ray that is missed after a minute.
-        assert seconds < 40, out
+        # The driver was asked to end: one that misses Ray fails with another status.
         assert process.returncode == 143, out
         state = json.loads((folder / "run.json").read_text())
         assert (state["status"], state["reason"]) == ("interrupted", "terminated"), out
-    print(f"the job ended {seconds:.1f} s after `rlinf down --force` was typed")
     done = three.rlinf("up", str(three.file), "--timeout", "90")
     assert done.returncode == 0, done.stderr

@@ -195,7 +195,7 @@ def test_hanging_sender_is_waited_for_until_the_deadline(stage: Any) -> None:
     try:
         with pytest.raises(CommunicationTimeoutError, match="recv_tensor from there:0"):
             group.recv_tensor(buffer, THERE, timeout=1.0)
-        assert 0.9 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.9
     finally:
         there.process.send_signal(signal.SIGCONT)
     there.result()
