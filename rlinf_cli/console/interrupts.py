@@ -47,6 +47,23 @@ class CommandSignals:
     def __init__(self) -> None:
         self.code: ExitCode | None = None
         self.process = os.getpid()
+        self._cancel: Callable[[], object] | None = None
+
+    @contextmanager
+    def cancelling_task(self) -> Generator[None, None, None]:
+        """Let the first signal within the block cancel the current task instead of raising.
+
+        An exception raised while asyncio starts a process would lose that process, and leave it running.
+        """
+        import asyncio
+
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is not None:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            yield
+        finally:
+            self._cancel = None
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """End the command with an exception, or at once during an import."""
@@ -58,6 +75,10 @@ class CommandSignals:
         if is_importing(frame):
             # A command that still imports holds no resources, and the import could replace the exception.
             os._exit(code)
+        if self._cancel is not None:
+            cancel, self._cancel = self._cancel, None
+            cancel()
+            return
         _raise(code)
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.ssh import DEFAULT_PARALLEL, SshTransport
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
+from rlinf_cli.console.interrupts import command_signals
 
 T = TypeVar("T")
 # Each run of ssh takes a few descriptors; the usual soft limit is 1024.
@@ -69,8 +70,13 @@ class NodeRoutes(Transport):
         return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)
 
 
+async def _ended_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    with command_signals.cancelling_task():
+        return await work
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` and return its result. Ctrl-C cancels it, which ends the processes that it started."""
+    """Run `work` and return its result. A terminating signal cancels it, which ends the processes that it started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:
@@ -83,7 +89,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         with warnings.catch_warnings():
             # A warning on Ctrl-C while processes are awaited; they are ended anyway.
             warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
-            return asyncio.run(work)
+            return asyncio.run(_ended_by_signals(work))
+    except asyncio.CancelledError:
+        # By the signal that has to end the command.
+        command_signals.check()
+        raise
     finally:
         if watches:
             # It serves only this loop; a loop in another thread could not start processes.
