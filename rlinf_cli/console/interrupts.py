@@ -47,7 +47,16 @@ class CommandSignals:
     def __init__(self) -> None:
         self.code: ExitCode | None = None
         self.process = os.getpid()
-        self._cancel: Callable[[], object] | None = None
+        self._on_first: Callable[[], object] | None = None
+
+    @contextmanager
+    def calling(self, on_first: Callable[[], object]) -> Generator[None, None, None]:
+        """Have the first signal within the block call `on_first`, in the handler, instead of raising."""
+        self._on_first = on_first
+        try:
+            yield
+        finally:
+            self._on_first = None
 
     @contextmanager
     def cancelling_task(self) -> Generator[None, None, None]:
@@ -58,12 +67,8 @@ class CommandSignals:
         import asyncio
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        if task is not None:
-            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        try:
+        with self.calling(lambda: task and loop.call_soon_threadsafe(task.cancel)):
             yield
-        finally:
-            self._cancel = None
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """End the command with an exception, or at once during an import."""
@@ -75,9 +80,9 @@ class CommandSignals:
         if is_importing(frame):
             # A command that still imports holds no resources, and the import could replace the exception.
             os._exit(code)
-        if self._cancel is not None:
-            cancel, self._cancel = self._cancel, None
-            cancel()
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
             return
         _raise(code)
 

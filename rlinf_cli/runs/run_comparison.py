@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from rlinf_cli.live import labels
@@ -106,43 +104,6 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
         # A single set: each run is compared with the first, by single-run intervals.
         verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
     return Comparison(metric, sets, tuple(between), verdicts)
-
-
-def draw(comparison: Comparison, path: Path) -> None:
-    """Draw the metric of all runs in one chart; the extension of `path` selects the format.
-
-    Raises:
-        RunError: matplotlib is not installed, the format is unknown, or the file cannot be written.
-    """
-    from rlinf_core.runners.curve import require_matplotlib, save_figure, thinned
-
-    require_matplotlib("no curves were drawn")
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(8.0, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    palette: Any = colormaps["tab10"]
-    axes = figure.subplots()
-    for colour, run_set in enumerate(comparison.sets):
-        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
-            pairs = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
-            points = [(step, value) for step, value in pairs if math.isfinite(value)]
-            if points:
-                steps, values = zip(*thinned(*map(tuple, zip(*points, strict=True))), strict=True)
-                label, color = f"{run_set.label}  {run.path.name}", palette(colour % palette.N)
-                axes.plot(steps, values, label=label, color=color, linewidth=1.3)
-    axes.set_title(comparison.metric, fontsize=10)
-    axes.set_xlabel("step")
-    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
-    try:
-        save_figure(figure, [path])
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise RunError("the curves cannot be written", where=str(path), why=why) from error
 
 
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:

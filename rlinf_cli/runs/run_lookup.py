@@ -58,6 +58,25 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     return max(running or folders, key=_age)
 
 
+def find_runs(run: str, log_path: Path) -> list[RunFolder]:
+    """Return the run of this name as `find_run` does or, for the folder of a sweep, the newest run of each point.
+
+    Raises:
+        RunError: there is none.
+    """
+    from rlinf_core.errors import RunError
+    from rlinf_core.runners.storage.run_state import STATE
+
+    for path in (Path(run), log_path / run):
+        if not path.is_dir() or os.path.lexists(path / STATE):
+            continue
+        newest = {folder.state.experiment: folder for folder in sorted(all_runs(path), key=_age)}
+        if newest:
+            return list(newest.values())
+        raise RunError("there is no run in the folder", where=str(path))
+    return [find_run(run, log_path)]
+
+
 def _age(folder: RunFolder) -> tuple[float, str]:
     return folder.state.created, folder.path.name
 

@@ -16,20 +16,23 @@ from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", hidden=True, autocompletion=completion.runs)],
-    metric: Annotated[
-        str | None,
+    metrics: Annotated[
+        list[str] | None,
         typer.Option(
             "--metric",
             metavar="NAME",
             help="Metric to compare, a name in metrics.jsonl; by default the headline metric of evaluations, else of"
-            " steps.",
+            " steps. May be repeated: further ones are only drawn.",
             show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE", help="Draw the curves in one chart: .png, .svg, .pdf.", show_default=False
+            "--plot",
+            metavar="FILE",
+            help="Draw the curves, of several seeds as mean and range: .png, .svg, .pdf.",
+            show_default=False,
         ),
     ] = None,
     html: Annotated[
@@ -43,27 +46,29 @@ def compare(
 ) -> None:
     """Compare runs: their differences, most important first, and whether their results differ by more than chance.
 
-    RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds form one set; with
-    several runs in both sets the noise is estimated between seeds.
+    RUN... are run folders, their names in the folder of runs, or folders of sweeps, whose runs are compared. Runs that
+    differ only in their seeds form one set; with several runs in both sets the noise is estimated between seeds.
     """
     if html is not None:
         from rlinf_cli.report.script import require_modules
 
         require_modules("no page was written")
     from rlinf_cli.render.comparison_table import comparison_record, comparison_text
-    from rlinf_cli.runs.run_comparison import compare_runs, draw
-    from rlinf_cli.runs.run_lookup import find_run
+    from rlinf_cli.runs.run_comparison import compare_runs
+    from rlinf_cli.runs.run_lookup import find_runs
 
-    folders = [find_run(run, log_path) for run in runs]
+    folders = [folder for run in runs for folder in find_runs(run, log_path)]
     if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
         raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
-    comparison = compare_runs(folders, metric)
+    comparison = compare_runs(folders, metrics[0] if metrics else None)
     if output is Output.JSON:
         console.result_json(comparison_record(comparison))
     else:
         console.result(comparison_text(comparison))
     if plot is not None:
-        draw(comparison, plot)
+        from rlinf_cli.runs.comparison_figure import draw
+
+        draw(comparison, plot, metrics or ())
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole
@@ -73,4 +78,11 @@ def compare(
         console.message(f"page: {html}")
 
 
-app = command(compare, examples=("rlinf compare runs/fast-* runs/slow-*",), no_args_is_help=True)
+app = command(
+    compare,
+    examples=(
+        "rlinf compare runs/fast-* runs/slow-*",
+        "rlinf compare runs/sweep-20260314-101502 --plot sweep.png --metric eval/return",
+    ),
+    no_args_is_help=True,
+)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from rlinf_cli.runs.comparison_figure import mean_and_range
 from rlinf_cli.runs.metric_comparison import differences
 from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.composing.origins import resolved_text
@@ -203,6 +204,29 @@ def test_another_metric_and_a_picture(cli: Cli) -> None:
     assert "<svg" in Path("both.svg").read_text()
 
 
+def test_the_runs_of_a_folder_are_compared(cli: Cli) -> None:
+    for name, lr, seed in (("1-a", 0.001, 1), ("2-b", 0.001, 2), ("3-c", 0.003, 1), ("4-d", 0.003, 2)):
+        config = deepcopy(CONFIG)
+        config["actor"] |= {"seed": seed, "optim": {"lr": lr}}
+        made(name, config, PROVENANCE, lr * 100 + seed / 10, folder="runs/swept")
+    (made("1-a", CONFIG, PROVENANCE, 0.5, folder="runs/swept").path / "run.json").unlink()
+
+    ended = cli("compare", "swept", "--plot", "mean.svg", "--metric", "eval/success_at_end", "--metric", "env/return")
+
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()[1:5]] == ["A", "A", "B", "B"]
+    picture = Path("mean.svg").read_text()
+    assert picture.count('<g id="axes_') == 2
+    Path("runs/empty").mkdir()
+    assert "there is no run in the folder" in cli("compare", "empty").err
+
+
+def test_the_mean_is_of_steps_that_all_runs_have() -> None:
+    curves = [[(1, 0.0), (2, 1.0), (4, 3.0)], [(2, 2.0), (3, 9.0), (4, 5.0)]]
+    assert mean_and_range(curves) == [(2, 1.5, 1.0, 2.0), (4, 4.0, 3.0, 5.0)]
+    assert mean_and_range([[(1, 0.0)], [(2, 0.0)]]) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -211,6 +235,7 @@ def test_another_metric_and_a_picture(cli: Cli) -> None:
         (("a", "c"), 1, "there is no run `c`"),
         (("a", "b", "--metric", "env/retrun"), 1, "the run has no metric `env/retrun`"),
         (("a", "b", "--plot", "both.xyz"), 1, "the curves cannot be written"),
+        (("a", "b", "--plot", "b.svg", "--metric", "env/return", "--metric", "no/such"), 1, "no run has the metric"),
     ],
 )
 def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:

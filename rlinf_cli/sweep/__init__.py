@@ -1,0 +1,1 @@
+"""Sweeps: one file trained with several values and seeds, as a queue of runs in one folder."""

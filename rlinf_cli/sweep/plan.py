@@ -1,0 +1,148 @@
+"""The plan of a sweep: its runs, each checked before any of them starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rlinf_cli.file.job_file import load, sound
+from rlinf_cli.sweep.grid import Axis, Point, points_of, split_axes
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_core.job.load import Job
+
+_LOG_PATH: Final = "runner.logger.log_path"
+_NAME: Final = "runner.logger.experiment_name"
+# The queue gives them for each run.
+_OWN_KEYS: Final = frozenset({_NAME, "runner.resume_dir"})
+
+
+class SweepPlan(NamedTuple):
+    """The runs of a sweep.
+
+    Attributes:
+        file: as on the command line.
+        shared: overrides of all runs.
+        axes: the swept keys.
+        points: the runs, in order.
+        log_path: the folder of runs that the file names.
+        parts: the job of the first run.
+    """
+
+    file: str
+    shared: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+    log_path: Path
+    parts: SoundJob
+
+
+def plan_of(file: str, overrides: Sequence[str], seeds: int) -> SweepPlan:
+    """Return the runs for a command line.
+
+    Args:
+        file: a path, a shipped config, or `recipe=NAME`.
+        overrides: `KEY=VALUE` for all runs, `KEY=A,B` for one value after the other.
+        seeds: repetitions with other seeds; 0: once, with the file's own.
+
+    Raises:
+        ConfigError: a key cannot be swept, or the file has no seeds.
+        typer.Exit: the file has errors, which are printed on standard error.
+    """
+    _check_keys(overrides)
+    shared, axes = split_axes(overrides)
+    first = [*shared, *(f"{axis.key}={axis.values[0]}" for axis in axes)]
+    job = load(file, first)
+    parts = sound(job)
+    runner = _checked_runner(job)
+    points = points_of(axes, _seeds(parts, seeds, file))
+    return SweepPlan(file, tuple(shared), tuple(axes), tuple(points), Path(runner), parts)
+
+
+def overrides_of(plan: SweepPlan, point: Point, folder: Path) -> list[str]:
+    """Return the overrides of one run in the folder of the sweep."""
+    return [*plan.shared, *point.overrides, f"{_LOG_PATH}={json.dumps(str(folder))}", f"{_NAME}={point.name}"]
+
+
+def config_ids(plan: SweepPlan, folder: Path) -> dict[str, str]:
+    """Check each run as `rlinf validate` does, and return the digest of its configuration by its name.
+
+    Raises:
+        ConfigError: two runs have the same configuration.
+        typer.Exit: a run has errors, which are printed on standard error.
+    """
+    from rlinf_core.runners.storage.resuming import config_id, values_of
+    from rlinf_core.runners.storage.run_folder import config_text_of
+
+    ids: dict[str, str] = {}
+    for point in plan.points:
+        job = load(plan.file, overrides_of(plan, point, folder))
+        sound(job)
+        ids[point.name] = config_id(values_of(config_text_of(job)) or {})
+    return ids
+
+
+def _check_keys(overrides: Sequence[str]) -> None:
+    from rlinf_core.config.secrets import mask_text
+
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in _OWN_KEYS:
+            raise ConfigError(f"`{key}` cannot be given for a sweep: each of its runs has its own", where=override)
+        if mask_text(override) != override:
+            raise ConfigError(
+                f"`{key}` is a secret, and the folder of a sweep keeps its command line",
+                where=f"{key}=...",
+                help="write it as an environment variable in the file: `$NAME`",
+            )
+
+
+def _checked_runner(job: Job) -> str:
+    """Return the folder of runs of a job.
+
+    Raises:
+        ConfigError: its recipe cannot be swept.
+    """
+    from rlinf_core.config.sections.runner import RunnerConfig
+
+    if job.recipe is None:
+        raise ConfigError(
+            "the file selects no recipe, so there is nothing to run",
+            where=job.name,
+            help="add `recipe: NAME` to it, or pass `recipe=NAME`; `rlinf recipes` lists the names",
+        )
+    runner = getattr(job.config, "runner", None)
+    if not isinstance(runner, RunnerConfig):
+        raise ConfigError(
+            f"recipe `{job.recipe.name}` cannot be swept: it has no section `runner`, which names the run folders",
+            where=job.name,
+            help="give its config a field `runner: RunnerConfig`",
+        )
+    return runner.logger.log_path
+
+
+def _seeds(parts: SoundJob, count: int, file: str) -> list[Mapping[str, int]]:
+    """Return the seed keys and their values, for each repetition.
+
+    Every seed of training is raised by one from repetition to repetition; those of evaluations stay, so that all runs
+    are evaluated by the same starts.
+    """
+    if not count:
+        return []
+    from rlinf_core.config.composing.origins import origins
+
+    values = {
+        ".".join(map(str, origin.path)): int(origin.text)
+        for origin in origins(parts.tree, parts.model)
+        if origin.path[-1] == "seed" and origin.text.isdecimal()
+    }
+    evaluated = {key for key in values if "eval" in key.split(".")}
+    if len(evaluated) == len(values):
+        raise ConfigError("the file has no seed of training to repeat runs with", where=file)
+    return [
+        {key: value if key in evaluated else value + number for key, value in values.items()} for number in range(count)
+    ]

@@ -1,0 +1,159 @@
+"""The folder of a sweep: what it consists of, and how far its runs are."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
+
+from rlinf_cli.runs.run_lookup import all_runs, outcome
+from rlinf_cli.sweep.plan import SweepPlan
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, Name, read_model
+from rlinf_core.foreign.files import BadFileError
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_status import RunStatus
+
+FILE: Final = "sweep.json"
+SCHEMA: Final = "rlinf.sweep/1"
+_MOST_BYTES: Final = 16 << 20
+_MOST_NAMED: Final = 5
+
+
+class SweptRun(FileModel):
+    """One run of the sweep, as it was planned.
+
+    Attributes:
+        config_id: digest of its configuration.
+    """
+
+    name: Name
+    values: dict[str, str]
+    config_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
+
+class _SweepFile(FileModel):
+    schema_: Annotated[Literal["rlinf.sweep/1"], Field(alias="schema")]
+    runs: tuple[SweptRun, ...] = Field(strict=False)
+
+
+class PointState(NamedTuple):
+    """How far the run of a point is.
+
+    Attributes:
+        run: its newest run folder; None before its first.
+        status: `waiting` before that.
+    """
+
+    run: RunFolder | None
+    status: str
+    reason: str = ""
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        return self.run.state.step if self.run is not None else 0
+
+
+WAITING: Final = "waiting"
+
+
+def new_folder(log_path: Path) -> Path:
+    """Return the path of a new sweep in the folder of runs."""
+    return log_path.absolute() / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextmanager
+def opened(folder: Path, plan: SweepPlan, ids: Mapping[str, str]) -> Generator[bool, None, None]:
+    """Hold the folder of a sweep: a new one, or that of the same sweep, whose runs are continued.
+
+    Yields:
+        Whether it was there.
+
+    Raises:
+        RunError: it belongs to another sweep, another process works on it, or it cannot be written.
+    """
+    file = folder / FILE
+    runs = tuple(
+        SweptRun(name=point.name, values=dict(point.values), config_id=ids[point.name]) for point in plan.points
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = file.exists()
+        if there:
+            _check_same(file, runs)
+        elif any(folder.iterdir()):
+            raise RunError("the folder for the sweep is not empty", where=str(folder), help="name a new folder")
+        else:
+            content = {"schema": SCHEMA, "runs": [run.model_dump(mode="json") for run in runs]}
+            durable.write_whole(file, json.dumps(content, indent=2) + "\n")
+        with durable.claimed(file) as ours:
+            if not ours:
+                raise RunError("another process works on this sweep", where=str(folder), help="wait for it, or end it")
+            yield there
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunError("the folder of the sweep cannot be used", where=str(folder), why=why) from error
+
+
+def _check_same(file: Path, runs: tuple[SweptRun, ...]) -> None:
+    try:
+        earlier = {run.name: run for run in read_model(file, _SweepFile, _MOST_BYTES).runs}
+    except BadFileError as error:
+        raise RunError(
+            "the file of the sweep cannot be used", where=str(file), why=f"it {error.strerror}", help="use a new folder"
+        ) from None
+    remedy = "give the same file, values and seeds, or another folder"
+    if list(earlier) != [run.name for run in runs]:
+        why = f"it has {len(earlier)} runs, {_names(list(earlier))}; now there are {len(runs)}"
+        raise RunError("the folder belongs to another sweep", where=str(file), why=why, help=remedy)
+    changed = [run.name for run in runs if earlier[run.name].config_id != run.config_id]
+    if changed:
+        why = f"the configuration of {_names(changed)} is another one now: the file has changed"
+        raise RunError("the folder belongs to another sweep", where=str(file), why=why, help=remedy)
+
+
+def _names(names: list[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{rest}"
+
+
+def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
+    """Return how far each run is, by its name; the newest folder of a run counts."""
+    newest: dict[str, RunFolder] = {}
+    for run in all_runs(folder):
+        other = newest.get(run.state.experiment)
+        if other is None or run.state.created >= other.state.created:
+            newest[run.state.experiment] = run
+    result: dict[str, PointState] = {}
+    for point in plan.points:
+        run = newest.get(point.name)
+        result[point.name] = PointState(None, WAITING) if run is None else PointState(run, *outcome(run.state))
+    return result
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep."""
+    return (folder / FILE).is_file()
+
+
+def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
+    """Refuse to go on where a run may be active on another machine.
+
+    Raises:
+        RunError: there is such a run.
+    """
+    for state in current.values():
+        if state.status == RunStatus.UNKNOWN and state.run is not None:
+            raise RunError(
+                f"run {state.run.path.name} may be active on another machine",
+                where=str(folder),
+                why=state.reason,
+                help=f"go on there, or release it with `rlinf stop {state.run.path} --force`",
+            )

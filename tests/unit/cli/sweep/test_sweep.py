@@ -1,0 +1,170 @@
+"""`rlinf sweep` with a recipe that starts nothing: the queue, its folder, and what ends or continues it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.runs.run_lookup import all_runs
+from rlinf_cli.sweep.plan import plan_of
+from tests.waiting import until
+
+Cli = Callable[..., Any]
+RLINF = Path(sys.executable).with_name("rlinf")
+SWEEP = ("sweep", "recipe=fake", "--folder", "swept")
+
+
+@pytest.fixture(autouse=True)
+def folder(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLINF_REPORT", "0")
+    return fake_recipe
+
+
+def statuses() -> dict[str, str]:
+    return {run.state.experiment: run.state.status for run in all_runs(Path("swept"))}
+
+
+def test_every_run_is_trained_once(cli: Cli) -> None:
+    ended = cli(*SWEEP, "fake.seconds=0,0.001", "fake.end=0,0.5", "--parallel", "2")
+    assert ended.code == 0
+    assert statuses() == {
+        "01-seconds-0-end-0": "finished",
+        "02-seconds-0-end-0.5": "finished",
+        "03-seconds-0.001-end-0": "finished",
+        "04-seconds-0.001-end-0.5": "finished",
+    }
+    heads, *rows = ended.out.splitlines()
+    assert heads.split() == ["run", "seconds", "end", "status", "step", "result", "time"]
+    assert [row.split()[:5] for row in rows][2] == ["03", "0.001", "0", "finished", "12"]
+    assert "4 of 4 finished" in ended.err
+    assert "a worker prints" in (Path("swept") / "logs" / "01-seconds-0-end-0.log").read_text()
+
+    again = cli(*SWEEP, "fake.seconds=0,0.001", "fake.end=0,0.5")
+    assert again.code == 0
+    assert "continued sweep" in again.err
+    assert len(all_runs(Path("swept"))) == 4
+
+
+def test_a_failed_run_ends_no_other(cli: Cli) -> None:
+    ended = cli(*SWEEP, "fake.fail=bug,restart", "-o", "json")
+    assert ended.code == 1
+    record = json.loads(ended.out)
+    assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
+    assert record["runs"][0]["reason"]
+    assert record["runs"][0]["values"] == {"fake.fail": "bug"}
+    assert "go on with: rlinf sweep recipe=fake fake.fail=bug,restart --folder" in ended.err
+
+    cli(*SWEEP, "fake.fail=bug,restart")
+    assert [run.state.experiment for run in all_runs(Path("swept"))] == [
+        "01-fail-bug",
+        "01-fail-bug",
+        "02-fail-restart",
+    ]
+
+
+def test_a_signal_ends_the_runs_and_the_sweep() -> None:
+    argv = [RLINF, *SWEEP, "fake.seconds=600,601", "--parallel", "2"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
+        until(lambda: list(statuses().values()) == ["running", "running"], "the start of both runs", 120)
+        sweep.send_signal(signal.SIGINT)
+        _, err = sweep.communicate(timeout=120)
+    assert sweep.returncode == 130
+    assert set(statuses().values()) == {"interrupted"}
+    assert "Traceback" not in err
+    assert "go on with: rlinf sweep recipe=fake fake.seconds=600,601" in err
+
+
+def test_a_killed_sweep_waits_for_its_runs(cli: Cli) -> None:
+    argv = [RLINF, *SWEEP, "fake.seconds=0.3,0.31"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        until(lambda: "running" in statuses().values(), "the start of a run", 120)
+        sweep.kill()
+    ended = cli(*SWEEP, "fake.seconds=0.3,0.31")
+    assert ended.code == 0
+    assert list(statuses().values()) == ["finished", "finished"]
+    assert len(all_runs(Path("swept"))) == 2
+
+
+def test_folders_of_others_are_left_alone(cli: Cli) -> None:
+    assert cli(*SWEEP, "fake.seconds=0,0.001").code == 0
+    other = cli(*SWEEP, "fake.seconds=0,0.002")
+    assert other.code != 0
+    assert "the folder belongs to another sweep" in other.err
+    shared = cli(*SWEEP, "fake.seconds=0,0.001", "fake.end=0.1")
+    assert "the configuration of 01-seconds-0, 02-seconds-0.001 is another one now" in shared.err
+    Path("full").mkdir()
+    Path("full", "thesis.tex").write_text("x")
+    full = cli("sweep", "recipe=fake", "fake.seconds=0,1", "--folder", "full")
+    assert "the folder for the sweep is not empty" in full.err
+    assert os.listdir("full") == ["thesis.tex"]
+
+
+def test_two_processes_never_share_a_sweep(cli: Cli) -> None:
+    assert cli(*SWEEP, "fake.seconds=0,0.001").code == 0
+    with open("swept/sweep.json") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ended = cli(*SWEEP, "fake.seconds=0,0.001")
+    assert ended.code != 0
+    assert "another process works on this sweep" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "it is not JSON"),
+        ('{"schema": "rlinf.sweep/1", "runs": [{"name": 3}]}', "`runs.0.name` is `3`"),
+        ('{"schema": "rlinf.sweep/9", "runs": []}', "`schema`"),
+    ],
+)
+def test_a_planted_file_is_refused(cli: Cli, content: str, words: str) -> None:
+    Path("swept").mkdir()
+    Path("swept", "sweep.json").write_text(content)
+    ended = cli(*SWEEP, "fake.seconds=0,0.001")
+    assert ended.code != 0
+    assert words in ended.err
+    assert statuses() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("recipe=fake", "fake.seconds=1"), "that is one run"),
+        (("recipe=fake", "fake.seconds=1,x"), "x"),
+        (("recipe=fake", "fake.api_key=a1b2c3d4,e5f6a7b8"), "`fake.api_key` is a secret"),
+        (("recipe=fake", "fake.seconds=0,1", "runner.resume_dir=auto"), "each of its runs has its own"),
+        (("recipe=fake", "fake.seconds=0,1", "--seeds", "2"), "no seed of training"),
+        (("-", "fake.seconds=0,1"), "name one file or a recipe"),
+        (("fake.seconds=0,1",), "name one file or a recipe"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    ended = cli("sweep", *arguments)
+    assert ended.code != 0
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+    assert os.listdir() == []
+
+
+def test_seeds_of_evaluations_stay() -> None:
+    plan = plan_of("laptop", ["actor.optim.lr=1e-4,3e-4"], 2)
+    assert [point.values["seed"] for point in plan.points] == ["0", "1", "0", "1"]
+    first, second = (dict(word.split("=") for word in point.overrides) for point in plan.points[:2])
+    assert int(second["actor.seed"]) == int(first["actor.seed"]) + 1
+    assert int(second["env.train.seed"]) == int(first["env.train.seed"]) + 1
+    assert second["env.eval.seed"] == first["env.eval.seed"]
+
+
+def test_a_dry_run_writes_nothing(cli: Cli) -> None:
+    ended = cli("sweep", "recipe=fake", "fake.seconds=0,1", "--dry-run")
+    assert ended.code == 0
+    assert ended.out.split() == ["run", "seconds", "01-seconds-0", "0", "02-seconds-1", "1"]
+    assert os.listdir() == []
