@@ -72,7 +72,7 @@ def find_runs(run: str, log_path: Path) -> list[RunFolder]:
             continue
         newest = {folder.state.experiment: folder for folder in sorted(all_runs(path), key=_age)}
         if newest:
-            return list(newest.values())
+            return sorted(newest.values(), key=lambda folder: folder.path.name)
         raise RunError("there is no run in the folder", where=str(path))
     return [find_run(run, log_path)]
 
