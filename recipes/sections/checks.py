@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
 from rlinf_core import ClusterConfig, Report, RunnerConfig, Severity
-from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
+from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
 from rlinf_core.job.report import FindingPlace
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -145,6 +145,15 @@ def check_loggers(runner: RunnerConfig, report: Report) -> None:
                 f"`logger_backends` names `{name}`, which needs {quoted(missing)}, not installed in this Python",
                 f"run `{install_command(*missing)}`, or remove it from the list: `metrics.jsonl` is always written",
             )
+
+    missing = missing_modules(METRICS_PORT_MODULES) if runner.metrics_port is not None else ()
+    if missing:
+        report(
+            ("runner", "metrics_port"),
+            "missing-extra",
+            f"`metrics_port` needs {quoted(missing)}, not installed in this Python",
+            f"run `{install_command(*missing)}`, or remove it: `metrics.jsonl` is always written",
+        )
 
 
 def check_folders(runner: RunnerConfig, report: Report) -> None:

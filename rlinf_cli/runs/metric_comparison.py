@@ -98,6 +98,7 @@ _INCIDENTAL: Final = (
     "runner.keep_checkpoints",
     "runner.save_on_interrupt",
     "runner.trace",
+    "runner.metrics_port",
     "runner.max_restarts",
     "runner.sample_interval",
     "runner.max_samples",

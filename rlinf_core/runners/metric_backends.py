@@ -79,7 +79,7 @@ class TensorBoard(MetricsBackend):
 
 
 class _Tracker(MetricsBackend):
-    """A service whose module has `init`, `log` and `finish`.
+    """A service whose module has `init`, `log` and `finish`, or the like.
 
     Their steps must increase, so repeated steps after a `rewind` are dropped until the run is past the logged ones.
     """
@@ -92,16 +92,22 @@ class _Tracker(MetricsBackend):
         self._module: Any = import_module(self.module)
         self._known = settings.known if settings.resumed and self.continues else -1
         self._replayed_until = -1
+        self._begin(settings)
+
+    def _begin(self, settings: BackendSettings) -> None:
         self._module.init(**self.arguments(settings))
 
-    @abstractmethod
     def arguments(self, settings: BackendSettings) -> dict[str, Any]:
         """Return the keyword arguments of the module's `init`."""
+        raise NotImplementedError
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step > self._replayed_until:
             self._known = step
-            self._module.log(dict(metrics), step=step)
+            self._send(step, metrics)
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._module.log(dict(metrics), step=step)
 
     def rewind(self, step: int) -> None:
         self._replayed_until = self._known
@@ -156,11 +162,31 @@ class Trackio(_Tracker):
         }
 
 
+class MLflow(_Tracker):
+    """MLflow: the server of `MLFLOW_TRACKING_URI`, or a local database. A resumed run is a new one there."""
+
+    module = "mlflow"
+    continues = False
+
+    def _begin(self, settings: BackendSettings) -> None:
+        self._module.set_experiment(settings.project)
+        self._module.start_run(run_name=settings.name)
+        self._module.log_dict(dict(settings.config), "config.json")
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        # Its names have no `@`.
+        self._module.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
+
+    def close(self) -> None:
+        self._module.end_run()
+
+
 _BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "swanlab": SwanLab,
     "trackio": Trackio,
+    "mlflow": MLflow,
 }
 
 

@@ -129,7 +129,12 @@ class RunRecord:
         known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
-        metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
+        services = open_backends(runner.logger.logger_backends, settings)
+        if runner.metrics_port is not None:
+            from rlinf_core.runners.prometheus_exporter import PrometheusExporter
+
+            services.append(PrometheusExporter(settings, runner.metrics_port))
+        metrics = MetricsWriter(folder.metrics_file, services)
         try:
             trace = TraceWriter(folder.trace_file) if runner.trace else None
             return cls(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.sections.values import NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
+from rlinf_core.config.sections.values import NonNegativeInt, OptionalWrittenPath, Port, StepsOrNever, WrittenPath
 from rlinf_core.scalars import Bool, Text
 
 # Modules required by a logger backend.
@@ -18,7 +18,10 @@ LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "wandb": ("wandb",),
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
+    "mlflow": ("mlflow",),
 }
+# Likewise by `metrics_port`.
+METRICS_PORT_MODULES: Final = ("prometheus_client",)
 
 
 # The value of `resume_dir` for the newest checkpoint of the experiment.
@@ -45,7 +48,7 @@ class LoggerConfig(ConfigModel):
     experiment_name: Text | None = Field(
         default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
     )
-    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio"], ...] = Field(
+    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], ...] = Field(
         default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
 
@@ -124,6 +127,11 @@ class RunnerConfig(ConfigModel):
     )
     trace: Bool = Field(
         default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="Serve the newest metrics to Prometheus at this port of the driver's loopback address."
+        " Default: none.",
     )
     logger: LoggerConfig = Field(
         default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."

@@ -11,6 +11,7 @@ from rlinf_core.scalars import Float, Int, Text, problem
 
 Count = Annotated[Int, Field(ge=1)]
 NonNegativeInt = Annotated[Int, Field(ge=0)]
+Port = Annotated[Int, Field(ge=1, lt=2**16)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[Float, Field(ge=0, allow_inf_nan=False)]

@@ -20,7 +20,14 @@ from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, ru
 
 # Keys that may differ between a run and its resumption; a key covers everything below it.
 FREE_KEYS: Final = (
-    *("runner.max_steps", "runner.max_epochs", "runner.resume_dir", "runner.max_restarts", "runner.trace"),
+    *(
+        "runner.max_steps",
+        "runner.max_epochs",
+        "runner.resume_dir",
+        "runner.max_restarts",
+        "runner.trace",
+        "runner.metrics_port",
+    ),
     *("runner.only_eval", "runner.skip_checks"),
     *("runner.val_check_interval", "runner.val_before_train", "runner.sample_interval"),
     *("runner.save_interval", "runner.save_on_interrupt", "runner.keep_checkpoints"),

@@ -79,6 +79,30 @@ def test_resumed_metrics_service_gets_no_step_twice(
     assert [step for step, _ in told] == list(range(first, 6))
 
 
+def test_mlflow_gets_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service("mlflow")
+    calls: list[Any] = []
+    for name in ("set_experiment", "start_run", "log_dict", "log_metrics", "end_run"):
+        monkeypatch.setattr(
+            service, name, lambda *values, _name=name, **named: calls.append((_name, *values, named)), raising=False
+        )
+    monkeypatch.setitem(sys.modules, "mlflow", service)
+    (backend,) = open_backends(["mlflow"], settings(tmp_path))
+    for step in (1, 2):
+        backend.log(step, {"eval/pass@1": 0.5})
+    backend.rewind(1)
+    backend.log(2, {"eval/pass@1": 0.5})
+    backend.close()
+    assert calls == [
+        ("set_experiment", "rlinf", {}),
+        ("start_run", {"run_name": "embodied-1"}),
+        ("log_dict", {"runner": {"max_steps": 3}}, "config.json", {}),
+        ("log_metrics", {"eval/pass_at_1": 0.5}, {"step": 1}),
+        ("log_metrics", {"eval/pass_at_1": 0.5}, {"step": 2}),
+        ("end_run", {}),
+    ]
+
+
 def test_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service("wandb")
     monkeypatch.setitem(sys.modules, "wandb", service)
