@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.envs.first_step import first_step_check
-from recipes.embodied.loop.embodied_runner import episode_means
+from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import Layout

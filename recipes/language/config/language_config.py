@@ -18,7 +18,6 @@ from rlinf_core import (
     Bool,
     ConfigModel,
     Count,
-    Fraction,
     JobConfig,
     NoEffect,
     NonNegativeInt,
@@ -52,11 +51,6 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         default=True,
         description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
         " old weights first.",
-    )
-    max_failed_fraction: Fraction = Field(
-        default=0.5,
-        description="Largest share of a step's answers that may fail to be generated or scored, through no fault of"
-        " the policy; more end the run.",
     )
     skip_checks: Bool = Field(
         default=False,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.sections.values import NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
+from rlinf_core.config.sections.values import Fraction, NonNegativeInt, OptionalWrittenPath, StepsOrNever, WrittenPath
 from rlinf_core.scalars import Bool, Text
 
 # Modules required by a logger backend.
@@ -147,6 +147,11 @@ class RolloutRunnerConfig(RunnerConfig):
         default=0,
         description="Maximum number of weight versions by which the policy of a sample may lag behind the trained"
         " one. 0: synchronous steps; from 1 on: asynchronous rollouts.",
+    )
+    max_failed_fraction: Fraction = Field(
+        default=0.5,
+        description="Largest share of a step's answers or episodes that may fail through no fault of the policy, as"
+        " where a server or simulator does; more end the run.",
     )
 
     @property
