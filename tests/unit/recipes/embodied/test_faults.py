@@ -15,7 +15,7 @@ from recipes.embodied.loop.env_messages import FAILED_EPISODES
 from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.env_worker import EnvWorker
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import RunError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.run_program import death
