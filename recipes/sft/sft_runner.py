@@ -50,7 +50,7 @@ class SftRunner(RolloutRunner):
             spec = self._env.init_worker(layout).wait()[0]
             wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
             if spec.cameras:
-                check_orientation(self._actor, self._env, self.record, "env.eval")
+                check_orientation(self._actor, self._env, self.record, "env.eval", skips=self.config.skip_checks)
         note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
     def train_step(self, step: int) -> dict[str, float]:

@@ -94,7 +94,7 @@ class EmbodiedRunner(RolloutRunner):
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
         note_comparisons(self.record.folder.path, comparisons_of([self.groups["actor"]]))
         if spec.cameras:
-            check_orientation(self.actor, self.env, self.record, "env.train")
+            check_orientation(self.actor, self.env, self.record, "env.train", skips=self.config.skip_checks)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""

@@ -52,11 +52,6 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
         " old weights first.",
     )
-    skip_checks: Bool = Field(
-        default=False,
-        description="Leave out the comparisons before the first step that cost time (`rlinf train --skip-checks`);"
-        " `first_contact.json` names them.",
-    )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."
     )

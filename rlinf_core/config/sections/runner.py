@@ -122,6 +122,11 @@ class RunnerConfig(ConfigModel):
         description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"
         " error; skip omits that update or step and counts it in the metrics. Neither reaches a checkpoint.",
     )
+    skip_checks: Bool = Field(
+        default=False,
+        description="Leave out the comparisons before the first step that cost time, and that of the orientation of"
+        " pictures (`rlinf train --skip-checks`); `first_contact.json` names them.",
+    )
     trace: Bool = Field(
         default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
     )
