@@ -256,6 +256,10 @@ class _Linter:
             for group in self.cluster.node_groups
             if group.env_configs
         }
+        for _, by_label in self.nodes:
+            # Where another component goes through the group, the file tells the two apart.
+            for label in alone.keys() & by_label.keys():
+                alone[label] = subtract(alone[label], merge_ranges(by_label[label]))
         for component, by_label in self.nodes:
             for through in RESERVED_LABELS:
                 own = by_label.get(through, ())

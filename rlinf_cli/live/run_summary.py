@@ -14,6 +14,7 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.config.tree import format_path
 from rlinf_core.process.known_secrets import hidden
+from rlinf_core.runners.storage.first_contact import FILE, comparisons_text, read_comparisons
 
 SCHEMA = "rlinf.train/1"
 
@@ -46,6 +47,8 @@ def summary_text(
         )
         others = f" and {len(unread) - _NAMED} more; see `rlinf validate`" if len(unread) > _NAMED else ""
         rows.append(("no effect", f"{named}{others}"))
+    if checks := read_comparisons(folder):
+        rows.append(("first contact", f"{comparisons_text(checks)} ({FILE})"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))

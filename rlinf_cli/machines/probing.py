@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_cli.console import console
 
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap import cluster_state, preflight
+    from rlinf_cli.bootstrap.checks.finding import Finding
     from rlinf_cli.bootstrap.inventory import NodeTarget
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.job.recipe import Trial
@@ -22,6 +24,8 @@ class _CheckedFile(NamedTuple):
     nodes: tuple[NodeTarget, ...]
     recipe: str | None
     trials: tuple[Trial, ...]
+    log_path: Path
+    experiment: str
 
 
 def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedFile:
@@ -40,8 +44,15 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     own = find_recipe(str(recipe)) if recipe else None
     function = own.load(own.trials) if own is not None else None
     trials = tuple(function(job.model)) if function is not None else ()
+    logger = getattr(getattr(job.model, "runner", None), "logger", None)
     return _CheckedFile(
-        job.cluster, cluster_identity.cluster_name(file, name), nodes, str(recipe) if recipe else None, trials
+        job.cluster,
+        cluster_identity.cluster_name(file, name),
+        nodes,
+        str(recipe) if recipe else None,
+        trials,
+        Path(getattr(logger, "log_path", "runs")),
+        str(getattr(logger, "experiment_name", "")),
     )
 
 
@@ -73,7 +84,26 @@ def examine(
         # A link is measured from both of its ends at once.
         return await preflight.examine(request, NodeRoutes(parallel=max(2, parallel)), console.message)
 
-    return run(work())
+    report = run(work())
+    return report._replace(findings=(*report.findings, *_first_contact(asked)))
+
+
+def _first_contact(asked: _CheckedFile) -> list[Finding]:
+    """Return what the newest run of the experiment compared before its first step; nothing where none did."""
+    from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
+    from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.runs.run_lookup import all_runs
+    from rlinf_core.runners.storage.first_contact import FILE, comparisons_text, read_comparisons
+
+    runs = [folder for folder in all_runs(asked.log_path) if folder.state.experiment == asked.experiment]
+    for folder in sorted(runs, key=lambda folder: folder.state.created, reverse=True):
+        if checks := read_comparisons(folder.path):
+            differs = any(check.verdict == "differs" for check in checks)
+            what = f"{comparisons_text(checks)}, by the run {shown(folder.path)}: `{FILE}`"
+            data = {"run": str(folder.path), "seconds": sum(check.seconds or 0.0 for check in checks)}
+            verdict = CheckVerdict.WARNING if differs else CheckVerdict.OK
+            return [Finding("first contact", verdict, what, where="run", data=data)]
+    return []
 
 
 def look_at_hardware(

@@ -27,6 +27,7 @@ from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.config.yaml.reader import decode, load_source
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.job.earlier_keys import is_config_of_a_run, without_earlier_keys
 from rlinf_core.job.recipe import Job, Recipe
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
@@ -153,6 +154,10 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     diagnostics = job.diagnostics
     selected = _select_recipe(composed, diagnostics)
     model = selected.model if selected else ClusterFile
+    if selected and is_config_of_a_run(job.name):
+        findings = Diagnostics()
+        _validate(model, composed, findings)
+        composed = without_earlier_keys(composed, model, findings, diagnostics)
     view: Validated[Any] = _validate(model, composed, diagnostics)
     composed = composed._replace(tree=view.whole, secret=view.secret)
     # From here on any text may quote a value of the file: errors, worker output, reasons.

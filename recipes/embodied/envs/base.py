@@ -288,6 +288,7 @@ class VectorEnv(ABC):
         self._guard.check_actions(actions)
         chunk = actions.shape[1]
         rewards = np.zeros((self.num_envs, chunk), np.float32)
+        failed: BoolArray | None = None
         flags = np.zeros((3, self.num_envs, chunk), np.bool_)
         terminations, truncations, valid = flags[0], flags[1], flags[2]
         resting = self._episodes.resting.copy()
@@ -312,6 +313,8 @@ class VectorEnv(ABC):
             if self.judge is not None:
                 verdicts = self.judge.judge(self._observe())
                 moved = judged(unrewarded(moved), verdicts | ({} if executed is None else executed.verdicts))
+            if moved.failures is not None and moved.failures.any():
+                failed = moved.failures.copy() if failed is None else failed | moved.failures
             moved = self._guard.finite_rewards(moved, valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             if self.watcher is not None:
@@ -321,19 +324,24 @@ class VectorEnv(ABC):
             some_rest = np.count_nonzero(resting) > 0
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
         fresh = resting > self._episodes.resting
-        executed_parts = (None, None) if executed is None else (executed.actions, executed.taken)
+        if failed is not None:
+            valid[failed] = False
+        carried_out = (None, None) if executed is None else (executed.actions, executed.taken)
         if not np.count_nonzero(fresh):
-            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *executed_parts)
+            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *carried_out)
         final, ended = observations, np.flatnonzero(fresh)
         knows_success = self.knows_success or self.judge is not None
-        episodes = self._episodes.finished(ended, knows_success=knows_success)
+        whole = ended if failed is None else ended[~failed[ended]]
+        episodes = self._episodes.finished(whole, knows_success=knows_success)
         if self.settings.auto_reset:
             self._episodes.episode[ended] += 1
             self._begin(ended)
             observations = self.observe()
         else:
             self._episodes.resting[:] = resting
-        return StepResult(observations, rewards, terminations, truncations, valid, final, episodes, *executed_parts)
+        return StepResult(
+            observations, rewards, terminations, truncations, valid, final, episodes, *carried_out, failed
+        )
 
     def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
         """Execute the policy's action or that of an intervention, and record which one it was."""

@@ -192,6 +192,8 @@ class Transition:
         successes: bool [B], the task is solved in this state; None: it does not know success.
         actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
             controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
+        failures: bool [B], the simulator failed, so that the episode, which is truncated here, is no sample; None: none
+            did.
     """
 
     rewards: FloatArray
@@ -199,6 +201,7 @@ class Transition:
     truncations: BoolArray | None = None
     successes: BoolArray | None = None
     actions: FloatArray | None = None
+    failures: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +243,8 @@ class StepResult:
         episodes: what is known of those that ended; None when none did.
         executed: [B, C, A], the actions that were carried out; None: those of the policy, always.
         interventions: bool [B, C], actions that somebody else than the policy chose; None likewise.
+        failed: bool [B], the simulator failed: its episode ended here, is not among `episodes`, and none of its steps
+            counts, also of chunks before; None: none did.
     """
 
     observations: Observation
@@ -251,6 +256,7 @@ class StepResult:
     episodes: FinishedEpisodes | None
     executed: NDArray[Any] | None = None
     interventions: BoolArray | None = None
+    failed: BoolArray | None = None
 
     @property
     def dones(self) -> BoolArray:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from rlinf_core import RunError
 
 # What is kept of every step: nothing, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]
@@ -77,6 +78,7 @@ class EpisodeCollector:
         self._solved_once = np.zeros(batch.num_envs, np.bool_)
         self._solved = np.zeros(batch.num_envs, np.bool_)
         self._over = np.zeros(batch.num_envs, np.bool_)
+        self._failed = np.zeros(batch.num_envs, np.bool_)
         self._outcomes = [""] * batch.num_envs
         self._starts = batch.first_starts()
 
@@ -113,6 +115,8 @@ class EpisodeCollector:
         self._solved = np.where(valid, solved, self._solved)
         self._solved_once |= self._solved
         self._over |= result.dones[:, 0]
+        if result.failed is not None:
+            self._failed |= result.failed
         ended = np.flatnonzero(result.dones[:, 0])
         for row, outcome in zip(ended, self._batch.outcomes(ended, ~result.terminations[ended, 0]), strict=True):
             self._outcomes[row] = outcome
@@ -125,11 +129,23 @@ class EpisodeCollector:
         self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
 
     def episodes(self) -> list[CollectedEpisode]:
-        """Return what was collected, by environment."""
+        """Return what was collected, by environment, without the episodes whose simulators failed.
+
+        Raises:
+            RunError: those are more than half.
+        """
+        if 2 * self._failed.sum() > len(self._failed):
+            raise RunError(
+                f"the simulators of {self._failed.sum()} of {len(self._failed)} episodes failed",
+                why="the log of the env worker has environment, seed, action and traceback",
+                help="mend the simulator",
+            )
         valid = np.stack(self._valid) if self._valid else np.zeros((0, self._batch.num_envs), np.bool_)
         knows = self._batch.knows_success
         episodes: list[CollectedEpisode] = []
         for row, number in enumerate(self._batch.numbers):
+            if self._failed[row]:
+                continue
             steps = np.flatnonzero(valid[:, row])
             names = self._steps[0] if self._steps else ()
             columns = {name: np.stack([self._steps[step][name][row] for step in steps]) for name in names}

@@ -10,6 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +33,9 @@ _MARK: Final = "rlinf-env.json"
 # Variables that would lead an interpreter to other packages, or contradict `MUJOCO_GL`.
 _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
 _INSTALL_SECONDS: Final = 3600
+# Seconds between two lines about an installation, and the lines of it that an error shows.
+_TELL_SECONDS: Final = 15.0
+_LAST_LINES: Final = 8
 _PROBE_SECONDS: Final = 600.0
 PROBE: Final = "recipes.embodied.interpreters.simulator_probe"
 # The renderers that work without a display, the faster one first.
@@ -90,9 +96,9 @@ def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
     lock = LOCKS / f"{env_type}.txt"
     count = sum(1 for line in lock.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
     emit(f"installing {count} packages of {lock.name}; takes minutes the first time")
-    _run([*pip, "--requirement", str(lock), *_same_ray()])
+    _run([*pip, "--requirement", str(lock), *_same_ray()], emit)
     emit("installing rlinf")
-    _run([*pip, "--no-deps", *own_requirement()])
+    _run([*pip, "--no-deps", *own_requirement()], emit)
     return checked(env_type, python, emit)
 
 
@@ -231,20 +237,34 @@ def _same_ray() -> list[str]:
         return []
 
 
-def _run(command: Sequence[str]) -> None:
-    """Run a command to its end.
+def _run(command: Sequence[str], emit: Tell) -> None:
+    """Run a command to its end; what it says last is told at intervals.
 
     Raises:
         SetupError: it failed, or did not end in time.
     """
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    began = time.monotonic()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_INSTALL_SECONDS, check=False
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-    except subprocess.TimeoutExpired:
-        raise SetupError(f"`{' '.join(command)}` did not end within {_INSTALL_SECONDS} s") from None
     except OSError as error:
         raise SetupError(f"`{command[0]}` cannot be run", why=error.strerror) from error
-    if done.returncode:
-        last = [line for line in done.stderr.strip().splitlines() if line.strip()][-8:]
-        raise SetupError(f"`{' '.join(command)}` failed", why="\n".join(last) or f"exit code {done.returncode}")
+    with process:
+        assert process.stdout is not None
+        lines = (text for line in process.stdout if (text := line.strip()))
+        reader = threading.Thread(target=said.extend, args=(lines,), daemon=True)
+        reader.start()
+        while process.poll() is None:
+            try:
+                process.wait(_TELL_SECONDS)
+            except subprocess.TimeoutExpired:
+                seconds = time.monotonic() - began
+                emit(f"{seconds:.0f} s: {said[-1][:100] if said else 'nothing was said yet'}")
+                if seconds > _INSTALL_SECONDS:
+                    process.kill()
+                    raise SetupError(f"`{' '.join(command)}` did not end within {_INSTALL_SECONDS} s") from None
+        reader.join()
+    if process.returncode:
+        raise SetupError(f"`{' '.join(command)}` failed", why="\n".join(said) or f"exit code {process.returncode}")

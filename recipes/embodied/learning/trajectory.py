@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -99,6 +100,18 @@ class RolloutBuffer:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
         if finals is not None:
             self._write(self._steps, "finals", step, finals)
+
+    def leave_out(self, step: int, rows: NDArray[np.bool_]) -> None:
+        """Make the steps of the episodes that failed in a step invalid, from their beginnings on.
+
+        Args:
+            step: the step, which is invalid already.
+            rows: bool [B], whose episodes failed.
+        """
+        valid, ends = self._steps["valid"], self._steps["terminations"] | self._steps["truncations"]
+        for row in np.flatnonzero(rows).tolist():
+            over = torch.nonzero(ends[:step, row].any(dim=1))
+            valid[int(over[-1]) + 1 if len(over) else 0 : step, row] = False
 
     def add_to_step(self, name: str, step: int, value: Tensor) -> None:
         """Record a further property of a step, [environments, ...]."""

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.first_step import first_step_check
+from recipes.embodied.loop.env_messages import FAILED_EPISODES
+from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import (
     ActorGroup,
@@ -69,7 +72,10 @@ class EmbodiedRunner(RolloutRunner):
         self.env = cast("EnvGroup", env)
         self._trajectories = trajectories
         self._told_of_episodes = False
+        self._environments = cfg.env
         self._noted: set[str] = set()
+        # Episodes that were left out.
+        self._failed = 0
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
@@ -88,7 +94,7 @@ class EmbodiedRunner(RolloutRunner):
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
         note_comparisons(self.record.folder.path, comparisons_of([self.groups["actor"]]))
         if spec.cameras:
-            check_orientation(self.actor, self.env, self.record, "env.train")
+            check_orientation(self.actor, self.env, self.record, "env.train", skips=self.config.skip_checks)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
@@ -146,7 +152,8 @@ class EmbodiedRunner(RolloutRunner):
             env, rollout = self._rollouts.pop(step)
             episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
         self.add_durations(env, rollout)
-        return {**episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
+        figures = self._episode_figures("env", episodes, self._environments.train)
+        return {**figures, "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Have the policy act greedily in environments that it is not trained in."""
@@ -154,7 +161,21 @@ class EmbodiedRunner(RolloutRunner):
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
         self._note_first_step("env.eval")
-        return episode_means("eval", episodes)
+        return self._episode_figures("eval", episodes, self._environments.eval)
+
+    def _episode_figures(
+        self, namespace: str, episodes: Iterable[EpisodeSums], of: EnvironmentConfig
+    ) -> dict[str, float]:
+        figures = episode_means(
+            namespace, episodes, self.config.max_failed_fraction, of.total_num_envs * of.rollout_epoch
+        )
+        self._failed += int(sum(number for name, number in figures.items() if name.endswith(FAILED_EPISODES)))
+        return figures
+
+    def finish(self) -> None:
+        """Tell the failures of simulators once more."""
+        if self._failed:
+            LOGGER.warning("%d episodes were left out: their simulators failed; see the logs of `env`", self._failed)
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer and, where rollouts do not run ahead, the state of the environments."""
@@ -186,15 +207,3 @@ class EmbodiedRunner(RolloutRunner):
         super().shutdown()
         if self._trajectories is not None:
             self._trajectories.close()
-
-
-def episode_means(namespace: str, by_rank: Iterable[EpisodeSums]) -> dict[str, float]:
-    """Return sums and counts of episodes as the mean over all episodes, and how many these are."""
-    totals: dict[str, tuple[float, int]] = {}
-    for sums in by_rank:
-        for name, (total, count) in sums.items():
-            before = totals.get(name, (0.0, 0))
-            totals[name] = (before[0] + total, before[1] + count)
-    _, episodes = totals.get("return", (0.0, 0))
-    means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
-    return {**means, f"{namespace}/episodes": float(episodes)}

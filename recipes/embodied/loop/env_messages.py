@@ -13,6 +13,10 @@ OUTCOME = ("rewards", "terminations", "truncations", "valid")
 # of them somebody else chose, bool [B, C].
 EXECUTED = "executed"
 INTERVENTIONS = "interventions"
+# In messages of environments whose simulators failed: bool [B], see `StepResult`.
+FAILED = "failed"
+# In sums of episodes, how many were left out because their simulators failed: it has no mean.
+FAILED_EPISODES = "failed/simulator"
 # In the first message of a pass: how many chunks of actions it has, the same number for each environment, int64 [B].
 CHUNKS = "chunks"
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
 from rlinf_core import RunRecord
-from rlinf_core.runners.storage.first_contact import FILE, ContactCheck, note_comparisons
+from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, note_comparisons
 
 _LOGGER: Final = logging.getLogger("rlinf")
 
 
-def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str) -> None:
+def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str, *, skips: bool = False) -> None:
     """Check that the pictures of demonstrations stand as the environment's, and note it in the record of the run.
 
     Args:
@@ -22,6 +22,7 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
         env: the workers that have the environments, before their first episode.
         record: of the run.
         environments: `env.train` or `env.eval`.
+        skips: compare nothing, `runner.skip_checks`, and note that.
 
     Raises:
         DatasetError: those of a camera are clearly more alike in another orientation.
@@ -31,15 +32,21 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
     shown: list[PicturesShown] = [pictures for rank in actor.first_pictures().wait() for pictures in rank or ()]
     if not shown:
         return
+    places = dict.fromkeys(data_set.where for data_set in shown)
+
+    def unseen(**result: Any) -> list[ContactCheck]:
+        return [
+            ContactCheck("actor", f"orientation of pictures in {where}", environments, **result) for where in places
+        ]
+
+    if skips:
+        note_comparisons(record.folder.path, unseen("skipped", SKIPPED))
+        return
     seen: list[Mapping[str, Thumbnails]] = [cameras for cameras in env.first_pictures().wait() if cameras]
     matches = compared_orientations(shown, seen)
     notes = [_noted(match, environments) for match in matches]
     if not seen:
-        unmoved = "not compared: a robot is not moved before its first episode"
-        places = dict.fromkeys(data_set.where for data_set in shown)
-        notes = [
-            ContactCheck("actor", f"orientation of pictures in {where}", environments, note=unmoved) for where in places
-        ]
+        notes = unseen("agrees", "not compared: a robot is not moved before its first episode")
     note_comparisons(record.folder.path, notes)
     unclear = [f"`{match.camera}` of {match.where}" for match in matches if match.verdict == "undecided"]
     if unclear:
@@ -72,6 +79,7 @@ def _turned_otherwise(wrong: OrientationMatch, matches: Sequence[OrientationMatc
         remedy = f"write `data.flip: {wrong.best}`"
     else:
         remedy = f"write `flip: {wrong.best}` beside the `path` of this data set in `data.train_data_paths`"
+    remedy += "; if the pictures are right as they are, `rlinf train --skip-checks` starts without this comparison"
     return DatasetError(
         f"the pictures of camera `{wrong.camera}` are not oriented as the environment's: `{key}` is `{wrong.flip}`, and"
         f" `{wrong.best}` matches",

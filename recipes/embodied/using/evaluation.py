@@ -174,6 +174,8 @@ def _collect(
     episodes: list[CollectedEpisode] = []
     recorded_episodes: list[EpisodeFrames] = []
     for batch in collection.episodes("nothing", film=films):
+        if len(batch) < collection.num_envs:
+            emit(f"{collection.num_envs - len(batch)} episodes left out, whose simulators failed: see the log of `env`")
         counted = {(episode.env, episode.reset) for episode in batch[: wanted - len(episodes)]}
         episodes += batch
         if films:

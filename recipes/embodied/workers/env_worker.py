@@ -20,7 +20,7 @@ from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, sliced, stacked
+from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
@@ -147,6 +147,8 @@ class StagedEnvironments:
         message["observations"] = result.observations
         if result.executed is not None and result.interventions is not None:
             message[EXECUTED], message[INTERVENTIONS] = result.executed, result.interventions
+        if result.failed is not None:
+            message[FAILED] = result.failed
         if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
             message["final_observations"] = result.final_observations
         return message
@@ -325,6 +327,8 @@ class EnvWorker(Worker):
                     self._send(stages, stage, stages.message(result))
                     if result.episodes is not None:
                         sums.add(result.episodes)
+                    if result.failed is not None:
+                        sums.add_failed(int(result.failed.sum()))
         return sums.sums
 
     def _send(self, stages: StagedEnvironments, stage: int, message: dict[str, Any]) -> None:

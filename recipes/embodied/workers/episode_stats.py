@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from recipes.embodied.envs.env_spec import FinishedEpisodes
+from recipes.embodied.loop.env_messages import FAILED_EPISODES
 
 # Name -> the sum over episodes, and how many there were.
 Sums: TypeAlias = dict[str, tuple[float, int]]
@@ -34,6 +35,10 @@ class EpisodeSums:
             solved = getattr(episodes, name)
             if solved is not None:
                 self._add(name, float(solved[counted].sum()), count)
+
+    def add_failed(self, count: int) -> None:
+        """Count episodes whose simulators failed, which are in no sum."""
+        self._add(FAILED_EPISODES, float(count), 0)
 
     def _add(self, name: str, total: float, count: int) -> None:
         before = self.sums.get(name, (0.0, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +13,7 @@ from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type, computing, output_in_float32
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
-from recipes.embodied.loop.env_messages import CHUNKS, stacked
+from recipes.embodied.loop.env_messages import CHUNKS, FAILED, stacked
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, Share
 from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
@@ -132,6 +133,8 @@ class MultiStepRolloutWorker(ComparingWorker):
                 buffer = buffers[stage]
                 if chunk:
                     self._add_outcome(buffer, chunk - 1, message, inputs)
+                    if FAILED in message:
+                        buffer.leave_out(chunk - 1, message[FAILED])
                 if output is not None:
                     buffer.add_action(chunk, inputs, output)
                 else:
@@ -156,6 +159,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         if any("final_observations" in part for part in parts):
             # Where no episode ended the present observations stand for the final ones, as within a batch.
             parts = [{"final_observations": part["observations"], **part} for part in parts]
+        if any(FAILED in part for part in parts):
+            parts = [{FAILED: np.zeros(len(part["rewards"]), np.bool_), **part} for part in parts]
         return stacked(parts)
 
     def _answer(self, peers: tuple[Share, ...], actions: NDArray[Any]) -> None:

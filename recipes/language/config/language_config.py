@@ -18,7 +18,6 @@ from rlinf_core import (
     Bool,
     ConfigModel,
     Count,
-    Fraction,
     JobConfig,
     NoEffect,
     NonNegativeInt,
@@ -52,16 +51,6 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         default=True,
         description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
         " old weights first.",
-    )
-    max_failed_fraction: Fraction = Field(
-        default=0.5,
-        description="Largest share of a step's answers that may fail to be generated or scored, through no fault of"
-        " the policy; more end the run.",
-    )
-    skip_checks: Bool = Field(
-        default=False,
-        description="Leave out the comparisons before the first step that cost time (`rlinf train --skip-checks`);"
-        " `first_contact.json` names them.",
     )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."

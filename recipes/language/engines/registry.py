@@ -26,8 +26,17 @@ def make_engine(
     stop_token_ids: tuple[int, ...],
     device: torch.device,
     contact: FirstContact | None = None,
+    owner: str = "rollout",
 ) -> Engine:
-    """Return the engine that `rollout.backend` names, with its model; `contact` keeps what it is compared with.
+    """Return the engine that `rollout.backend` names, with its model.
+
+    Args:
+        config: the whole file.
+        tokenizer: of the model.
+        stop_token_ids: tokens that end every answer.
+        device: where the model is.
+        contact: keeps what it is compared with.
+        owner: the worker whose engine it is, for errors.
 
     Raises:
         ConfigError: its package is missing, the model cannot be loaded, or the server does not answer.
@@ -55,11 +64,11 @@ def make_engine(
         return TorchEngine(model, **common)
     folder = config.actor.model.model_path
     if folder is None:
-        return _with_built_model(config, tokenizer, dtype, common)
-    return _of_folder(config, folder, dtype, common)
+        return _with_built_model(config, tokenizer, dtype, common, owner)
+    return _of_folder(config, folder, dtype, common, owner)
 
 
-def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: dict[str, Any]) -> Engine:
+def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: dict[str, Any], owner: str) -> Engine:
     """Return an engine that reads the folder of a model."""
     rollout = config.rollout
     if BACKENDS[rollout.backend].name == "server":
@@ -79,21 +88,21 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
 
         if rollout.enable_offload:
             shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
-        return VllmEngine(folder, **shared)
+        return VllmEngine(folder, owner=owner, **shared)
     from recipes.language.engines.sglang_engine import SglangEngine
 
     return SglangEngine(folder, **shared)
 
 
 def _with_built_model(
-    config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, common: dict[str, Any]
+    config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, common: dict[str, Any], owner: str
 ) -> Engine:
     """Return an engine with a model built from scratch, in a folder that is deleted with the engine."""
     folder = tempfile.mkdtemp(prefix="rlinf-model-")
     try:
         make_model(config.actor, tokenizer, dtype).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        engine = _of_folder(config, folder, dtype, common)
+        engine = _of_folder(config, folder, dtype, common, owner)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

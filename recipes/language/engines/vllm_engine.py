@@ -20,7 +20,7 @@ from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.models.fingerprint import fingerprint
-from rlinf_core import ConfigError
+from rlinf_core import ConfigError, WorkerDiedError
 
 # Memory of the KV cache on a CPU without a configured token limit.
 _CPU_CACHE_BYTES = 1 << 30
@@ -60,6 +60,7 @@ class VllmEngine(Engine):
         tensor_parallel_size: GPUs that share the model.
         gpu_memory_utilization: share of a GPU's memory that vLLM takes.
         options: further arguments of `vllm.LLM`.
+        owner: the worker whose engine this is, as in `RolloutGroup:0`, for errors.
 
     Raises:
         ConfigError: vllm is not installed, or cannot load the model.
@@ -81,7 +82,9 @@ class VllmEngine(Engine):
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
         options: Mapping[str, Any] | None = None,
+        owner: str = "rollout",
     ) -> None:
+        self._owner = owner
         self._folder = ModelFolder(folder, adapter_scale)
         self._dtype = dtype
         longest = self._folder.longest(max_sequence_tokens)
@@ -177,7 +180,11 @@ class VllmEngine(Engine):
     # Steps
 
     def step(self) -> list[Sequence]:
-        """See `Engine`: begin what there is room for, and let vLLM take a step."""
+        """See `Engine`: begin what there is room for, and let vLLM take a step.
+
+        Raises:
+            WorkerDiedError: vLLM's engine is dead.
+        """
         if self._paused:
             return []
         self._check_awake()
@@ -188,7 +195,11 @@ class VllmEngine(Engine):
         ended: list[Sequence] = []
         if not self._running:
             return ended
-        for output in self._llm.llm_engine.step():
+        try:
+            outputs = self._llm.llm_engine.step()
+        except Exception as error:  # noqa: BLE001 - classes of vLLM, told apart by name
+            return self._failed(error)
+        for output in outputs:
             running = self._running.get(output.request_id)
             if running is None:
                 continue
@@ -202,6 +213,22 @@ class VllmEngine(Engine):
             ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
             self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
+
+    def _failed(self, error: Exception) -> list[Sequence]:
+        """Return the running answers, which were not drawn, so that they are drawn again.
+
+        Raises:
+            WorkerDiedError: vLLM's engine is dead: a new one begins at the last checkpoint (`runner.max_restarts`).
+        """
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if "EngineDeadError" in names or (isinstance(error, RuntimeError) and str(error).startswith("Executor failed")):
+            raise WorkerDiedError(self._owner, cause=f"vLLM's engine died: {last_line(error)}") from error
+        if "EngineGenerateError" not in names:
+            raise error
+        self._llm.llm_engine.abort_request(list(self._running))
+        running, self._running = list(self._running.values()), {}
+        why = f"vLLM raised {type(error).__name__}: {last_line(error)}"
+        return [one.answer.sequence(failure=why) for one in running]
 
     def _append(self, running: _Running, completion: Any) -> FinishReason | None:
         """Append sampled tokens, and return `stop` if they complete a stop text; the rest is cut off."""

@@ -87,7 +87,7 @@ class Scorer:
     Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
     and its child is ended and started anew, but for rules of ours, which are interrupted. The first call of a child,
     which may load what it needs, has `loading` seconds. An answer whose child is killed or stopped is scored once
-    more, by another one; so is one at which a function raises.
+    more, by another one; so is one at which a function raises, or an asynchronous one takes too long.
 
     Args:
         kind: name of a rule, `reasoning_gym`, or `package.module:function`.
@@ -160,8 +160,8 @@ class Scorer:
             judged, loss = self._ask([items[number] for number in sent])
             whole = len(judged) == len(sent)
             for index, score in judged.items():
-                # What a function raises may be of a judge that was away.
-                if score.failure == "error" and self._is_function and sent[index] not in again:
+                # What a function raises, or waits for in vain, may be of a judge that was away.
+                if score.failure and self._is_function and sent[index] not in again:
                     again.add(sent[index])
                 else:
                     scores[sent[index]] = score

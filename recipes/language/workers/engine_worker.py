@@ -39,7 +39,8 @@ class EngineWorker(ComparingWorker):
         Args:
             stops: tokens that end every answer.
         """
-        return make_engine(self._config, self._tokenizer, stops, self.torch_device, self._contact)
+        owner = str(self.worker_info.address)
+        return make_engine(self._config, self._tokenizer, stops, self.torch_device, self._contact, owner)
 
     def sync_model_from_actor(self) -> int:
         """Load the weights that the actor sends, and return their version.

@@ -65,8 +65,6 @@ def train(
     if assume and not dry_run:
         raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")
     job = load(file, (*overrides, f"{_SKIP_CHECKS}=true") if skip_checks else overrides, assume)
-    if skip_checks and job.recipe is not None:
-        _check_compares(job.recipe)
     if job.recipe is not None and not dry_run:
         check_has_program(job.recipe)
     parts = sound(job)
@@ -99,14 +97,6 @@ app = command(
     ),
     no_args_is_help=True,
 )
-
-
-def _check_compares(recipe: Recipe) -> None:
-    """Refuse `--skip-checks` for a recipe that has nothing to leave out."""
-    runner = recipe.config_model().model_fields.get("runner")
-    if runner is None or "skip_checks" not in getattr(runner.annotation, "model_fields", {}):
-        message = f"recipe `{recipe.name}` compares nothing that costs time, so there is nothing to leave out"
-        raise typer.BadParameter(message, param_hint="'--skip-checks'")
 
 
 def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:

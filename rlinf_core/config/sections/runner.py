@@ -9,7 +9,14 @@ from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.sections.values import NonNegativeInt, OptionalWrittenPath, Port, StepsOrNever, WrittenPath
+from rlinf_core.config.sections.values import (
+    Fraction,
+    NonNegativeInt,
+    OptionalWrittenPath,
+    Port,
+    StepsOrNever,
+    WrittenPath,
+)
 from rlinf_core.scalars import Bool, Text
 
 # Modules required by a logger backend.
@@ -125,6 +132,11 @@ class RunnerConfig(ConfigModel):
         description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"
         " error; skip omits that update or step and counts it in the metrics. Neither reaches a checkpoint.",
     )
+    skip_checks: Bool = Field(
+        default=False,
+        description="Leave out the comparisons before the first step that cost time, and that of the orientation of"
+        " pictures (`rlinf train --skip-checks`); `first_contact.json` names them.",
+    )
     trace: Bool = Field(
         default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
     )
@@ -155,6 +167,11 @@ class RolloutRunnerConfig(RunnerConfig):
         default=0,
         description="Maximum number of weight versions by which the policy of a sample may lag behind the trained"
         " one. 0: synchronous steps; from 1 on: asynchronous rollouts.",
+    )
+    max_failed_fraction: Fraction = Field(
+        default=0.5,
+        description="Largest share of a step's answers or episodes that may fail through no fault of the policy, as"
+        " where a server or simulator does; more end the run.",
     )
 
     @property

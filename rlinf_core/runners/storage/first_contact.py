@@ -162,6 +162,14 @@ def read_comparisons(folder: Path) -> list[ContactCheck]:
     return [check for check in checks if check is not None]
 
 
+def comparisons_text(checks: Sequence[ContactCheck]) -> str:
+    """Return the results of comparisons and their cost in one line, as in "8 agree, 1 skipped, 2.1 s"."""
+    counts = [(sum(check.verdict == verdict for check in checks), verdict) for verdict in VERDICTS]
+    words = {"agrees": "agree", "differs": "differ"}
+    listed = ", ".join(f"{count} {words.get(verdict, verdict)}" for count, verdict in counts if count)
+    return f"{listed}, {sum(check.seconds or 0.0 for check in checks):.1f} s"
+
+
 def _check(row: object) -> ContactCheck | None:
     """Return a row of the file; None where a value is not of its type."""
     if not isinstance(row, dict):

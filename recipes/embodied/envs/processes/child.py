@@ -22,7 +22,8 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.rendering_device import render_on_own_accelerator
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
-from recipes.embodied.envs.processes.simulator import BatchRequest, SimulationBatch, Start
+from recipes.embodied.envs.processes.simulation_batch import SimulationBatch, SimulatorError
+from recipes.embodied.envs.processes.simulator import BatchRequest, Start
 from rlinf_core import ConfigError
 
 # The answer to most steps: one object, which is encoded once.
@@ -154,6 +155,8 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
             answer = process.answer(command, arguments)
         except ConfigError as error:
             answer = {"config": [error.message, error.where, error.why, error.help]}
+        except SimulatorError as error:
+            answer = {"simulator": [error.message, error.why, error.help]}
         except Exception as error:  # noqa: BLE001 - a simulator may raise anything; its worker raises it
             traceback.print_exc()
             answer = {"raised": f"{type(error).__name__}: {error}"}

@@ -31,8 +31,9 @@ from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
+from recipes.embodied.envs.processes.simulation_batch import SimulatorError
 from recipes.embodied.envs.processes.simulator import BatchFacts, BatchRequest, Outcomes, Start
-from rlinf_core import ConfigError, RuntimeFailure, WorkerDiedError
+from rlinf_core import ConfigError, WorkerDiedError
 
 _MODULE: Final = "recipes.embodied.envs.processes.child"
 _LAST_LINES: Final = 30
@@ -62,10 +63,6 @@ class SimulatorDiedError(WorkerDiedError):
 
     To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
     """
-
-
-class SimulatorError(RuntimeFailure):
-    """A simulator raised an exception in its process."""
 
 
 class SimulatorProcesses:
@@ -276,7 +273,7 @@ class _Child:
 
         Raises:
             ConfigError: the process says that something given to it is wrong.
-            SimulatorError: the simulator raised an exception.
+            SimulatorError: the simulator raised an exception, and a new one did so too.
             SimulatorDiedError: the process is gone, or gave no sign of life in time.
         """
         pulse, since = None, 0.0
@@ -299,6 +296,9 @@ class _Child:
         if "config" in answer:
             message, where, why, help = answer["config"]
             raise ConfigError(message, where=where, why=why, help=help)
+        if "simulator" in answer:
+            message, why, help = answer["simulator"]
+            raise SimulatorError(f"{self._name}: {message}", where=self._owner, why=why, help=help)
         if "raised" in answer:
             raise SimulatorError(
                 f"{self._name} raised {answer['raised']}",

@@ -63,7 +63,7 @@ def _table(spec: EnvSpec, count: int, chunk: int) -> dict[str, tuple[tuple[int, 
     }
     return table | {
         "rewards": ((chunk, count), np.float32),
-        "flags": ((chunk, 4, count), np.bool_),
+        "flags": ((chunk, 5, count), np.bool_),
         "actions": ((chunk, count, spec.action_size), action),
     }
 

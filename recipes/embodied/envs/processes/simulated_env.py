@@ -11,7 +11,8 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.processes.process_pool import SimulatorProcesses
-from recipes.embodied.envs.processes.simulator import BatchRequest, SimulationBatch, Simulators, Start
+from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
+from recipes.embodied.envs.processes.simulator import BatchRequest, Simulators, Start
 from recipes.embodied.envs.starts import Starts
 
 
@@ -118,7 +119,9 @@ class SimulatedEnv(VectorEnv):
                 self._actions[row].append(actions[row].copy())
         result = self._simulators.step(stepped, actions, observed=self._observed_next)
         self._knows_success = self._knows_success or bool(result.judged.any())
-        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
+        return Transition(
+            result.rewards, result.terminations, result.truncations, result.successes, failures=result.failures
+        )
 
     def _observe(self) -> Observation:
         return self._simulators.observe()

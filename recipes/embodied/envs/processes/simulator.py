@@ -1,4 +1,4 @@
-"""The interface of simulators with one copy of a task each, and batches of them in one process.
+"""The interface of simulators with one copy of a task each, and of batches of them.
 
 An adapter to a simulator is a `Simulation`; `SimulatedEnv` makes a batch of environments of it. No adapter imports its
 simulator before it is constructed.
@@ -7,7 +7,7 @@ simulator before it is constructed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvSpec, FloatArray, IntArray, Observation
-from recipes.embodied.envs.processes.fault_lines import known_fault
 from rlinf_core import ConfigError, Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
@@ -43,12 +42,14 @@ class Outcome(NamedTuple):
         terminated: the task ended.
         truncated: the simulator itself cut the episode off.
         success: the task is solved in this state; None: the simulator does not say.
+        failed: the simulator raised, twice: the episode is no sample, and is truncated here.
     """
 
     reward: float
     terminated: bool = False
     truncated: bool = False
     success: bool | None = None
+    failed: bool = False
 
 
 class Simulation(ABC):
@@ -145,6 +146,7 @@ class Outcomes(NamedTuple):
         rewards: float32 [B].
         terminations, truncations, successes: bool [B].
         judged: bool [B], where `successes` says anything.
+        failures: bool [B], where the simulator raised: see `Outcome.failed`.
     """
 
     rewards: FloatArray
@@ -152,11 +154,12 @@ class Outcomes(NamedTuple):
     truncations: BoolArray
     successes: BoolArray
     judged: BoolArray
+    failures: BoolArray
 
     @classmethod
     def empty(cls, count: int) -> Outcomes:
         """Return results of nothing."""
-        return cls(np.zeros(count, np.float32), *np.zeros((4, count), np.bool_))
+        return cls(np.zeros(count, np.float32), *np.zeros((5, count), np.bool_))
 
     def write(self, row: int, outcome: Outcome) -> None:
         """Write the result of one environment."""
@@ -165,6 +168,7 @@ class Outcomes(NamedTuple):
         self.truncations[row] = outcome.truncated
         self.judged[row] = outcome.success is not None
         self.successes[row] = bool(outcome.success)
+        self.failures[row] = outcome.failed
 
 
 class Simulators(Protocol):
@@ -240,145 +244,3 @@ def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> Option
         reason = "; ".join(f"`{'.'.join(map(str, detail['loc']))}`: {detail['msg']}" for detail in error.errors())
         known = ", ".join(f"`{name}`" for name in model.model_fields)
         raise ConfigError("wrong options", where="env.options", why=reason, help=f"known: {known}") from error
-
-
-class SimulationBatch:
-    """Simulations of one process, one after another.
-
-    Args:
-        request: what they are.
-        alive: is called with an environment and what it does before each of its operations.
-
-    Attributes:
-        simulations: one for each environment.
-
-    Raises:
-        ConfigError: the simulator or the task cannot be had, or an option is wrong.
-    """
-
-    def __init__(self, request: BatchRequest, alive: Callable[[int, str], None] | None = None) -> None:
-        kind = simulation_class(request.simulation)
-        options = options_of(kind, request.options)
-        names = kind.tasks(request.task, options)
-        tasks = [names[group % len(names)] for group in request.groups]
-        self._alive = alive
-        self.simulations: list[Simulation] = []
-        try:
-            make: Any = kind
-            for row, task in enumerate(tasks):
-                if alive is not None:
-                    alive(row, "making")
-                self.simulations.append(make(task, options))
-        except BaseException as error:
-            self.close()
-            known = known_fault(error)
-            if known is None:
-                raise
-            raise known from error
-        limits = [
-            simulation.max_episode_steps for simulation in self.simulations if simulation.max_episode_steps is not None
-        ]
-        first = self.simulations[0]
-        self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
-        self._rows: list[Row] = [{}] * len(tasks)
-        self._stale = [True] * len(tasks)
-
-    def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
-        """Begin episodes."""
-        for row, start in zip(rows, starts, strict=True):
-            if self._alive is not None:
-                self._alive(row, "resetting")
-            self.simulations[row].reset(start)
-            self._stale[row] = True
-
-    def step(
-        self,
-        rows: Sequence[int] | None,
-        actions: NDArray[Any],
-        *,
-        observed: bool = False,
-        outcomes: Outcomes | None = None,
-    ) -> Outcomes:
-        """Carry out actions; see `Simulators`.
-
-        Args:
-            rows: of the environments that are stepped; None: all.
-            actions: of all environments, [B, A].
-            observed: without effect; `observe` looks at those that have changed.
-            outcomes: where results are written; None: into new arrays.
-        """
-        if outcomes is None:
-            outcomes = Outcomes.empty(len(self.simulations))
-        native = self.simulations[0].native(actions)
-        for row in range(len(self.simulations)) if rows is None else rows:
-            if self._alive is not None:
-                self._alive(row, "stepping")
-            outcomes.write(row, self.simulations[row].step(native[row]))
-            self._stale[row] = True
-        return outcomes
-
-    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
-        """Do nothing: here a step costs no message."""
-
-    def step_chunk(
-        self, actions: NDArray[Any], steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool
-    ) -> None:
-        """Execute a chunk of actions, one environment after the other; see `Simulators.foresee`.
-
-        Args:
-            actions: [C, B, A].
-            steps: how many of them each environment carries out at most.
-            outcomes: where the results of each action are written.
-            ends: whether an environment that terminates is done.
-        """
-        for row, count in enumerate(steps):
-            simulation = self.simulations[row]
-            for action, written in zip(simulation.native(actions[:count, row]), outcomes, strict=False):
-                if self._alive is not None:
-                    self._alive(row, "stepping")
-                outcome = simulation.step(action)
-                written.write(row, outcome)
-                self._stale[row] = True
-                if outcome.truncated or (ends and outcome.terminated):
-                    break
-
-    def refresh(self) -> list[int]:
-        """Observe the environments that have changed, and return their rows."""
-        changed = [row for row, stale in enumerate(self._stale) if stale]
-        for row in changed:
-            if self._alive is not None:
-                self._alive(row, "observing")
-            try:
-                self._rows[row] = self.simulations[row].observe()
-            except Exception as error:
-                known = known_fault(error)
-                if known is None:
-                    raise
-                raise known from error
-            self._stale[row] = False
-        return changed
-
-    def expert(self) -> NDArray[Any] | None:
-        """Return the actions of the experts; see `Simulators`."""
-        actions = [simulation.expert() for simulation in self.simulations]
-        available = [action for action in actions if action is not None]
-        return np.array(available, np.float32) if len(available) == len(actions) else None
-
-    def row(self, number: int) -> Row:
-        """Return the last observation of an environment."""
-        return self._rows[number]
-
-    def observe(self) -> Observation:
-        """Return the present observations, new arrays."""
-        self.refresh()
-        return {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
-
-    def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
-        """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""
-        pictures = [picture for row in rows if (picture := self.simulations[row].picture()) is not None]
-        return np.stack(pictures) if pictures else None
-
-    def close(self) -> None:
-        """Release what the simulators hold."""
-        while self.simulations:
-            self.simulations.pop().close()

@@ -52,9 +52,10 @@ cluster:
     - {label: b, node_ranks: 1-2, ENV, env_configs: [{node_ranks: 1-2, python_interpreter_path: /b}]}
 """.replace("ENV", "accelerators: {per_node: 0}")
     found = {each.code: each for each in findings(text)}
-    # Node 1 is in two groups: nobody would take the variables of either for those of the node.
+    # Node 1 is in two groups: nobody would take the variables of either for those of the node. `actor` goes
+    # through `a`: the file tells the two apart.
     told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
-    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not apply"]
+    assert told == ["`env` is placed through `node`: the `env_configs` of `b` on node 2 do not apply"]
     assert found["env-configs-unused"].severity is Severity.NOTE
     assert found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it sets an interpreter"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -30,6 +30,7 @@ class Options(BaseModel):
 class FakeSimulation(Simulation):
     """Counts, looks and speaks; what it shows is a function of its start and its actions."""
 
+    made: ClassVar[int] = 0
     options_model = Options
     max_episode_steps = 5
 
@@ -42,6 +43,8 @@ class FakeSimulation(Simulation):
         if task == "unknown":
             raise ConfigError("there is no task `unknown`", where="env.task", help="known: `one`")
         self.task, self.options, self.count, self.place = task, options, 0, 0.0
+        # Which of those that were made in this process.
+        self.number, FakeSimulation.made = FakeSimulation.made, FakeSimulation.made + 1
         self.start = Start(0, 0)
         self._maybe_break("make")
 
@@ -58,7 +61,7 @@ class FakeSimulation(Simulation):
     def step(self, action: Any) -> Outcome:
         """Move by the first number of the action."""
         self.count += 1
-        self.place += float(action[0])
+        self.place += float(action[0]) + (self.options.breaks == "drift" and self.number > 0)
         self._maybe_break("step")
         return Outcome(self.place, terminated=self.place > 8, success=self.place > 8)
 
@@ -84,7 +87,7 @@ class FakeSimulation(Simulation):
             ctypes.string_at(0)
         elif self.options.breaks == "exit":
             raise SystemExit(3)
-        elif self.options.breaks == "raise":
+        elif self.options.breaks == "raise" or (self.options.breaks in ("raise-first", "drift") and self.number == 0):
             raise ValueError("the mesh has 0 faces")
         elif self.options.breaks == "dark":
             raise ImportError("Cannot initialize a EGL device display.")

@@ -62,7 +62,7 @@ def test_the_key_that_turns_them_is_named(flip: Flip, kept: Thumbnails, right: s
     group = Group([shown(flip=flip, main=kept)])
     with pytest.raises(DatasetError) as caught:
         check_orientation(group, Group({"main": SEEN}), record_of(tmp_path), "env.train")
-    assert caught.value.help == f"write `data.flip: {right}`"
+    assert (caught.value.help or "").startswith(f"write `data.flip: {right}`; if the pictures are right")
     assert caught.value.where == "set"
     assert f"`{right}` 0.9" in (caught.value.why or "")
     assert [each.verdict for each in read_comparisons(tmp_path)] == ["differs"]
@@ -104,3 +104,10 @@ def test_environments_are_asked_only_where_it_matters(tmp_path: Path) -> None:
     check_orientation(Group([shown(main=UPRIGHT[:, ::-1])]), env, record_of(tmp_path, step=3), "env.train")
     assert env.asked == 0
     assert read_comparisons(tmp_path) == []
+
+
+def test_skipped_comparison_is_noted_and_refuses_nothing(tmp_path: Path) -> None:
+    group = Group([shown(main=UPRIGHT[:, ::-1])])
+    check_orientation(group, Group({"main": SEEN}), record_of(tmp_path), "env.train", skips=True)
+    (check,) = read_comparisons(tmp_path)
+    assert (check.verdict, check.note) == ("skipped", "left out by `runner.skip_checks`")

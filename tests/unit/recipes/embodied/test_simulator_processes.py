@@ -17,7 +17,7 @@ from recipes.embodied.envs.env_state import pack, unpack
 from recipes.embodied.envs.processes.fault_lines import known_fault
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorError
 from rlinf_core import ConfigError
-from tests.unit.recipes.embodied.fake_simulators import FakeEnv
+from tests.unit.recipes.embodied.fake_simulators import FakeEnv, FakeSimulation
 from tests.waiting import until
 
 
@@ -177,14 +177,48 @@ def test_a_simulator_that_hangs_is_ended(how: str, closed: Any) -> None:
 
 
 def test_an_exception_and_an_exit_are_told(closed: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    env = closed(made(1, breaks="raise"))
-    with pytest.raises(SimulatorError, match="raised ValueError: the mesh has 0 faces"):
+    env = closed(made(1, num_envs=1, breaks="raise", at="reset", after=0))
+    with pytest.raises(SimulatorError, match=r"raised ValueError: the mesh has 0 faces \(environment 0") as caught:
         moved(env)
+    assert "a new simulator that began the episode again raised as well" in str(caught.value)
     env.close()
     assert "Traceback" in capfd.readouterr().err
     env = closed(made(1, breaks="exit"))
     with pytest.raises(SimulatorDiedError, match="it ended with exit code 3, stepping environment 0"):
         moved(env)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("at", ["step", "observe"])
+def test_new_simulator_repeats_an_episode(
+    processes: int, at: str, closed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions = np.random.default_rng(0).uniform(0, 1, (4, 1, 2, 2)).astype(np.float32)
+    quiet = closed(made(processes, num_envs=1))
+    monkeypatch.setattr(FakeSimulation, "made", 0)
+    raising = closed(made(processes, num_envs=1, breaks="raise-first", at=at))
+    results = [(env.reset(), [env.step(chunk) for chunk in actions])[1] for env in (quiet, raising)]
+    for before, after in zip(*results, strict=True):
+        assert after.failed is None
+        np.testing.assert_array_equal(after.rewards, before.rewards)
+        np.testing.assert_array_equal(after.observations["states"], before.observations["states"])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("breaks", ["raise", "drift"])
+def test_failed_episode_is_left_out(processes: int, breaks: str, closed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSimulation, "made", 0)
+    env = closed(made(processes, num_envs=2, breaks=breaks))
+    env.reset()
+    first, second = [env.step(np.ones((2, 2, 2), np.float32)) for _ in range(2)]
+    failed = [True, breaks == "raise"]  # of those that drift only the first is made again
+    assert first.failed is not None
+    assert first.failed.tolist() == failed
+    assert first.valid.any(axis=1).tolist() == [not row for row in failed]
+    assert first.truncations[0].tolist() == [False, True]
+    assert first.episodes is not None
+    assert len(first.episodes.env) == 0
+    assert np.isfinite(second.observations["states"]).all()
 
 
 @pytest.mark.parametrize("processes", [0, 1])

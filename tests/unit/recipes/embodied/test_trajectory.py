@@ -34,6 +34,19 @@ def test_a_recorder_keeps_steps_in_time() -> None:
     assert found.batch == 4
 
 
+def test_episode_that_failed_is_left_out_from_its_beginning() -> None:
+    buffer = RolloutBuffer(4, 0)
+    for step in range(4):
+        result = outcome(2, 1)
+        if step == 1:
+            result["truncations"] = np.array([[True], [False]])
+        buffer.add_outcome(step, result, None)  # pyright: ignore[reportArgumentType]
+    buffer.leave_out(3, np.array([True, True]))
+    valid = buffer.finish(None).steps["valid"][:, :, 0].tolist()
+    # The first environment's episode before ended with step 1, and counts; step 3 is the environment's to judge.
+    assert valid == [[True, False], [True, False], [False, False], [True, True]]
+
+
 def test_what_is_recorded_is_copied() -> None:
     buffer = RolloutBuffer(1, 0)
     given = outcome(2, 1)

@@ -33,6 +33,14 @@ def score(text, answer, row):
         return {"style": 1}
     return {"reward": len(text), "style": row.get("style", 0)}
 
+asked = set()
+
+async def away_at_first(text):
+    if text not in asked:
+        asked.add(text)
+        await asyncio.sleep(1000)
+    return 1.0
+
 async def later(text, answer):
     return 0.5
 
@@ -205,6 +213,12 @@ def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str)
 
     assert [each.reward for each in found] == list(range(100))
     assert found[-1].parts == {"together": 100.0}
+
+
+def test_judge_that_was_away_is_asked_again(functions: str) -> None:
+    with Scorer(f"{functions}:away_at_first", timeout=0.3, loading=0.3) as scorer:
+        scores = scorer.score_all([Item(text=text, answer="") for text in ("a", "b")])
+    assert [(score.reward, score.failure) for score in scores] == [(1.0, "")] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Figures of the episodes of a step, and the bound on those whose simulators failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from recipes.embodied.loop.env_messages import FAILED_EPISODES
+from recipes.embodied.loop.protocols import EpisodeSums
+from rlinf_core import RunError
+
+_MOST_FAILED: Final = 0.5
+
+
+def episode_means(
+    namespace: str, by_rank: Iterable[EpisodeSums], most_failed: float = _MOST_FAILED, environments: int = 1
+) -> dict[str, float]:
+    """Return sums and counts of episodes as the mean over all episodes, and how many these are.
+
+    Args:
+        namespace: `env` or `eval`.
+        by_rank: the sums of each env worker.
+        most_failed: share of the episodes whose simulators may fail, `runner.max_failed_fraction`.
+        environments: that ran; a share is one of as many episodes at least.
+
+    Raises:
+        RunError: the simulators of more episodes failed.
+    """
+    totals: dict[str, tuple[float, int]] = {}
+    for sums in by_rank:
+        for name, (total, count) in sums.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = (before[0] + total, before[1] + count)
+    failed, _ = totals.pop(FAILED_EPISODES, (0.0, 0))
+    _, episodes = totals.get("return", (0.0, 0))
+    if failed > most_failed * max(environments, episodes + failed):
+        raise RunError(
+            f"the simulators of {failed:g} episodes failed, and {episodes} episodes ended",
+            where=f"{namespace}.train" if namespace == "env" else "env.eval",
+            why="each of them raised, and a new simulator that repeated the episode did so too; the log of the env"
+            " worker has environment, seed, action and traceback",
+            help="mend the simulator; `runner.max_failed_fraction` of the episodes may fail",
+        )
+    means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
+    if failed:
+        means[FAILED_EPISODES if namespace == "env" else f"{namespace}/{FAILED_EPISODES}"] = failed
+    return {**means, f"{namespace}/episodes": float(episodes)}

@@ -1,0 +1,59 @@
+"""The configuration that an earlier rlinf wrote into a run folder: keys that were removed since."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from pydantic import BaseModel
+
+from rlinf_core.config.composing.compose import Composed
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import format_path
+from rlinf_core.config.validating.model_fields import types_at
+from rlinf_core.config.validating.pruning import cut
+from rlinf_core.errors import RLinfError
+from rlinf_core.foreign.files import read_json_object
+
+_MOST_NAMED: Final = 12
+
+
+def is_config_of_a_run(name: str) -> bool:
+    """Return whether a file is the `config.yaml` that a run has written into its folder, beside its `run.json`."""
+    if os.path.basename(name) != "config.yaml":
+        return False
+    try:
+        state = read_json_object(os.path.join(os.path.dirname(name), "run.json"))
+    except (OSError, ValueError, RLinfError):
+        return False
+    return state.get("schema") == "rlinf.run/1"
+
+
+def without_earlier_keys(
+    composed: Composed, model: type[BaseModel], findings: Diagnostics, diagnostics: Diagnostics
+) -> Composed:
+    """Return the configuration of a run without the keys that its recipe has no more, and note them.
+
+    A run writes every key of its recipe, defaults included, so that a removed key says nothing of what was asked for.
+
+    Args:
+        composed: the configuration.
+        model: of the recipe.
+        findings: of its validation.
+        diagnostics: where the note goes.
+    """
+    file = composed.tree.span.source
+    removed = [
+        finding.path
+        for finding in findings
+        # A key that an override names is a mistake of today.
+        if finding.path and finding.span.source is file and not types_at(model, finding.path)
+    ]
+    if not removed:
+        return composed
+    named = ", ".join(f"`{format_path(path)}`" for path in removed[:_MOST_NAMED])
+    others = f" and {len(removed) - _MOST_NAMED} others" if len(removed) > _MOST_NAMED else ""
+    message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
+    diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), removed[0]))
+    return composed._replace(tree=cut(composed.tree, dict.fromkeys(removed), {}))
