@@ -114,7 +114,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     Raises:
         RunError: matplotlib is not installed, the format is unknown, or the file cannot be written.
     """
-    from rlinf_core.runners.curve import require_matplotlib, save_figure, thinned
+    from rlinf_cli.runs.learning_curve import require_matplotlib, save_figure, thinned
 
     require_matplotlib("no curves were drawn")
     from matplotlib import colormaps
