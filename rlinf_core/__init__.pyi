@@ -81,7 +81,6 @@ from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlaceme
 from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
 from rlinf_core.registry import Registry as Registry
 from rlinf_core.runners import events as events
-from rlinf_core.runners.curve import draw_curve as draw_curve
 from rlinf_core.runners.events import Waiting as Waiting
 from rlinf_core.runners.metrics import read_metrics as read_metrics
 from rlinf_core.runners.record import RunRecord as RunRecord

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.importing.hydra_files import DEFAULTS, HydraFile, compose_hydra, named_files
+from rlinf_cli.importing.hydra_defaults import DEFAULTS, named_files
+from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
 from rlinf_cli.importing.projects import JOB_SECTIONS
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
@@ -31,7 +32,7 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
 
     Args:
         name: the file.
-        overrides: arguments of Hydra: `group=name` where the defaults list has such a group, `key=value`, `+key=value`,
+        overrides: arguments of Hydra: `group=name` where a folder of that name is searched, `key=value`, `+key=value`,
             `~key`.
         search_path: further folders of groups.
         environ: the environment.
@@ -40,15 +41,10 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     source = load_source(name, diagnostics)
     if source is None:
         return ReadJob(None, diagnostics)
-    # Whether a key is a config group is known only after reading the defaults lists.
-    pairs = [argument.lstrip("+").partition("=") for argument in overrides if "=" in argument]
-    choices = {key: None if value in ("null", "") else value for key, _, value in pairs}
-    file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, choices=choices)
+    file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, overrides=overrides)
     if file is None:
         return ReadJob(None, diagnostics)
-    values = [argument.lstrip("+") for argument in overrides]
-    values = [value for value in values if value.partition("=")[0] not in file.groups]
-    _, parsed = parse_overrides(values, diagnostics)
+    _, parsed = parse_overrides([value.lstrip("+") for value in file.values], diagnostics)
     changed = apply_overrides(file.tree, parsed, diagnostics)
     return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
 
@@ -73,7 +69,7 @@ def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
             jobs.append(file)
             continue
         # A base is named without a group, and is itself a job.
-        named |= {os.path.realpath(file.parent / f"{name}.yaml") for name in named_files(tree) if "/" in name}
+        named |= {os.path.realpath(file.parent / f"{name}.yaml") for name, _ in named_files(tree) if "/" in name}
         sections = set(tree.keys())
         is_job = bool(sections & set(JOB_SECTIONS)) or (DEFAULTS in sections and file.parent == folder)
         (jobs if is_job else others).append(file)

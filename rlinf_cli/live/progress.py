@@ -12,7 +12,6 @@ from rlinf_core.runners.events import (
     LAUNCH,
     CheckpointSaved,
     ClusterReady,
-    CurveDrawn,
     Evaluated,
     Event,
     PhaseStarted,
@@ -108,8 +107,6 @@ class RunProgress:
             case RunFinished():
                 self.finished = event
                 self.metrics.update(event.metrics)
-            case CurveDrawn():
-                self.curve = event.path
             case ClusterReady():
                 pass
 

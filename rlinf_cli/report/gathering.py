@@ -17,13 +17,13 @@ from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.run.run_events import StoryEvent, story_with_faults
+from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import faults, stream_metrics
-from rlinf_core.runners.storage import answer_samples
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
@@ -260,13 +260,13 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
     """Return the best and worst answers of the last step with samples, and a few of the first step."""
-    steps = answer_samples.sampled_steps(folder)
+    steps = sampled_steps(folder)
     wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
     wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
     samples: list[Sample] = []
     for step, most in wanted:
         try:
-            every = [_sample(step, sample) for sample in answer_samples.read_samples(folder, step)[1]]
+            every = [_sample(step, sample) for sample in read_samples(folder, step)[1]]
         except (RunError, ValueError, TypeError, KeyError) as error:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue

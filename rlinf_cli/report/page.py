@@ -14,7 +14,7 @@ from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.gathering import RunContent
 from rlinf_cli.report.series import Band, EvaluatedPoint, RunSeries, banded, evaluated
-from rlinf_core.runners.curve import PANELS, Panel
+from rlinf_cli.runs.learning_curve import PANELS, Panel
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90

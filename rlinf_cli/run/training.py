@@ -22,7 +22,6 @@ from rlinf_core.runners.events import (
     EVALUATE,
     SAVE_CHECKPOINT,
     CheckpointSaved,
-    CurveDrawn,
     Event,
     PhaseStarted,
     RunFinished,
@@ -190,6 +189,7 @@ class Training:
                 failure = error
             unseen = _leave_cluster()
             failure = failure or unseen
+            self._draw_curve(log)
             if self._is_interrupted(failure):
                 return self._interrupted(log)
             if failure is None:
@@ -242,7 +242,7 @@ class Training:
         if isinstance(event, PhaseStarted):
             if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
                 self._interrupts.extend()
-        elif not isinstance(event, RunFinished | CurveDrawn):
+        elif not isinstance(event, RunFinished):
             self._interrupts.check(again=not isinstance(event, CheckpointSaved))
 
     def _views(self, log: logging.Logger) -> list[View]:
@@ -317,6 +317,17 @@ class Training:
         return self._close(
             RunStatus.FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason
         )
+
+    def _draw_curve(self, log: logging.Logger) -> None:
+        """Draw the learning curve, also of a failed or interrupted run: its progress is of interest."""
+        from rlinf_cli.runs.learning_curve import draw_curve
+
+        try:
+            drawn = draw_curve(self._folder.metrics_file, self._folder.path, self._folder.path.name)
+        except RLinfError as error:
+            log.warning("%s", error)
+        else:
+            self._progress.curve = drawn[0] if drawn is not None else None
 
     def _write_report(self) -> None:
         """Write the report of a finished run; a signal aborts it."""

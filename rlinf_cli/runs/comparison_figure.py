@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_cli.runs.learning_curve import require_matplotlib, save_figure, thinned
 from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison, RunSet
 from rlinf_core.errors import RunError
-from rlinf_core.runners.curve import require_matplotlib, save_figure, thinned
 
 Points = list[tuple[int, float]]
 _PANEL_HEIGHT: Final = 3.6

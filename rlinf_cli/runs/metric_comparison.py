@@ -12,7 +12,16 @@ from enum import StrEnum
 from typing import Any, Final, cast
 
 from rlinf_cli.runs.provenance import Provenance
-from rlinf_core.statistics import mean, t_quantile, wilson_interval
+from rlinf_core.statistics import mean, wilson_interval
+
+# The 97.5 % quantile of the normal distribution: intervals are of 95 %.
+_Z: Final = 1.959963984540054
+# Those of Student's t for 1 to 30 degrees of freedom.
+_T: Final = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
 
 
 class Kind(StrEnum):
@@ -288,3 +297,16 @@ def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
 def _variance(values: Sequence[float]) -> float:
     center = mean(values)
     return sum((value - center) ** 2 for value in values) / (len(values) - 1)
+
+
+def t_quantile(freedom: float) -> float:
+    """Return the 97.5 % quantile of Student's t, with the degrees of freedom rounded down to an integer.
+
+    By the table up to 30, above by the first terms of its expansion around the normal quantile (Abramowitz and Stegun,
+    26.7.5), which is exact to 1e-4 there.
+    """
+    whole = max(1, int(freedom))
+    if whole <= len(_T):
+        return _T[whole - 1]
+    cube = _Z**3
+    return _Z + (cube + _Z) / (4 * whole) + (5 * _Z**5 + 16 * cube + 3 * _Z) / (96 * whole**2)

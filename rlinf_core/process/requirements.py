@@ -14,6 +14,7 @@ _REQUIREMENTS: Final = {
     "av": "av>=14,<19",
     "gymnasium": "gymnasium>=1.0,<2",
     "h5py": "h5py>=3.11,<4",
+    "hydra": "hydra-core>=1.3,<1.4",
     "httpx": "httpx>=0.28,<1",
     "jinja2": "jinja2>=3.1",
     "math_verify": "math-verify>=0.8,<1",

@@ -105,12 +105,6 @@ class RunFinished(NamedTuple):
     seconds: float
 
 
-class CurveDrawn(NamedTuple):
-    """The learning curve was drawn to the image `path`, however the run ended."""
-
-    path: Path
-
-
 Event: TypeAlias = (
     RunStarted
     | PhaseStarted
@@ -121,7 +115,6 @@ Event: TypeAlias = (
     | CheckpointSaved
     | RunRestarted
     | RunFinished
-    | CurveDrawn
 )
 Listener: TypeAlias = Callable[[Event], None]
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
-from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.metric_backends import BackendSettings, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
@@ -58,7 +57,6 @@ class RunRecord:
         config_hash: of the resolved configuration.
         facts: values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
         trace: the writer of `trace.json`, if the run is traced. Closed with this record, like `metrics`.
-        draw: draw the learning curve at the end.
 
     Attributes:
         step: the last finished step.
@@ -76,12 +74,10 @@ class RunRecord:
         config_hash: str = "",
         facts: Mapping[str, Fact] | None = None,
         trace: TraceWriter | None = None,
-        draw: bool = False,
     ) -> None:
         self.folder = folder
         self.tell = listener if trace is None else trace.listening(listener)
         self._trace = trace
-        self._draw = draw
         self._metrics = metrics
         self._config_hash = config_hash
         self._facts = dict(facts or {})
@@ -137,9 +133,7 @@ class RunRecord:
         metrics = MetricsWriter(folder.metrics_file, services)
         try:
             trace = TraceWriter(folder.trace_file) if runner.trace else None
-            return cls(
-                folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace, draw=True
-            )
+            return cls(folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace)
         except BaseException:
             metrics.close()
             raise
@@ -153,8 +147,6 @@ class RunRecord:
         self._metrics.close()
         if self._trace is not None:
             self._trace.close()
-        # Also for a failed or interrupted run: its progress is of interest.
-        self._draw_curve()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
         """Make groups launched from now on write their logs and traces into the run folder.
@@ -280,18 +272,6 @@ class RunRecord:
     def finished(self) -> None:
         """Emit that the run has finished."""
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
-
-    def _draw_curve(self) -> None:
-        if not self._draw:
-            return
-        try:
-            drawn = draw_curve(self.folder.metrics_file, self.folder.path, self.folder.path.name)
-        except RunError as error:
-            # The image is optional for the run.
-            LOGGER.warning("%s", error)
-            return
-        if drawn is not None:
-            self.tell(events.CurveDrawn(drawn[0]))
 
     def _worked(self) -> None:
         if self._began is not None:

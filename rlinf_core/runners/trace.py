@@ -26,7 +26,7 @@ DRIVER: Final = "driver"
 MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
 # After these the workers are new or gone, so the end of the previous phase is unknown.
-_NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished, events.CurveDrawn)
+_NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished)
 
 
 class SpansHandle(Protocol):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import comb
 from typing import Final, Protocol
 
-from rlinf_core.statistics import mean, pass_at_k, wilson_interval
+from rlinf_core.statistics import mean, wilson_interval
 
 # Data sets with more difficulty labels get no figures per label: they would be too many to read.
 MOST_DIFFICULTIES: Final = 12
@@ -110,3 +111,13 @@ def _by(problems: Sequence[JudgedProblem], attribute: str) -> Mapping[str, list[
         if label:
             by_label.setdefault(label, []).append(problem)
     return dict(sorted(by_label.items()))
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Return the unbiased estimate of the chance that one of k samples is right, 1 - C(n - c, k) / C(n, k).
+
+    Chen et al., "Evaluating large language models trained on code", arXiv 2107.03374, eq. 1. k above `samples` counts
+    as `samples`.
+    """
+    k = min(k, samples)
+    return 1.0 - comb(samples - right, k) / comb(samples, k)

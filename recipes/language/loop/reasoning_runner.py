@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
@@ -36,7 +37,6 @@ from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGrou
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
-from rlinf_core.runners.storage.answer_samples import write_samples
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.statistics import mean
 from rlinf_core.worker.handle import wait_together

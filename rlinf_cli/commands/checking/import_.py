@@ -67,6 +67,7 @@ def import_(
         raise typer.BadParameter("name one file or one folder")
     target = Path(names[0])
     _refuse_script(target)
+    _require_hydra()
     folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
     if target.is_dir():
@@ -110,6 +111,22 @@ def _refuse_script(file: Path) -> None:
             f"`{file}` is a shell script, and jobs are imported from YAML files",
             why="verl's scripts override its ppo_trainer.yaml by KEY=VALUE arguments",
             help="give these arguments to the import: `rlinf import ppo_trainer.yaml KEY=VALUE ...`",
+        )
+
+
+def _require_hydra() -> None:
+    """Check that hydra-core is installed, which orders the files of defaults lists.
+
+    Raises:
+        RLinfError: it is not.
+    """
+    from rlinf_core.errors import RLinfError
+    from rlinf_core.process.requirements import install_command, missing_modules
+
+    if missing_modules(("hydra",)):
+        raise RLinfError(
+            "`rlinf import` needs the package hydra-core, which this Python does not have",
+            help=f"run `{install_command('hydra')}`",
         )
 
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recipes.language.loop.answer_samples import write_samples
 from rlinf_cli.run import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.storage import answer_samples
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -39,7 +39,7 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     checks = [ContactCheck("actor", "logits", NASTY, "agrees", 1e-5, 1e-3, 0.25, NASTY)]
     note_comparisons(run.path, [*checks, ContactCheck("env", "first step", "the spec")])
     run_events.append_event(run.path, run_events.STARTED, 0, "started with actor 2")
-    answer_samples.write_samples(
+    write_samples(
         run.path,
         4,
         [

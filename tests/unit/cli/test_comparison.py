@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.runs.metric_comparison import ConfigDifference, Kind, RunResult, differences, result_of, verdict
+from rlinf_cli.runs.metric_comparison import (
+    ConfigDifference,
+    Kind,
+    RunResult,
+    differences,
+    result_of,
+    t_quantile,
+    verdict,
+)
 from rlinf_cli.runs.provenance import Provenance
-from rlinf_core.statistics import t_quantile
 
 CONFIG = {
     "recipe": "embodied",

@@ -141,6 +141,43 @@ def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words
     assert not (tmp_path / "out.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("defaults", "overrides", "words"),
+    [
+        ("[{g: '${oc.env:TOKEN}'}]", [], ["job.yaml:1:12", "not a valid item of a defaults list"]),
+        ("[{g: '???'}]", [], ["You must specify 'g'", "Available options"]),
+        ("[{override g: x}]", [], ["Could not override 'g'. No match in the defaults list"]),
+        ("[{g: x}]", ["g=x,y"], ["a sweep over several jobs cannot be imported"]),
+        ("[{g: x}]", ["g='"], ["`g='` is not an override in Hydra's syntax"]),
+        ("[{'@p': x}]", [], ["not a valid item of a defaults list"]),
+        ("[{g: many}]", [], ["the defaults lists name more than 500 files"]),
+    ],
+)
+def test_defaults_that_hydra_refuses_are_one_error(
+    cli: Cli, tmp_path: Path, defaults: str, overrides: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret-token")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "x.yaml").write_text("a: 1")
+    (tmp_path / "g" / "many.yaml").write_text(f"defaults: [{', '.join(['x'] * 600)}]")
+    (tmp_path / "job.yaml").write_text(f"defaults: {defaults}\nrunner: {{task_type: embodied}}\n")
+    ended = cli("import", str(tmp_path / "job.yaml"), *overrides)
+    assert ended.code == 2
+    for word in words:
+        assert word in ended.err
+    assert "secret-token" not in ended.err + ended.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "job.yaml"]
+
+
+def test_import_without_hydra_names_the_package(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_core.process.requirements.missing_modules", lambda names: [*names])
+    ended = cli("import", str(job))
+    assert ended.code != 0
+    assert "`rlinf import` needs the package hydra-core" in ended.err
+    assert "'hydra-core>=1.3,<1.4'" in ended.err
+    assert [path.name for path in job.parent.iterdir()] == [job.name]
+
+
 def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
     ended = cli("import", str(DATA / "verl" / "extra" / "sft_language.yaml"), "--out", str(tmp_path / "out.yaml"))
     assert ended.code == 2

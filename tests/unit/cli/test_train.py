@@ -19,8 +19,10 @@ import pytest
 
 from rlinf_cli.run import report_writing
 from rlinf_cli.run.run_events import read_story
+from rlinf_cli.runs import learning_curve
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_cli.runs.run_lookup import outcome
+from rlinf_core.errors import RunError
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -69,7 +71,8 @@ def broken_disk_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestARun:
-    def test_the_summary_is_the_result_and_the_rest_is_not(self, cli: Cli) -> None:
+    def test_the_summary_is_the_result_and_the_rest_is_not(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(learning_curve, "draw_curve", lambda metrics, folder, title: (folder / "curve.png", None))
         ended = cli("train", "recipe=fake")
         assert ended.code == 0
         lines = ended.out.splitlines()
@@ -92,6 +95,23 @@ class TestARun:
         assert "evaluated at step 10: success 0.75, return 9" in told
         assert "saved global_step_10" in told
         assert "\x1b" not in ended.out + ended.err
+
+    @pytest.mark.parametrize(("fail", "code"), [("", 0), ("bug", 1)])
+    def test_curve_is_drawn_however_the_run_ends(self, cli: Cli, fail: str, code: int) -> None:
+        pytest.importorskip("matplotlib")
+        ended = cli("train", "recipe=fake", f"fake.fail='{fail}'", "fake.metrics=true")
+        assert ended.code == code, ended.err
+        assert {path.suffix for path in last_run().path.glob("curve.*")} == {".png", ".svg"}
+
+    def test_curve_that_cannot_be_drawn_hides_no_failure(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> None:
+            raise RunError("the learning curve cannot be drawn")
+
+        monkeypatch.setattr(learning_curve, "draw_curve", fail)
+        ended = cli("train", "recipe=fake", "fake.fail=bug")
+        assert ended.code == 1
+        assert "warning: the learning curve cannot be drawn" in ended.err
+        assert "surprise" in ended.err
 
     def test_the_summary_names_the_report(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         states: list[str] = []

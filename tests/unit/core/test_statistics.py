@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 
-from rlinf_core.statistics import mean, pass_at_k, wilson_interval
+from rlinf_core.statistics import wilson_interval
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
@@ -13,10 +11,3 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
         assert wilson_interval(right, count) == pytest.approx((low, high), abs=1e-4)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(("samples", "right", "k"), [(5, 2, 3), (4, 0, 2), (6, 6, 1), (3, 1, 3)])
-def test_pass_at_k_counts_choices_with_a_right_answer(samples: int, right: int, k: int) -> None:
-    chosen = list(combinations(range(samples), k))
-
-    assert pass_at_k(samples, right, k) == pytest.approx(mean([float(min(each) < right) for each in chosen]))

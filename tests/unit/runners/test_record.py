@@ -28,51 +28,7 @@ def told() -> list[Event]:
 def run(tmp_path: Path, told: list[Event]) -> RunRecord:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
     trace = TraceWriter(folder.trace_file)
-    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace, draw=True)
-
-
-@pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
-def test_the_curve_is_drawn_however_the_run_ends(
-    run: RunRecord, told: list[Event], end: type[BaseException] | None
-) -> None:
-    pytest.importorskip("matplotlib")
-
-    def work() -> None:
-        with run:
-            for step in (1, 2):
-                run.step_finished(step, {"env/return": float(step)})
-            # The trace, which is told of phases, is closed by the time that the curve is drawn.
-            run.tell(events.PhaseStarted(3, events.GENERATE_ROLLOUTS))
-            if end is not None:
-                raise end
-            run.finished()
-
-    if end is None:
-        work()
-    else:
-        with pytest.raises(end):
-            work()
-    assert told[-1] == events.CurveDrawn(run.folder.path / "curve.png")
-    assert (run.folder.path / "curve.png").exists()
-    assert (run.folder.path / "curve.svg").exists()
-
-
-def test_a_run_that_did_nothing_has_no_curve(run: RunRecord, told: list[Event]) -> None:
-    with run:
-        run.started(3, {"actor": 1})
-    assert [type(each) for each in told] == [events.RunStarted]
-
-
-def test_a_curve_that_cannot_be_drawn_hides_no_failure(run: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
-        with run:
-            run.folder.metrics_file.unlink()
-            run.folder.metrics_file.mkdir()
-            raise ValueError("bad action")
-
-    with pytest.raises(ValueError, match="bad action"):
-        fail()
-    assert "the learning curve cannot be drawn" in caplog.text
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace)
 
 
 def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:

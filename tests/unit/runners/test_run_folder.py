@@ -377,19 +377,15 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     page = Path(__file__).parents[3] / "docs" / "run-folder.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     run = tmp_path / "runs" / "embodied-20260314-101502"
     run.mkdir(parents=True)
     with MetricsWriter(run / "metrics.jsonl") as writer:
         writer.log(12, {"env/success_at_end": 0.25})
     monkeypatch.chdir(tmp_path)
-    for block in blocks:
-        exec(block, {})  # noqa: S102 - our own page
+    exec(block, {})  # noqa: S102 - our own page
     assert capsys.readouterr().out == "12 0.25\n"
-    assert (run / "curve.svg").exists()
 
 
 def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:

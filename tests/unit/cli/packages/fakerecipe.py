@@ -18,6 +18,7 @@ from rlinf_core.errors import ClusterError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.runners import events
+from rlinf_core.runners.metrics import MetricsWriter
 
 
 class Fake(ConfigModel):
@@ -28,6 +29,7 @@ class Fake(ConfigModel):
     fail: str = Field(default="", description="How it fails in step 3.")
     api_key: str = Field(default="", description="What it tells where it fails by `leak`.")
     address: str = Field(default="", description="The same.")
+    metrics: bool = Field(default=False, description="Whether `metrics.jsonl` is written.")
     end: float = Field(default=0.0, description="Seconds that it takes to end when it is interrupted.")
 
 
@@ -56,11 +58,9 @@ def program(job: Any, folder: Any, listener: Any) -> None:
             _step(step, fake, runner, folder, listener)
     except BaseException:
         time.sleep(fake.end)
-        listener(events.CurveDrawn(folder.path / "curve.png"))
         raise
     metrics = {"env/success_at_end": 0.9, "env/return": 12.5}
     listener(events.RunFinished(runner.max_steps, metrics, 0.5))
-    listener(events.CurveDrawn(folder.path / "curve.png"))
 
 
 def _step(step: int, fake: Fake, runner: RunnerConfig, folder: Any, listener: Any) -> None:
@@ -81,6 +81,9 @@ def _step(step: int, fake: Fake, runner: RunnerConfig, folder: Any, listener: An
         "time/actor_training": 0.06,
         "time/sync_weights": 0.01,
     }
+    if fake.metrics:
+        with MetricsWriter(folder.metrics_file) as writer:
+            writer.log(step, metrics)
     listener(events.StepFinished(step, metrics))
     if runner.val_check_interval > 0 and step % runner.val_check_interval == 0:
         listener(events.Evaluated(step, {"eval/success_at_end": 0.75, "eval/return": 9.0}))

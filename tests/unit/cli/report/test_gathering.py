@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recipes.language.loop.answer_samples import write_samples
 from rlinf_cli.report.gathering import gather
-from rlinf_core.runners.storage import answer_samples
 from tests.unit.cli.report_runs import empty_run
 
 
@@ -13,7 +13,7 @@ def test_the_best_and_worst_samples_are_of_different_prompts(tmp_path: Path) -> 
     run = empty_run(str(tmp_path))
     answers = [(prompt, 1.0) for prompt in "abcdefghij" for _ in range(4)]
     answers += [(prompt, 0.0) for prompt in "klmnopqrst" for _ in range(4)]
-    answer_samples.write_samples(
+    write_samples(
         run.path,
         1,
         [{"prompt": prompt, "text": "", "answer": "", "reward": reward, "reason": ""} for prompt, reward in answers],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes.language.loop.answer_evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
+from recipes.language.loop.answer_evaluation import MOST_DIFFICULTIES, evaluation_metrics, pass_at_k, shares
 from rlinf_core.statistics import mean
 
 
@@ -111,3 +111,10 @@ def test_what_is_right_follows_no_reward() -> None:
     assert figures["eval/pass@2"] == 1.0  # of the first problem alone
     assert figures["eval/mean@2"] == pytest.approx(0.75)
     assert (figures["eval/failed/timeout"], figures["eval/failed/crash"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("samples", "right", "k"), [(5, 2, 3), (4, 0, 2), (6, 6, 1), (3, 1, 3)])
+def test_pass_at_k_counts_choices_with_a_right_answer(samples: int, right: int, k: int) -> None:
+    chosen = list(combinations(range(samples), k))
+
+    assert pass_at_k(samples, right, k) == pytest.approx(mean([float(min(each) < right) for each in chosen]))

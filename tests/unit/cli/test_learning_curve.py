@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from rlinf_cli.runs import learning_curve
+from rlinf_cli.runs.learning_curve import PANELS, draw_curve, lines, smoothed
 from rlinf_core.errors import RunError
-from rlinf_core.runners import curve
-from rlinf_core.runners.curve import PANELS, draw_curve, lines, smoothed
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 
 pytest.importorskip("matplotlib")
@@ -83,7 +83,7 @@ def test_a_smoothed_line_has_the_mean_of_its_neighbours() -> None:
 def test_no_peak_is_lost() -> None:
     values = [0.0] * 5000
     values[1234] = 1.0
-    thinned = list(curve.thinned(range(5000), values))
+    thinned = list(learning_curve.thinned(range(5000), values))
     assert (1234, 1.0) in thinned
     assert len(thinned) <= 1100
     assert thinned == sorted(thinned)
@@ -93,7 +93,7 @@ def test_whatever_fails_in_matplotlib_is_one_error(tmp_path: Path, monkeypatch: 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("in a later version")
 
-    monkeypatch.setattr(curve, "_figure", fail)
+    monkeypatch.setattr(learning_curve, "_figure", fail)
     with pytest.raises(RunError, match="cannot be drawn") as raised:
         draw_curve(write(tmp_path, 3, {"env/return": 1}), tmp_path, "run")
     assert "ZeroDivisionError: in a later version" in str(raised.value)

@@ -49,9 +49,9 @@ def samples(
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one.
     """
-    from rlinf_cli.render.sample_text import legend, samples_record, samples_text
+    from recipes.language.commands.sample_text import legend, samples_record, samples_text
+    from rlinf_cli.runs.answer_samples import read_samples
     from rlinf_cli.runs.run_lookup import find_run
-    from rlinf_core.runners.storage.answer_samples import read_samples
 
     folder = find_run(run, log_path)
     found_step, every = read_samples(folder.path, step)
@@ -79,10 +79,10 @@ def samples(
 
 
 def _other_steps(folder: Path, step: int) -> str:
-    from rlinf_core.runners.storage.answer_samples import sampled_steps
+    from rlinf_cli.runs.answer_samples import sampled_steps
 
     others = [other_step for other_step in sampled_steps(folder) if other_step != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
 
 
-app = command(samples, examples=("rlinf samples", "rlinf samples runs/math-20260314-101502 -n 3"))
+app = command(samples, examples=("rlinf samples", "rlinf samples runs/math-20260314-101502 -n 3"), heading="Look back")

@@ -1,0 +1,1 @@
+"""Commands of `rlinf` that belong to language models, offered through the entry points `rlinf.commands`."""
