@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.training.sharding import is_shard
+from recipes.training.typed_tensors import integers
 
 # Enough to tell all from none; the whole of a large model would cost a pass over its memory.
 _WEIGHTS: Final = 8
@@ -45,7 +46,7 @@ class WeightSample(NamedTuple):
             torch.stack(((now != before)[counted].sum(), counted.sum()))
             for now, before, counted in zip(self.weights, self.before, self.counted, strict=True)
         ]
-        changed, whole = torch.stack(counts).sum(dim=0).tolist()
+        changed, whole = integers(torch.stack(counts).sum(dim=0))
         return changed / whole if whole else 1.0
 
 

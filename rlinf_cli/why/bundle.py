@@ -55,7 +55,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
         own = {"why.txt": f"{text}\n", "why.json": json.dumps(record, indent=2, ensure_ascii=False) + "\n"}
         parts = [(name, content.encode("utf-8", "backslashreplace")) for name, content in own.items()]
         for name, content in (*parts, *_files(run)):
-            masked = _masked(content)
+            masked = _masked(name, content)
             if size + len(masked) > MOST_BYTES:
                 left_out.append(name)
                 continue
@@ -92,5 +92,8 @@ def _end_of(path: Path) -> bytes:
         return file.read(_MOST_OF_A_FILE)
 
 
-def _masked(content: bytes) -> bytes:
-    return hidden(mask_text(content.decode("utf-8", "backslashreplace"))).encode("utf-8", "backslashreplace")
+def _masked(name: str, content: bytes) -> bytes:
+    text = content.decode("utf-8", "backslashreplace")
+    # Stars for all that follows a secret-looking name would end JSON in the middle of a text.
+    text = text if name.endswith((".json", ".jsonl")) else mask_text(text)
+    return hidden(text).encode("utf-8", "backslashreplace")

@@ -42,7 +42,7 @@ def diagnose(facts: RunFacts) -> Diagnosis:
     failures = [(incident, _named(incident)) for incident in incidents(facts)]
     findings = [finding for rule in OF_LEARNING if (finding := rule(facts)) is not None]
     codes = {finding.code for finding in findings} | {finding.code for _, finding in failures}
-    implied = frozenset().union(*(FOLLOWS.get(code, frozenset[str]()) for code in codes))
+    implied = {follower for code in codes for follower in FOLLOWS.get(code, ())}
     ended = {finding.code for _, finding in failures}
     learning = [finding for finding in findings if finding.code not in implied | ended]
     return Diagnosis(facts, failures, learning)

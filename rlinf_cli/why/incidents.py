@@ -1,4 +1,4 @@
-"""The failures of a run in order: those that sent it back and the one that ended it, from evidence, events and state."""
+"""The failures of a run in order, from evidence, events and state: those that sent it back, the one that ended it."""
 
 from __future__ import annotations
 

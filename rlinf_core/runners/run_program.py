@@ -12,6 +12,7 @@ from rlinf_core.job.recipe import Job, Program
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -72,9 +73,14 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
     record.tell(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
-        runner = launch(config, cluster, record)
-        runner.init_workers()
-        runner.run()
+        try:
+            runner = launch(config, cluster, record)
+            runner.init_workers()
+            runner.run()
+        except Exception as error:
+            # Before the processes end that show why.
+            record.keep_evidence(error)
+            raise
 
 
 def _components(config: Any) -> dict[str, str]:
@@ -103,11 +109,14 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
             return attempt()
         except WorkerGroupError as error:
             cause = death(error)
+            evidence = record.keep_evidence(error)
             if cause is None or restart >= max_restarts:
                 raise
             restart += 1
             step = record.go_back()
-            record.tell(events.RunRestarted(step, restart, max_restarts, str(cause).splitlines()[0]))
+            reason, *details = str(cause).splitlines()
+            details += evidence_line(evidence)
+            record.tell(events.RunRestarted(step, restart, max_restarts, reason, tuple(details)))
 
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:

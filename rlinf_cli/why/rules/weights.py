@@ -96,8 +96,8 @@ def engine_has_other_weights(facts: RunFacts) -> Finding | None:
             f" {gaps.values[-1]:.3g} on the mean (`{_GAP}`), by {gaps.values[0]:.3g} in step {gaps.steps[0]}",
         ),
         (
-            "`rollout.check_logprobs: strict` ends the run at the first step that differs; compare precision, adapter and"
-            " version of the engine",
+            "`rollout.check_logprobs: strict` ends the run at the first step that differs; compare precision, adapter"
+            " and version of the engine",
         ),
         step=since,
     )

@@ -76,7 +76,6 @@ class EvidenceFile(FileModel):
     Attributes:
         time: when it was written, in seconds since 1970.
         step: the last finished step.
-        phase: that the run was in, as in `generate_rollouts`.
         what: the first failure in one line.
         failures: root causes first.
         missing: what could not be collected, each with the reason.
@@ -85,7 +84,6 @@ class EvidenceFile(FileModel):
     schema_: Annotated[Literal["rlinf.evidence/1"], Field(alias="schema")]
     time: Moment
     step: Step = 0
-    phase: Name = ""
     what: Text = ""
     failures: list[FailedProcess] = Field(default_factory=list[FailedProcess])
     missing: list[Text] = Field(default_factory=list[Text])
