@@ -201,6 +201,11 @@ class RunRecord:
             # It is optional for the run.
             LOGGER.warning("the memory of the run's processes was not saved: %s", error)
 
+    def component_of(self, address: str) -> str:
+        """Return the component of a worker; the name of its group, or of the process, where it has none."""
+        group = address.partition(":")[0]
+        return self._components.get(group, group)
+
     def keep_evidence(self, error: BaseException) -> Path | None:
         """Keep evidence of a failure, while its processes live; return the folder, also if it was kept before."""
         return keep_evidence(self.folder.path, error, self.step, self._components)
