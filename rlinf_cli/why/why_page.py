@@ -96,8 +96,9 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     lines = [f"  {text}" for text in first.followed[:_MOST_FOLLOWED]]
     if len(first.followed) > _MOST_FOLLOWED:
         lines.append(f"  and {len(first.followed) - _MOST_FOLLOWED} more")
-    # The last failure is shown in full where it is another one.
-    lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in later]
+    # What is shown in full below is not named here.
+    named = later[:-1] if _last(diagnosis) else later
+    lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
     lines += [f"  {_restarts(diagnosis.failures)}"] if _restarts(diagnosis.failures) else []
     repeated = diagnosis.repeated
     if repeated is not None:

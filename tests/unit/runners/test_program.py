@@ -67,7 +67,8 @@ def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: l
     (bundle,), faults = read_bundles(record.folder.path)
     assert (bundle.content.what, faults) == ("`rollout:0` died in `generate`", [])
     assert restart.details == (
-        "  why: it was killed, or exited without an exception", f"evidence: evidence/{bundle.path.name}"
+        "  why: it was killed, or exited without an exception",
+        f"evidence: evidence/{bundle.path.name}",
     )
     assert [each.step for each in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
 
