@@ -31,7 +31,31 @@ read in the driver.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class ProcessEnd(NamedTuple):
+    """How a process ended, as its kernel tells; nothing of it is inferred.
+
+    Attributes:
+        signal: the name of the signal that ended it, or None.
+        exit_code: that it ended with, or None.
+        out_of_memory: the kernel's words on a kill for memory of this process, or in its control group; None if there
+            are none.
+    """
+
+    signal: str | None = None
+    exit_code: int | None = None
+    out_of_memory: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The end as a sentence without its subject's name."""
+        if self.out_of_memory is not None:
+            return f"the kernel killed it because memory ran out ({self.out_of_memory})"
+        if self.signal is not None:
+            return f"it was killed by {self.signal}"
+        return f"it ended with exit code {self.exit_code}"
 
 
 class RLinfError(Exception):
@@ -130,15 +154,23 @@ class WorkerDiedError(RuntimeFailure):
         address: the worker that died, as in `actor:3`.
         node: where it ran, as in `node 1 (10.0.0.2)`, or None if unknown.
         cause: why it died, as far as known.
+        end: how its process ended, or None if unknown.
     """
 
     def __init__(
-        self, address: str, *, node: str | None = None, cause: str | None = None, where: str | None = None
+        self,
+        address: str,
+        *,
+        node: str | None = None,
+        cause: str | None = None,
+        end: ProcessEnd | None = None,
+        where: str | None = None,
     ) -> None:
         place = f" on {node}" if node else ""
         super().__init__(
             f"`{address}`{place} died", where=where, why=cause or "it was killed, or exited without an exception"
         )
+        self.end = end
         self.address = address
         self.node = node
         self.cause = cause

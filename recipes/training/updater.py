@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy, is_shard
 from recipes.training.typed_tensors import floats
+from recipes.training.weight_change import WeightSample
 from rlinf_core import Loss
 
 Part = TypeVar("Part")
@@ -119,7 +120,11 @@ class Updater:
             # Before an accelerator has more to do, which they would wait for.
             figures.add([{**loss.metrics, "actor/grad_norm": norm.detach()} for loss in losses])
             strategy.clip_gradients(self._clip_grad, norm)
+            # Of the first update of a training step: it waits for the accelerator.
+            sample = WeightSample.of(strategy.module) if len(figures.parts) == len(losses) else None
             self._optimizer.step()
+            if sample is not None:
+                figures.parts[-1]["actor/weights_changed"] = sample.changed()
         else:
             figures.skipped += 1
 

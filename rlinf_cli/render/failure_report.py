@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from rlinf_cli.runs.log_files import last_lines
-from rlinf_core.errors import RLinfError, WorkerDiedError
-from rlinf_core.failures import WorkerGroupError, is_consequence
+from rlinf_core.errors import RLinfError
+from rlinf_core.runners.failure_list import Failure, failures_of, headline, position
 
 LOG_LINES = 10
 _MOST_NAMED = 6
-_MOST_TEXT = 12
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-# Folders of rlinf and of the interpreter: the user's own frame is more useful.
-_INSTALLED = re.compile(r"/(site-packages|lib/python3\.\d+)/")
-
-
-class Failure(NamedTuple):
-    """One thing that failed.
-
-    Attributes:
-        error: what was raised.
-        consequence: whether it was caused by another failure.
-        group, rank: the worker, or None and None for the driver.
-        method: the called method.
-        place: where it ran, in words, or None.
-    """
-
-    error: BaseException
-    consequence: bool = False
-    group: str | None = None
-    rank: int | None = None
-    method: str | None = None
-    place: str | None = None
-
-    @property
-    def name(self) -> str:
-        """`rollout:1`, or `the driver`."""
-        return "the driver" if self.group is None else f"{self.group}:{self.rank}"
 
 
 class FailureReport(NamedTuple):
@@ -50,11 +21,6 @@ class FailureReport(NamedTuple):
     where: str | None
     why: str | None
     do: str | None
-
-
-def failures_of(error: BaseException) -> list[Failure]:
-    """Return all failures in an exception, root causes before consequences."""
-    return sorted(_flat(error), key=lambda failure: failure.consequence)
 
 
 def failure_block(
@@ -71,7 +37,7 @@ def failure_block(
     first, *others = failures_of(error)
     component = (components or {}).get(first.group, first.group) if first.group is not None else None
     named = f"component `{component}`" if component != first.group else None
-    where = [part for part in (named, first.place, _position(first.error)) if part]
+    where = [part for part in (named, first.place, position(first.error)) if part]
     log = logs / component / f"rank_{first.rank}.log" if logs and component is not None else None
     tail = last_lines(log, LOG_LINES) if log else []
     why: list[str] = []
@@ -83,68 +49,8 @@ def failure_block(
     if others:
         why.append(_folded(others))
     return FailureReport(
-        _headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, component, log, run)
+        headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, component, log, run)
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the first failure in one line, for the run's own record."""
-    return _headline(failures_of(error)[0]).splitlines()[0]
-
-
-def _flat(error: BaseException) -> Iterator[Failure]:
-    if isinstance(error.__cause__, WorkerGroupError):
-        yield from _flat(error.__cause__)
-    if isinstance(error, WorkerGroupError):
-        for rank, exception in zip(error.ranks, error.exceptions, strict=True):
-            place = error.places.get(rank)
-            consequence = is_consequence(error.group, rank, exception)
-            yield Failure(exception, consequence, error.group, rank, error.method, place)
-    elif isinstance(error, BaseExceptionGroup):
-        for exception in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _flat(exception)
-    else:
-        yield Failure(error)
-
-
-def _headline(failure: Failure) -> str:
-    error = failure.error
-    text = error.message if isinstance(error, RLinfError) and error.message else str(error)
-    lines = text.splitlines()
-    if len(lines) > _MOST_TEXT:
-        text = "\n".join([*lines[:_MOST_TEXT], f"... {len(lines) - _MOST_TEXT} more lines"])
-    if failure.group is None:
-        return text if isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
-    called = "in its constructor" if failure.method == "__init__" else f"in `{failure.method}`"
-    if isinstance(error, WorkerDiedError) and error.address == failure.name:
-        return f"`{failure.name}` died {called}"
-    message = text if isinstance(error, RLinfError) else _named(error, text)
-    return f"`{failure.name}` failed {called}: {message}"
-
-
-def _named(error: BaseException, text: str) -> str:
-    kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    return f"{name}: {text}" if text else name
-
-
-def _position(error: BaseException) -> str | None:
-    """Return `FILE:LINE in FUNCTION` of the raising frame, a user's frame where there is one."""
-    if isinstance(error, RLinfError):
-        return None
-    notes: Sequence[str] = getattr(error, "__notes__", ())
-    frames = [match for note in notes if note.startswith("raised in ") for match in _FRAME.finditer(note)]
-    if frames:
-        own = [frame for frame in frames if not _INSTALLED.search(frame["file"])]
-        last = (own or frames)[-1]
-        return f"{last['file']}:{last['line']} in {last['function']}"
-    import traceback
-
-    steps = traceback.extract_tb(error.__traceback__)
-    own_steps = [step for step in steps if not _INSTALLED.search(step.filename)] or list(steps)
-    return f"{own_steps[-1].filename}:{own_steps[-1].lineno} in {own_steps[-1].name}" if own_steps else None
 
 
 def _folded(others: Sequence[Failure]) -> str:

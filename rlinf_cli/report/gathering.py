@@ -20,6 +20,8 @@ from rlinf_cli.run.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.runs.run_lookup import outcome
+from rlinf_cli.why.diagnosis import Diagnosis, diagnose
+from rlinf_cli.why.facts import read_facts
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
@@ -110,6 +112,7 @@ class RunContent:
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
         comparisons: what was compared before the first step.
+        diagnosis: the causes of failures, or of not learning, as `rlinf why` names them.
         notes: what could not be read.
     """
 
@@ -131,6 +134,7 @@ class RunContent:
     provenance: Provenance | None
     memory: Sequence[PeakRow]
     comparisons: Sequence[ContactCheck]
+    diagnosis: Diagnosis
     notes: Sequence[str]
     made: float
 
@@ -168,6 +172,7 @@ def gather(folder: RunFolder) -> RunContent:
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
         comparisons=read_comparisons(folder.path),
+        diagnosis=diagnose(read_facts(folder)),
         notes=notes,
         made=time.time(),
     )

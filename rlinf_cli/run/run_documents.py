@@ -58,7 +58,7 @@ class DocumentWriter(View):
                 self.add_event(run_events.STARTED, begin, f"started with {counts}", self._unread())
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
-            self.add_event(run_events.RESTARTED, event.step, event.reason, [what])
+            self.add_event(run_events.RESTARTED, event.step, event.reason, [what, *event.details])
 
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""

@@ -28,6 +28,8 @@ RESTARTED: Final = "restarted"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
+# A line of details that names the folder of evidence begins with it.
+EVIDENCE: Final = "evidence"
 
 
 class StoryEvent(NamedTuple):

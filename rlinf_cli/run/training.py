@@ -296,8 +296,10 @@ class Training:
         import traceback
 
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.render.failure_report import failure_block, reason_of
+        from rlinf_cli.render.failure_report import failure_block
         from rlinf_cli.run import run_events
+        from rlinf_core.runners.evidence.keeping import evidence_line, keep_evidence
+        from rlinf_core.runners.failure_list import reason_of
 
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)
@@ -308,8 +310,11 @@ class Training:
             console.error(trace)
         block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
-        details = [part for part in (block.where, block.why, block.do) if part]
+        evidence = keep_evidence(self._folder.path, error, self._progress.step, _components(self._job))
+        details = [*(part for part in (block.where, block.why, block.do) if part), *evidence_line(evidence)]
         self._documents.add_event(run_events.FAILED, self._progress.step, block.what, details)
+        if evidence is not None:
+            console.message(f"`rlinf why {shown(self._folder.path)}` tells what failed first, from the evidence kept")
         self._say_how_to_go_on()
         self._write_report()
         if self._report is not None:

@@ -69,11 +69,11 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
         metric: the metric to compare; None for the headline metric of evaluations, else of steps.
 
     Raises:
-        RunError: a run has no configuration or no such metric.
+        RunError: a run has no configuration or no such metric, or its metrics cannot be read.
     """
     configs = [_config(folder) for folder in folders]
     provenances = [read_provenance(folder.path) for folder in folders]
-    metrics = [read_metrics(folder.metrics_file) for folder in folders]
+    metrics = [_metrics(folder) for folder in folders]
     metric = metric or _judged_by(metrics)
     results = [_result(folder, metric, lines) for folder, lines in zip(folders, metrics, strict=True)]
     alike: list[list[int]] = []
@@ -104,6 +104,14 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
         # A single set: each run is compared with the first, by single-run intervals.
         verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
     return Comparison(metric, sets, tuple(between), verdicts)
+
+
+def _metrics(folder: RunFolder) -> list[Metrics]:
+    try:
+        return read_metrics(folder.metrics_file)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunError("the metrics of a run cannot be read", where=str(folder.metrics_file), why=why) from error
 
 
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:

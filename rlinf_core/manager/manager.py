@@ -17,7 +17,7 @@ from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.errors import RLinfError, UnknownGroupError
+from rlinf_core.errors import ProcessEnd, RLinfError, UnknownGroupError
 from rlinf_core.failures import PackedError
 from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
@@ -25,6 +25,7 @@ from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
+from rlinf_core.node.process_end import EndWatch
 
 _log = logging.getLogger(__name__)
 # Seconds between ticks, while something is due soon, and otherwise.
@@ -72,6 +73,7 @@ class Manager:
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch()
+        self._ends = EndWatch()
         self._handlers: dict[type, Callable[[PeerStream, Any], None]] = {
             m.Hello: self._hello,
             m.CloseGroup: self._close_group,
@@ -108,6 +110,8 @@ class Manager:
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a late message from an earlier incarnation
         self._peers[stream.peer] = Peer(stream.peer, stream, hello)
+        if address.ranks and _same_place(hello.info, self._info):
+            self._ends.watch(stream.peer, hello.info.pid)
         self._retry_pending()
 
     def _take_exit_reason(self, stream: PeerStream, reason: m.ExitReason) -> None:
@@ -130,6 +134,7 @@ class Manager:
         for address in self._registry.close_group(name):
             peer = self._peers.pop(str(address), None)
             self._deaths.pop(str(address), None)
+            self._ends.drop(str(address))
             if peer is not None:
                 self._announce_death(peer, "its group was shut down")
         self._ownership.release(name)
@@ -248,10 +253,11 @@ class Manager:
         if peer.exit_reason is not None:
             self._conclude(peer, peer.exit_reason)
             return
-        if _same_place(hello.info, self._info):
-            self._conclude(peer, postmortem.describe_end(hello.log, hello.memory_kills))
-            return
         self._deaths[peer.name] = _Death(peer, time.monotonic() + _POSTMORTEM_SECONDS)
+        if _same_place(hello.info, self._info):
+            # Its connection may end before its parent has collected how it ended.
+            self._look_at_end(self._deaths[peer.name], last=not self._ends.is_watched(peer.name))
+            return
         neighbour = next((other for other in self._peers.values() if _same_place(other.hello.info, hello.info)), None)
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
@@ -261,15 +267,30 @@ class Manager:
         if death is not None:
             self._conclude(death.peer, report.cause)
 
-    def _conclude(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+    def _look_at_end(self, death: _Death, *, last: bool) -> None:
+        """Conclude a death of this machine once the kernel tells how it ended; `last` waits no longer."""
+        name = death.peer.name
+        end = self._ends.end(name)
+        if end is not None or last:
+            self._deaths.pop(name, None)
+            self._conclude(death.peer, postmortem.describe_end(death.peer.hello.log), end=end)
+
+    def _conclude(
+        self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
+    ) -> None:
+        self._ends.drop(peer.name)
+        if end is not None:
+            cause = f"{end.words}; {cause}" if cause else end.words
         self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
-        self._announce_death(peer, cause, vanished=vanished)
+        self._announce_death(peer, cause, vanished=vanished, end=end)
         # Pending lookups of it now fail.
         self._retry_pending()
 
-    def _announce_death(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+    def _announce_death(
+        self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
+    ) -> None:
         hello = peer.hello
-        died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
+        died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished, end)
         for name in {*peer.acquaintances, m.DRIVER}:
             self._send(name, died)
 
@@ -278,7 +299,9 @@ class Manager:
     def _tick(self) -> None:
         now = time.monotonic()
         for name, death in list(self._deaths.items()):
-            if now >= death.until:
+            if _same_place(death.peer.hello.info, self._info):
+                self._look_at_end(death, last=now >= death.until)
+            elif now >= death.until:
                 del self._deaths[name]
                 self._conclude(death.peer, None)
         self._watch.unknown = frozenset(lookup.name for lookup in self._pending if self._is_unknown(lookup))

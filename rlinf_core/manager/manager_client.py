@@ -116,7 +116,7 @@ class ManagerClient(Resolver):
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
         log = postmortem.own_log()
-        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, postmortem.memory_kills())
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log)
         self._control.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:
@@ -215,7 +215,7 @@ class ManagerClient(Resolver):
         elif isinstance(message, m.NotYetNotice):
             self._warn(message)
         elif isinstance(message, m.PostmortemQuestion):
-            cause = postmortem.describe_end(message.hello.log, message.hello.memory_kills)
+            cause = postmortem.describe_end(message.hello.log)
             self.tell(m.Postmortem(message.name, cause))
 
     def _warn(self, notice: m.NotYetNotice) -> None:
@@ -314,10 +314,9 @@ class ManagerClient(Resolver):
         except (RLinfError, IndexError):
             return None
 
-    def cause_of_death(self, peer: str, incarnation: int) -> str | None:
-        """Return why a worker of this incarnation of its group died; waits briefly for the manager's findings."""
-        died = self._await_death(peer, incarnation)
-        return died.cause if died is not None else None
+    def news_of_death(self, peer: str, incarnation: int) -> m.Died | None:
+        """Return how a worker of this incarnation of its group died; waits briefly for the manager's findings."""
+        return self._await_death(peer, incarnation)
 
     def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
         """Return the error for a worker whose whole host is gone, if already known."""
@@ -339,7 +338,7 @@ class ManagerClient(Resolver):
         return died if died is not None and died.incarnation >= incarnation else None
 
     def _death(self, died: m.Died) -> WorkerDiedError:
-        return WorkerDiedError(died.address, node=died.node, cause=died.cause, where=self._name)
+        return WorkerDiedError(died.address, node=died.node, cause=died.cause, end=died.end, where=self._name)
 
     def _peer_lost(self, peer: str, reason: str) -> None:
         if peer != m.MANAGER:

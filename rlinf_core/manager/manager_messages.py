@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.errors import ProcessEnd
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.worker_registry import WorkerRecord
@@ -36,7 +37,6 @@ class Hello:
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
         device: its device, as in `cuda:0`; empty for the CPU.
         log: the file of its standard error on its node, or None.
-        memory_kills: the number of OOM kills on its node at its start.
     """
 
     incarnation: int
@@ -45,7 +45,6 @@ class Hello:
     node_rank: int | None = None
     device: str = ""
     log: str | None = None
-    memory_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +235,7 @@ class Died:
         endpoint: the incarnation of its endpoint.
         node: where it ran, in words.
         vanished: whether its host is gone or unreachable, so that Ray will report it late.
+        end: how its process ended, or None if unknown.
     """
 
     address: str
@@ -244,6 +244,7 @@ class Died:
     node: str | None
     cause: str | None
     vanished: bool = False
+    end: ProcessEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

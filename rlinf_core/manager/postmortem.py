@@ -1,16 +1,13 @@
-"""The cause of death of a process on this node, from the end of its standard error and the kernel's count of OOM
-kills."""
+"""The last words of a process on this node, from the end of its standard error."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 8
 _FRAMES = 6
-_CGROUPS = Path("/sys/fs/cgroup")
 _FATAL = re.compile(r"^Fatal Python error: (.*)$")
 _CURRENT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -20,25 +17,14 @@ _OUTERMOST = "/rlinf_core/worker/process.py"
 _ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
 
 
-def describe_end(log: str | None, memory_kills_before: int) -> str | None:
-    """Return what is known about the end of a process on this node, in words, or None.
-
-    Args:
-        log: the file of its standard error.
-        memory_kills_before: `memory_kills()` when it began.
-    """
-    parts: list[str] = []
-    if memory_kills() > memory_kills_before:
-        parts.append("the kernel killed a process there because it was out of memory")
+def describe_end(log: str | None) -> str | None:
+    """Return what a process on this node left in the file of its standard error, `log`, in words, or None."""
     lines = _tail(log)
     crash = _crash(lines)
     if crash:
-        parts.append(crash)
-    else:
-        last_lines = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
-        if last_lines:
-            parts.append(_block("the last lines of its log", last_lines))
-    return "; ".join(parts) or None
+        return crash
+    last_lines = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
+    return _block("the last lines of its log", last_lines) if last_lines else None
 
 
 def own_log() -> str | None:
@@ -48,28 +34,6 @@ def own_log() -> str | None:
     except OSError:
         return None
     return path if path.startswith("/") and os.path.isfile(path) else None
-
-
-def memory_kills() -> int:
-    """Return the number of OOM kills in this control group, else on this machine."""
-    for file in (_own_group() / "memory.events", Path("/proc/vmstat")):
-        try:
-            text = file.read_text(encoding="ascii")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill" and count.isdigit():
-                return int(count)
-    return 0
-
-
-def _own_group() -> Path:
-    try:
-        line = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
-    except (OSError, IndexError):
-        return _CGROUPS
-    return _CGROUPS / line.rpartition(":")[2].lstrip("/")
 
 
 def _tail(log: str | None) -> list[str]:

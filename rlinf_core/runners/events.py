@@ -84,12 +84,14 @@ class RunRestarted(NamedTuple):
     Attributes:
         restart: the number of this restart, from 1.
         reason: what died, in one line.
+        details: the rest of the error, and the folder of evidence, one line each.
     """
 
     step: int
     restart: int
     max_restarts: int
     reason: str
+    details: tuple[str, ...] = ()
 
 
 class RunFinished(NamedTuple):

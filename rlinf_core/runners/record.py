@@ -17,6 +17,7 @@ from rlinf_core.errors import CommunicationTimeoutError, RLinfError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.evidence.keeping import keep_evidence
 from rlinf_core.runners.metric_backends import BackendSettings, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage import durable
@@ -84,6 +85,8 @@ class RunRecord:
         self._began: float | None = None
         # From the beginning to the last finished work.
         self._seconds = 0.0
+        # The component of each worker group.
+        self._components: Mapping[str, str] = {}
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
             self.source = open_checkpoint(folder.resumed_from)
@@ -153,6 +156,7 @@ class RunRecord:
 
         The listener is notified of each launch. `components` are the names of the groups' log folders.
         """
+        self._components = components
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
         self.tell(events.ClusterReady(cluster.topology))
@@ -193,6 +197,15 @@ class RunRecord:
         except (RLinfError, OSError) as error:
             # It is optional for the run.
             LOGGER.warning("the memory of the run's processes was not saved: %s", error)
+
+    def component_of(self, address: str) -> str:
+        """Return the component of a worker; the name of its group, or of the process, where it has none."""
+        group = address.partition(":")[0]
+        return self._components.get(group, group)
+
+    def keep_evidence(self, error: BaseException) -> Path | None:
+        """Keep evidence of a failure, while its processes live; return the folder, also if it was kept before."""
+        return keep_evidence(self.folder.path, error, self.step, self._components)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
         """Resume from the step of `source`, or from the start; later metrics are kept until the workers have

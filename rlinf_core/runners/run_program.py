@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.recipe import Job, Program
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.restarts import Restarts
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
@@ -72,9 +75,14 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
     record.tell(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
-        runner = launch(config, cluster, record)
-        runner.init_workers()
-        runner.run()
+        try:
+            runner = launch(config, cluster, record)
+            runner.init_workers()
+            runner.run()
+        except Exception as error:
+            # Before the processes end that show why.
+            record.keep_evidence(error)
+            raise
 
 
 def _components(config: Any) -> dict[str, str]:
@@ -83,7 +91,7 @@ def _components(config: Any) -> dict[str, str]:
     return {getattr(getattr(config, name, None), "group_name", name): name for name in placed}
 
 
-def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int) -> T:
+def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLimit) -> T:
     """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound.
 
     An exception raised by a worker is not a death: it would recur.
@@ -92,22 +100,25 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
         attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
             raising.
         record: of the run.
-        max_restarts: the maximum number of further calls.
+        limit: how often it is called again.
 
     Raises:
         WorkerGroupError: as raised, or the death of a worker after the last restart.
     """
-    restart = 0
+    restarts = Restarts(limit)
     while True:
         try:
             return attempt()
         except WorkerGroupError as error:
             cause = death(error)
-            if cause is None or restart >= max_restarts:
+            evidence = record.keep_evidence(error)
+            restart = None if cause is None else restarts.allow(record.component_of(cause.address))
+            if cause is None or restart is None:
                 raise
-            restart += 1
             step = record.go_back()
-            record.tell(events.RunRestarted(step, restart, max_restarts, str(cause).splitlines()[0]))
+            reason, *details = str(cause).splitlines()
+            details += evidence_line(evidence)
+            record.tell(events.RunRestarted(step, *restart, reason, tuple(details)))
 
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:

@@ -14,9 +14,12 @@ def describe_death(error: BaseException, address: str, node: str, incarnation: i
     """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings."""
     ray_reason = _ray_says(str(error))
     client = current_client()
-    known_cause = client.cause_of_death(address, incarnation) if client is not None else None
+    news = client.news_of_death(address, incarnation) if client is not None else None
+    known_cause, end = (news.cause, news.end) if news is not None else (None, None)
+    if end is not None and ray_reason is not None and "exit code" in ray_reason:
+        ray_reason = None  # the kernel's word says the same
     cause = "; ".join(part for part in (ray_reason, known_cause) if part) or None
-    return WorkerDiedError(address, node=node, cause=cause)
+    return WorkerDiedError(address, node=node, cause=cause, end=end)
 
 
 def _ray_says(text: str) -> str | None:

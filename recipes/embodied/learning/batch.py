@@ -22,6 +22,9 @@ from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
 
 ReduceSum = Callable[[Tensor], Tensor]
 
+# Numbers of an observation that are looked at in a step.
+_SPREAD_NUMBERS = 1 << 18
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -153,6 +156,8 @@ def build_samples(
     metrics = {
         "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
         "rollout/advantages_mean": estimates.advantages.mean().item(),
+        "rollout/advantages_std": estimates.advantages.std(correction=0).item(),
+        "rollout/observations_std": _spread(trajectories.inputs),
     }
     if values is not None and estimates.returns is not None:
         tensors["old_values"] = samples(values[:-1]).reshape(len(tensors["actions"]), -1)
@@ -165,6 +170,17 @@ def build_samples(
             tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
     inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
     return Samples(inputs, tensors), metrics
+
+
+def _spread(inputs: Inputs) -> float:
+    """Return the largest standard deviation of any number of an observation, over some of the samples."""
+    spreads: list[Tensor] = []
+    for tensor in inputs.values():
+        rows = tensor.flatten(0, 1)
+        # Images are large, and a few tell whether all are the same.
+        few = rows[:: max(1, len(rows) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)].flatten(1).float()
+        spreads.append(few.std(dim=0, correction=0).amax())
+    return float(torch.stack(spreads).amax()) if spreads else 0.0
 
 
 def _any(counted: Tensor) -> Tensor:

@@ -326,5 +326,5 @@ def _taken_from(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def critic_metrics(figures: Figures) -> dict[str, float]:
     """Return the means of the critics' metrics by their full names; the norm is that of their gradient."""
-    renamed = {"actor/grad_norm": "critic/grad_norm"}
+    renamed = {f"actor/{name}": f"critic/{name}" for name in ("grad_norm", "weights_changed")}
     return {f"train/{renamed.get(name, name)}": value for name, value in figures.means().items()}

@@ -18,6 +18,7 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
         "rollout/reward": average,
         "rollout/correct": mean([float(right) for group in groups for right in group.corrects]),
         "rollout/reward_std": mean([(reward - average) ** 2 for reward in rewards]) ** 0.5,
+        "rollout/groups_equal": mean([float(len(set(group.rewards)) < 2) for group in groups if group.rewards]),
         "rollout/response_length": mean(lengths),
         "rollout/truncated": sum(group.truncated for group in groups) / count,
         "rollout/prompts_skipped": float(sum(group.skipped for group in groups)),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.sections.values import (
+    Duration,
     Fraction,
     NonNegativeInt,
     OptionalWrittenPath,
     Port,
     StepsOrNever,
     WrittenPath,
+    duration_seconds,
 )
 from rlinf_core.scalars import Bool, Text
 
@@ -58,6 +61,34 @@ class LoggerConfig(ConfigModel):
     logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], ...] = Field(
         default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
+
+
+class RestartLimit(ConfigModel):
+    """The number of restarts after deaths. A bare number counts over the whole run, whatever dies."""
+
+    max: NonNegativeInt = Field(default=3, description="Maximum number of restarts; 0: none.")
+    within: Duration | None = Field(
+        default=None,
+        description="Count the restarts of this time only, as in `10m`, and those of each component for itself."
+        " Default: count all of the run.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, value: Any) -> Any:
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else {"max": value}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        alone = handler.resolve_ref_schema(schema)
+        alone.update({"type": ["object", "integer"], "minimum": 0})
+        return schema
+
+    @property
+    def seconds(self) -> float | None:
+        """The length of the window; None for the whole run."""
+        return None if self.within is None else duration_seconds(self.within)
 
 
 class RunnerConfig(ConfigModel):
@@ -123,9 +154,10 @@ class RunnerConfig(ConfigModel):
         " the run of this configuration. Default: start from scratch.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
-    max_restarts: NonNegativeInt = Field(
-        default=3,
-        description="Maximum number of restarts from the last checkpoint after the death of a worker or node.",
+    max_restarts: RestartLimit = Field(
+        default_factory=RestartLimit,
+        description="Maximum number of restarts from the last checkpoint after the death of a worker or node: a number,"
+        " or a window for each component, `{max: 3, within: 10m}`.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
@@ -58,3 +59,23 @@ def _none_if_empty(value: Any) -> Any:
 # An empty text means none, as `null` does.
 OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
 OptionalWrittenPath = Annotated[WrittenPath | None, BeforeValidator(_none_if_empty)]
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration_seconds(text: str) -> float | None:
+    """Return the seconds of `90s`, `10m`, `12h` or `7d`; None for other text."""
+    match = _DURATION.fullmatch(text.strip())
+    return float(match[1]) * _SECONDS[match[2]] if match else None
+
+
+def _duration(text: str) -> str:
+    if not duration_seconds(text):
+        raise problem("bad-value", f"must be a time such as `90s`, `10m` or `2h`, found `{text}`")
+    return text
+
+
+# A positive time, as it is written.
+Duration = Annotated[Text, AfterValidator(_duration), WithJsonSchema({"type": "string", "pattern": _DURATION.pattern})]

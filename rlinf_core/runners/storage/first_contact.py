@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.foreign.files import read_json_object
 
 FILE: Final = "first_contact.json"
 SCHEMA: Final = "rlinf.first_contact/1"
@@ -154,8 +154,8 @@ def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:
 def read_comparisons(folder: Path) -> list[ContactCheck]:
     """Return what was noted in a run folder; nothing where the file is missing, or of another schema."""
     try:
-        content = load_json_object((folder / FILE).read_bytes())
-    except (OSError, ValueError):
+        content = read_json_object(folder / FILE)
+    except OSError:
         return []
     rows = content.get("checks") if content.get("schema") == SCHEMA else None
     checks = [_check(row) for row in cast("list[object]", rows)] if isinstance(rows, list) else []

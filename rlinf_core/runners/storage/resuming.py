@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -36,6 +37,8 @@ FREE_KEYS: Final = (
 _MOST_CANDIDATES: Final = 5
 _MOST_DIFFERENCES: Final = 4
 _LONGEST_VALUE: Final = 40
+# Aliases of YAML can multiply a short text without end.
+_MOST_VALUES: Final = 100_000
 
 Values = Mapping[str, object]
 """The values of a configuration by the path of their key, as in `actor.optim.lr`."""
@@ -52,7 +55,7 @@ class _Candidate(NamedTuple):
 
 
 def values_of(config_text: str) -> Values | None:
-    """Return the identifying values of a resolved configuration; None if the text is not a mapping.
+    """Return the identifying values of a resolved configuration; None if the text is not a mapping of a usual size.
 
     Args:
         config_text: as YAML.
@@ -67,7 +70,8 @@ def values_of(config_text: str) -> Values | None:
         return None
     if not isinstance(data, dict):
         return None
-    return dict(_leaves(cast("dict[object, object]", data), ""))
+    values = dict(islice(_leaves(cast("dict[object, object]", data), ""), _MOST_VALUES + 1))
+    return values if len(values) <= _MOST_VALUES else None
 
 
 def config_id(values: Values) -> str:

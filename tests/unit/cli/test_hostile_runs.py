@@ -307,7 +307,7 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
 FILES = (
     *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "placement.svg", "environment.json"),
     *("memory.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
-    *("logs/actor/rank_0.log", "videos/small.mp4"),
+    *("logs/actor/rank_0.log", "videos/small.mp4", "first_contact.json", "evidence/20260314-101502/failure.json"),
 )
 
 
@@ -332,6 +332,7 @@ def put(path: Path, content: str) -> None:
 def check_commands_over(cli: Cli, run: Path, other: Path) -> None:
     """Give a run to every command that reads run folders."""
     commands: list[list[object]] = [["runs"], ["logs", run], ["samples", run], ["report", run], ["compare", run, other]]
+    commands += [["why", run], ["why", run, "--bundle", "bundle.tar.gz"]]
     for command in commands:
         ended = cli(*command)
         assert "this is a bug" not in ended.err

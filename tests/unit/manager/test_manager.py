@@ -59,6 +59,12 @@ def die(client: ManagerClient) -> None:
         connection.shut()
 
 
+def cause_of_death(client: ManagerClient, name: str, incarnation: int) -> str | None:
+    """Why a worker died, as far as a client learns it."""
+    news = client.news_of_death(name, incarnation)
+    return news.cause if news is not None else None
+
+
 def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
     driver = join("driver")
     incarnation = driver.open_group("actor", 1, 5)
@@ -128,7 +134,7 @@ def test_a_death_is_told_with_its_cause(join: Join) -> None:
     driver.lookup(WorkerAddress("actor", 0), 5)
     worker.tell_exit_reason("it called `sys.exit(4)`")
     die(worker)
-    assert driver.cause_of_death("actor:0", 1) == "it called `sys.exit(4)`"
+    assert cause_of_death(driver, "actor:0", 1) == "it called `sys.exit(4)`"
     with pytest.raises(WorkerDiedError, match=r"sys\.exit\(4\)"):
         driver.lookup(WorkerAddress("actor", 0), 5)
 
@@ -165,7 +171,7 @@ def test_the_picture_of_a_job(join: Join) -> None:
     gone = join("actor:1", incarnation)
     driver.lookup(WorkerAddress("actor", 1), 5)
     die(gone)
-    assert driver.cause_of_death("actor:1", incarnation) is None
+    assert cause_of_death(driver, "actor:1", incarnation) is None
     serial = worker.operations.begin(OperationKind.RECV, "actor:1", task_key="a task")
     visitor = join("inspect-1")
     snapshot = visitor.request(Inspect(), 5)
@@ -195,7 +201,7 @@ def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
     first = join("actor:0", driver.open_group("actor", 1, 5))
     driver.lookup(WorkerAddress("actor", 0), 5)
     die(first)
-    assert driver.cause_of_death("actor:0", 1) is None
+    assert cause_of_death(driver, "actor:0", 1) is None
     second = join("actor:0", other.open_group("actor", 1, 5))
     told: list[object] = []
     second.on_cancel = told.append
@@ -215,7 +221,7 @@ def test_the_news_of_a_death_is_not_taken_for_the_next_one(join: Join) -> None:
         worker = join("actor:0", incarnation)
         worker.tell_exit_reason(cause)
         die(worker)
-        assert driver.cause_of_death("actor:0", incarnation) == cause
+        assert cause_of_death(driver, "actor:0", incarnation) == cause
 
 
 def test_without_a_manager_nothing_waits(manager: ManagerProcess, join: Join) -> None:

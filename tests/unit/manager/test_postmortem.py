@@ -28,7 +28,7 @@ Extension modules: a, b (total: 2)
 def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> None:
     log = tmp_path / "err"
     log.write_text(CRASH)
-    assert postmortem.describe_end(str(log), postmortem.memory_kills()) == (
+    assert postmortem.describe_end(str(log)) == (
         "it crashed: Segmentation fault; its stack, innermost call first:\n"
         "    /lib/ctypes/__init__.py:519 in string_at\n"
         "    /home/me/env.py:13 in step"
@@ -38,20 +38,13 @@ def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> Non
 def test_else_the_last_lines_are_told_without_the_engines(tmp_path: Path) -> None:
     log = tmp_path / "err"
     log.write_text(":actor_name:env\n" + "".join(f"line {n}\n" for n in range(20)) + "[2026-01-01 E] logging.cc\n")
-    told = postmortem.describe_end(str(log), postmortem.memory_kills())
+    told = postmortem.describe_end(str(log))
     assert told is not None
     assert told.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
 
 
 def test_nothing_is_made_up(tmp_path: Path) -> None:
     (tmp_path / "err").write_text(":job_id:01\n")
-    kills = postmortem.memory_kills()
-    assert postmortem.describe_end(str(tmp_path / "err"), kills) is None
-    assert postmortem.describe_end(str(tmp_path / "missing"), kills) is None
-    assert postmortem.describe_end(None, kills) is None
-
-
-def test_a_kill_for_memory_is_told() -> None:
-    assert postmortem.describe_end(None, postmortem.memory_kills() - 1) == (
-        "the kernel killed a process there because it was out of memory"
-    )
+    assert postmortem.describe_end(str(tmp_path / "err")) is None
+    assert postmortem.describe_end(str(tmp_path / "missing")) is None
+    assert postmortem.describe_end(None) is None

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_core import runners
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
@@ -20,6 +20,7 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import death, run_job, with_recovery
 from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.evidence import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
@@ -58,11 +59,17 @@ def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: l
             raise DEAD
         return "done"
 
-    assert with_recovery(attempt, record, 3) == "done"
+    assert with_recovery(attempt, record, RestartLimit()) == "done"
     assert begun == [0, 2]
     (restart,) = [each for each in told if isinstance(each, RunRestarted)]
     assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
     assert restart.reason == "`rollout:0` on node 0 died"
+    (bundle,), faults = read_bundles(record.folder.path)
+    assert (bundle.content.what, faults) == ("`rollout:0` died in `generate`", [])
+    assert restart.details == (
+        "  why: it was killed, or exited without an exception",
+        f"evidence: evidence/{bundle.path.name}",
+    )
     assert [each.step for each in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
 
 
@@ -74,7 +81,7 @@ def test_an_exception_is_not_tried_again(record: RunRecord) -> None:
         raise BROKEN
 
     with pytest.raises(WorkerGroupError) as failure:
-        with_recovery(attempt, record, 3)
+        with_recovery(attempt, record, RestartLimit())
     assert failure.value is BROKEN
     assert len(calls) == 1
 
@@ -87,7 +94,7 @@ def test_there_is_an_end_of_restarts(record: RunRecord, told: list[Event]) -> No
         raise DEAD
 
     with pytest.raises(WorkerGroupError):
-        with_recovery(attempt, record, 2)
+        with_recovery(attempt, record, RestartLimit(max=2))
     assert calls == [0, 0, 0]
     assert [each.restart for each in told if isinstance(each, RunRestarted)] == [1, 2]
 

@@ -27,7 +27,7 @@ def test_step_descends_the_mean_loss_and_records_each_loss() -> None:
     updater(module).update([1.0, 5.0], loss, 1, figures)
 
     assert float(module.weight.detach()) == -3.0
-    assert figures.means() == {"part": 3.0, "actor/grad_norm": 3.0}
+    assert figures.means() == {"part": 3.0, "actor/grad_norm": 3.0, "actor/weights_changed": 1.0}
 
 
 def test_gradients_are_clipped_by_their_norm() -> None:

@@ -1,0 +1,1 @@
+"""The causes of a run's failure, or of its not learning, told from its folder alone."""

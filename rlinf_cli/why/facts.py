@@ -1,0 +1,178 @@
+"""What `rlinf why` knows of a run: its folder, read with types and within bounds. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rlinf_cli.run.run_events import StoryEvent, story_with_faults
+from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.run_lookup import outcome
+from rlinf_core.foreign.files import open_regular, read_text
+from rlinf_core.runners.metrics import Metrics, decode
+from rlinf_core.runners.storage.evidence import Bundle, read_bundles
+from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.resuming import values_of
+
+if TYPE_CHECKING:
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+# Of a longer metrics file the end is read.
+_MOST_METRICS_BYTES: Final = 64 << 20
+_MOST_CONFIG_BYTES: Final = 4 << 20
+_LONGEST_LINE: Final = 16 << 20
+_TAIL_LINES: Final = 40
+
+
+@dataclass(slots=True)
+class Column:
+    """The values of one metric and their steps, in order; NaN where the run had no finite number."""
+
+    steps: list[int] = field(default_factory=list[int])
+    values: list[float] = field(default_factory=list[float])
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def last(self, count: int) -> Column:
+        """Return the last values."""
+        return Column(self.steps[-count:], self.values[-count:])
+
+    def since(self, lowest: float, highest: float) -> int | None:
+        """Return the first step of the values at the end that all lie within bounds; None if the last does not."""
+        inside = sum(1 for _ in takewhile(lambda value: lowest <= value <= highest, reversed(self.values)))
+        return self.steps[-inside] if inside else None
+
+
+NOTHING: Final = Column()
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts about a run that rules look at.
+
+    Attributes:
+        path: the run folder.
+        status, reason: how it ended, also if its process could not write that.
+        step: the last finished step.
+        host: the machine of its driver.
+        story: the events of the run.
+        bundles: the evidence, oldest first.
+        columns: the metrics by name.
+        config: the values of the configuration, by the path of their key.
+        checks: the comparisons of the first contact.
+        notes: what could not be read.
+    """
+
+    path: Path
+    status: str
+    reason: str
+    step: int = 0
+    host: str = ""
+    ended: float | None = None
+    story: Sequence[StoryEvent] = ()
+    bundles: Sequence[Bundle] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
+    config: Mapping[str, object] = field(default_factory=dict[str, object])
+    checks: Sequence[ContactCheck] = ()
+    notes: Sequence[str] = ()
+
+    def column(self, *names: str) -> Column:
+        """Return the first of these metrics that the run has, else an empty column."""
+        return next((self.columns[name] for name in names if name in self.columns), NOTHING)
+
+    def number(self, key: str) -> float | None:
+        """Return a value of the configuration, if it is a number."""
+        value = self.config.get(key)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def text(self, key: str) -> str | None:
+        """Return a value of the configuration, if it is text."""
+        value = self.config.get(key)
+        return value if isinstance(value, str) else None
+
+    def log_end(self, component: str, rank: int) -> list[str]:
+        """Return the last lines of a worker's log, or of the driver's; empty if there is none."""
+        return last_lines(self.path / "logs" / component / f"rank_{rank}.log", _TAIL_LINES)
+
+
+def read_facts(folder: RunFolder) -> RunFacts:
+    """Return the facts about a run; what cannot be read becomes a note."""
+    status, reason = outcome(folder.state)
+    story, notes = story_with_faults(folder.path)
+    bundles, faults = read_bundles(folder.path)
+    notes += faults
+    state = folder.state
+    return RunFacts(
+        path=folder.path,
+        status=status,
+        reason=reason,
+        step=state.step,
+        host=state.host,
+        ended=state.ended,
+        story=story,
+        bundles=bundles,
+        columns=_columns(folder.metrics_file, notes),
+        config=_config(folder.config_file, notes),
+        checks=_checks(folder.path),
+        notes=notes,
+    )
+
+
+def columns_of(lines: Sequence[Metrics]) -> dict[str, Column]:
+    """Return metrics by name."""
+    columns: dict[str, Column] = {}
+    for line in lines:
+        for name, value in line.metrics.items():
+            column = columns.setdefault(name, Column())
+            column.steps.append(line.step)
+            column.values.append(value)
+    return columns
+
+
+def is_constant(column: Column, tolerance: float = 0.0) -> bool:
+    """Return whether there are values, all finite, that differ by no more than `tolerance`."""
+    values = column.values
+    return bool(values) and all(map(math.isfinite, values)) and max(values) - min(values) <= tolerance
+
+
+def _columns(path: Path, notes: list[str]) -> dict[str, Column]:
+    lines: list[Metrics] = []
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_METRICS_BYTES:
+                file.seek(size - _MOST_METRICS_BYTES)
+                file.readline(_LONGEST_LINE)
+                notes.append(f"of {path.name}, which is larger than {_MOST_METRICS_BYTES >> 20} MiB, the end was read")
+            while raw := file.readline(_LONGEST_LINE):
+                line = decode(raw)
+                if line is not None:
+                    lines.append(line)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: it {error.strerror}")
+    return columns_of(lines)
+
+
+def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
+    try:
+        values = values_of(read_text(path, _MOST_CONFIG_BYTES))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: it {error.strerror}")
+        return {}
+    if values is None:
+        notes.append(f"{path.name} cannot be read: it is not a YAML mapping")
+    return values or {}
+
+
+def _checks(path: Path) -> Sequence[ContactCheck]:
+    return read_comparisons(path)

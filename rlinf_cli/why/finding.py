@@ -1,0 +1,47 @@
+"""A cause that `rlinf why` names, and the type of the rules that find one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from rlinf_cli.why.facts import RunFacts
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    FAILURE = "failure"
+    """It ended the run, or sent it back."""
+    LEARNING = "learning"
+    """The run goes on, or ended well, and does not learn, or not what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause, with its evidence and the remedy.
+
+    Attributes:
+        code: a stable name, as in `killed-by-signal`.
+        what: the cause in one sentence.
+        evidence: what shows it, each with the file that has it.
+        do: the remedy; one sentence or command each.
+        step: the last finished step then, or the first at which it shows.
+        time: in seconds since 1970, if known.
+        followed: what failed because of it.
+    """
+
+    kind: Kind
+    code: str
+    what: str
+    evidence: tuple[str, ...]
+    do: tuple[str, ...]
+    step: int | None = None
+    time: float | None = None
+    followed: tuple[str, ...] = ()
+
+
+Rule: TypeAlias = "Callable[[RunFacts], Finding | None]"

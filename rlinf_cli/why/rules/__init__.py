@@ -1,0 +1,1 @@
+"""The rules of `rlinf why`, a file for each family; `registry` lists them."""

@@ -1,0 +1,168 @@
+"""Processes that ended: by a signal, for memory, by themselves, with their machine. Only what was observed is said."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.incidents import Incident
+from rlinf_core.runners.storage.evidence import FailedProcess
+
+_CRASHES: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
+_ENGINE: Final = ("gcs_server", "raylet", "manager")
+_SHOWN: Final = 8
+
+
+def out_of_memory(incident: Incident) -> Finding | None:
+    """Name a kill for memory, which the kernel told of this very process or of its control group."""
+    process = incident.process
+    if process is None or not process.out_of_memory:
+        return None
+    return _finding(
+        incident,
+        "out-of-memory",
+        f"{_named(process)} was killed by the kernel for lack of memory",
+        [f"kernel: {process.out_of_memory}", *_memory(incident)],
+        "give it less to hold (fewer environments, smaller batches) or its machine or container more memory;"
+        " `rlinf inspect memory` shows what each process held at most",
+    )
+
+
+def crashed(incident: Incident) -> Finding | None:
+    """Name a crash in native code, by the signal that it raises."""
+    process = incident.process
+    if process is None or not process.died or process.signal not in _CRASHES:
+        return None
+    return _finding(
+        incident,
+        "crashed",
+        f"{_named(process)} crashed in native code: {process.signal}",
+        [f"signal: {process.signal}", *_cause(process)],
+        "look at the innermost call of the stack: the library that it is in has the fault, or was given what it cannot"
+        " take",
+    )
+
+
+def killed(incident: Incident) -> Finding | None:
+    """Name the signal that ended a process."""
+    process = incident.process
+    if process is None or not process.died or process.signal is None:
+        return None
+    return _finding(
+        incident,
+        "killed-by-signal",
+        f"{_named(process)} was killed by {process.signal}",
+        [
+            f"signal: {process.signal}; no line of the kernel tells of a lack of memory of this process",
+            *_cause(process),
+            *_memory(incident),
+        ],
+        f"somebody or something on its machine sent it {process.signal}: a person, a scheduler, a watchdog of memory",
+    )
+
+
+def exited(incident: Incident) -> Finding | None:
+    """Name a process that ended itself with an exit code."""
+    process = incident.process
+    if process is None or not process.died or process.exit_code is None:
+        return None
+    return _finding(
+        incident,
+        "exited",
+        f"{_named(process)} ended itself with exit code {process.exit_code}",
+        [f"exit code: {process.exit_code}", *_cause(process)],
+        "look in its code and libraries for `sys.exit`, `os._exit` or `exit`: a worker raises an exception instead",
+    )
+
+
+def of_ray(incident: Incident) -> Finding | None:
+    """Name the death of a process that the run is watched by."""
+    process = incident.process
+    name = next((name for name in _ENGINE if process is not None and process.name == name), None)
+    if process is None or name is None:
+        return None
+    return _finding(
+        incident,
+        "watcher-died",
+        f"`{name}`, which the workers of the run depend on, died",
+        [f"signal: {process.signal}" if process.signal else "how it ended is not known", *_cause(process)],
+        "`ray/` in the evidence has the end of its log; start the run again with `runner.resume_dir=auto`",
+    )
+
+
+def node_lost(incident: Incident) -> Finding | None:
+    """Name a machine that does not answer."""
+    text = incident.text
+    if "its node left the cluster" not in text and "no sign of life" not in text:
+        return None
+    return _finding(
+        incident,
+        "node-lost",
+        f"the machine of {_named(incident.process)} cannot be reached any more",
+        [line.strip() for line in text.splitlines() if "node" in line or "sign of life" in line],
+        "`rlinf status` and `rlinf doctor` tell which machines answer; look whether it is up, and at its network",
+    )
+
+
+def died(incident: Incident) -> Finding | None:
+    """Tell a death of which nothing else is known."""
+    process = incident.process
+    if not (process.died if process is not None else "died" in incident.what):
+        return None
+    unknown = "how it ended is not known: the kernel of its machine does not keep exit states of processes (Linux 6.15)"
+    cause = _cause(process) if process is not None else [*incident.lines]
+    return _finding(
+        incident,
+        "died",
+        f"{_named(process)} died" if process is not None else incident.what,
+        [*cause, unknown],
+        "look at the end of its log, and at the kernel's log of its machine (`dmesg`) at that time",
+    )
+
+
+def driver_vanished(incident: Incident) -> Finding | None:
+    """Tell the end of a run whose driver could not write how it ended."""
+    if "its process vanished" not in incident.what:
+        return None
+    return _finding(
+        incident,
+        "driver-vanished",
+        "the driver of the run ended without a word: it was killed, or its machine went down",
+        ["run.json: the status is still `running`, and the process that it names is gone"],
+        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time;"
+        " `runner.resume_dir=auto` goes on from the last checkpoint",
+    )
+
+
+RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died, driver_vanished)
+
+
+def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> Finding:
+    shown = [line for line in evidence if line.strip()]
+    return Finding(
+        Kind.FAILURE,
+        code,
+        what,
+        (*shown, f"file: {incident.source}"),
+        do,
+        step=incident.step,
+        time=incident.time,
+        followed=incident.others,
+    )
+
+
+def _named(process: FailedProcess | None) -> str:
+    if process is None:
+        return "a worker"
+    called = f" in `{process.method}`" if process.method else ""
+    place = f" on {process.place}" if process.place else ""
+    return f"`{process.name}`{called}{place}"
+
+
+def _cause(process: FailedProcess) -> list[str]:
+    return process.why.splitlines()[:_SHOWN]
+
+
+def _memory(incident: Incident) -> list[str]:
+    bundle = incident.bundle
+    return [] if bundle is None else [f"memory then: evidence/{bundle.path.name}/memory.json"]

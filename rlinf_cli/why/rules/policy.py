@@ -1,0 +1,123 @@
+"""Policies that change too much, too little, or no longer explore."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlinf_cli.why.facts import Column, RunFacts
+from rlinf_cli.why.finding import Finding, Kind
+
+_STEPS: Final = 5
+_MANY_STEPS: Final = 10
+_CLIPPED: Final = "train/actor/clip_fraction"
+_KL: Final = "train/actor/approx_kl"
+_ENTROPY: Final = "train/actor/entropy"
+_MOST_CLIPPED: Final = 0.8
+# Below these a policy does the same as its predecessor, and draws the same token nearly always.
+_NO_CHANGE: Final = 1e-12
+_NO_ENTROPY: Final = 0.01
+_FALL: Final = 20.0
+_GOOD: Final = 0.9
+_BETTER: Final = 0.05
+
+
+def everything_is_clipped(facts: RunFacts) -> Finding | None:
+    """Find updates that leave the trust region at once."""
+    clipped = facts.column(_CLIPPED)
+    since = clipped.since(_MOST_CLIPPED, 1.0)
+    if since is None or clipped.steps[-1] - since + 1 < _STEPS:
+        return None
+    return Finding(
+        Kind.LEARNING,
+        "all-clipped",
+        "nearly all samples are clipped: the policy moves away from the one that drew them at the first update",
+        (f"metrics.jsonl: `{_CLIPPED}` is {clipped.values[-1]:.2f} in step {clipped.steps[-1]}",),
+        (
+            "lower `actor.optim.lr` or `algorithm.update_epoch`; where it is so from the first step on, the"
+            " log-probabilities of rollout and training differ",
+        ),
+        step=since,
+    )
+
+
+def nothing_is_clipped(facts: RunFacts) -> Finding | None:
+    """Find several updates in each step that leave the policy as it was."""
+    clipped, divergence = facts.column(_CLIPPED).last(_MANY_STEPS), facts.column(_KL).last(_MANY_STEPS)
+    several = max(facts.number("algorithm.update_epoch") or 1, facts.number("algorithm.n_minibatches") or 1) > 1
+    if not several or len(clipped) < _MANY_STEPS or max(clipped.values) > 0:
+        return None
+    if not len(divergence) or max(map(abs, divergence.values)) > _NO_CHANGE:
+        return None
+    return Finding(
+        Kind.LEARNING,
+        "policy-does-not-change",
+        "the updates of a step do not change the policy: it is the same after them",
+        (
+            f"metrics.jsonl: `{_CLIPPED}` is 0 and `{_KL}` at most {max(map(abs, divergence.values)):.1g} from step"
+            f" {clipped.steps[0]} to {clipped.steps[-1]}, with several updates in each",
+        ),
+        ("raise `actor.optim.lr`; look whether the loss has a gradient (`train/actor/grad_norm`)",),
+        step=clipped.steps[0],
+    )
+
+
+def entropy_collapsed(facts: RunFacts) -> Finding | None:
+    """Find a policy that draws the same answers always, though they are not good."""
+    entropies = facts.column(_ENTROPY)
+    since = entropies.since(0.0, _NO_ENTROPY)
+    # An entropy below 0 is that of a continuous action.
+    if since is None or min(entropies.values) < 0 or entropies.steps[-1] - since + 1 < _STEPS:
+        return None
+    if entropies.values[0] < _FALL * entropies.values[-1] or _does_well(facts, since):
+        return None
+    return Finding(
+        Kind.LEARNING,
+        "entropy-collapsed",
+        "the policy no longer explores: its entropy has collapsed",
+        (
+            f"metrics.jsonl: `{_ENTROPY}` fell from {entropies.values[0]:.3g} to {entropies.values[-1]:.3g}, and is"
+            f" below {_NO_ENTROPY:g} since step {since}",
+        ),
+        (
+            "go back to a checkpoint before that step with a smaller `actor.optim.lr`, an `algorithm.entropy_bonus`, a"
+            " larger `algorithm.clip_ratio_high` or an `algorithm.kl_beta`",
+        ),
+        step=since,
+    )
+
+
+def staleness_at_bound(facts: RunFacts) -> Finding | None:
+    """Find that all samples are as old as they may be."""
+    bound = facts.number("runner.max_staleness") or 0
+    ages = facts.column("rollout/staleness_mean", "rollout/staleness")
+    since = ages.since(bound - 0.01, float("inf"))
+    # With a bound of 1 it is so in every run whose rollouts go on during training.
+    if bound < 2 or since is None or ages.steps[-1] - since + 1 < _MANY_STEPS:
+        return None
+    return Finding(
+        Kind.LEARNING,
+        "staleness-at-bound",
+        f"all samples are {bound:.0f} versions old, the most that `runner.max_staleness` allows: generation waits for"
+        " training",
+        (f"metrics.jsonl: the staleness is {ages.values[-1]:.2f} on the mean since step {since}",),
+        (
+            "lower `runner.max_staleness`, which costs no time as long as rollouts are ready before they are needed, or"
+            " give training more of the machines",
+        ),
+        step=since,
+    )
+
+
+def _does_well(facts: RunFacts, since: int) -> bool:
+    """Return whether rewards are high, or better than before the policy became certain."""
+    rewards = facts.column("rollout/correct", "rollout/reward", "env/success_once", "env/return")
+    before, after = _mean_until(rewards, since), rewards.values[-1] if len(rewards) else 0.0
+    return after >= _GOOD or after - before > _BETTER * max(abs(before), abs(after))
+
+
+def _mean_until(column: Column, step: int) -> float:
+    values = [value for at, value in zip(column.steps, column.values, strict=True) if at < step]
+    return sum(values) / len(values) if values else 0.0
+
+
+RULES: Final = (everything_is_clipped, nothing_is_clipped, entropy_collapsed, staleness_at_bound)

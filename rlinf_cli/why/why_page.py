@@ -1,0 +1,122 @@
+"""The page of `rlinf why`, as text and as a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from rlinf_cli.why.diagnosis import Diagnosis
+from rlinf_cli.why.finding import Finding
+from rlinf_cli.why.incidents import Incident
+from rlinf_core.runners.storage.run_status import RunStatus
+
+SCHEMA: Final = "rlinf.why/1"
+_MOST_FOLLOWED: Final = 12
+
+
+def why_text(diagnosis: Diagnosis, name: str) -> str:
+    """Return the page: what failed first, what followed, the evidence, what to do, and why the run does not learn.
+
+    Args:
+        name: of the run, as its user writes it.
+    """
+    facts = diagnosis.facts
+    lines = [f"{name}: {_status(diagnosis)}"]
+    if diagnosis.failures:
+        incident, first = diagnosis.failures[0]
+        lines += ["", "what failed first", *_finding(first, _moment(incident))]
+        lines += _followed(diagnosis)
+        lines += _last(diagnosis)
+    for finding in diagnosis.learning:
+        since = f"  (since step {finding.step})" if finding.step is not None else ""
+        lines += ["", "why it does not learn" if finding is diagnosis.learning[0] else "and", *_finding(finding, since)]
+    if diagnosis.clean:
+        lines += ["", "no cause of trouble is found: it did not fail, and its metrics show nothing that keeps it from"]
+        lines += ["learning. `rlinf compare` tells what is different from another run"]
+    if facts.notes:
+        lines += ["", "what could not be read", *(f"  {note}" for note in facts.notes)]
+    return "\n".join(lines)
+
+
+def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the page as a record, `rlinf.why/1`."""
+    facts = diagnosis.facts
+    return {
+        "schema": SCHEMA,
+        "run": str(facts.path),
+        "status": facts.status,
+        "step": facts.step,
+        "reason": facts.reason,
+        "clean": diagnosis.clean,
+        "failures": [
+            {**_record(finding), "ended_run": incident.ended, "source": incident.source}
+            for incident, finding in diagnosis.failures
+        ],
+        "learning": [_record(finding) for finding in diagnosis.learning],
+        "notes": list(facts.notes),
+    }
+
+
+def _record(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": str(finding.kind),
+        "code": finding.code,
+        "what": finding.what,
+        "evidence": list(finding.evidence),
+        "do": list(finding.do),
+        "step": finding.step,
+        "time": finding.time,
+        "followed": list(finding.followed),
+    }
+
+
+def _status(diagnosis: Diagnosis) -> str:
+    facts = diagnosis.facts
+    reason = f": {facts.reason}" if facts.reason else ""
+    if facts.status == RunStatus.RUNNING:
+        return f"it is active, at step {facts.step}{reason}"
+    return f"{facts.status} after step {facts.step}{reason}"
+
+
+def _moment(incident: Incident) -> str:
+    at = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(incident.time))}, " if incident.time is not None else ""
+    return f"  ({at}after step {incident.step})"
+
+
+def _finding(finding: Finding, when: str) -> Iterable[str]:
+    yield f"  {finding.what}{when}"
+    yield from (f"    {line}" for line in finding.evidence)
+    yield from (f"    do: {line}" for line in finding.do)
+
+
+def _followed(diagnosis: Diagnosis) -> list[str]:
+    """Return what came after the first failure: what failed because of it, and later failures."""
+    (_, first), *later = diagnosis.failures
+    lines = [f"  {text}" for text in first.followed[:_MOST_FOLLOWED]]
+    if len(first.followed) > _MOST_FOLLOWED:
+        lines.append(f"  and {len(first.followed) - _MOST_FOLLOWED} more")
+    # What is shown in full below is not named here.
+    named = later[:-1] if _last(diagnosis) else later
+    lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
+    lines += [f"  {_restarts(diagnosis.failures)}"] if _restarts(diagnosis.failures) else []
+    repeated = diagnosis.repeated
+    if repeated is not None:
+        lines.append(f"  `{repeated[0]}` failed {repeated[1]} times: look at what it was given each time")
+    return ["", "what followed", *lines] if lines else []
+
+
+def _restarts(failures: Sequence[tuple[Incident, Finding]]) -> str:
+    count = sum(not incident.ended for incident, _ in failures)
+    if not count:
+        return ""
+    end = "and then ended" if failures[-1][0].ended else "and went on"
+    return f"the run was started again {count} time{'s' if count > 1 else ''} from its last checkpoint, {end}"
+
+
+def _last(diagnosis: Diagnosis) -> list[str]:
+    """Return in full what ended the run, where that is not what failed first."""
+    incident, last = diagnosis.failures[-1]
+    if len(diagnosis.failures) == 1 or not incident.ended or last.code == diagnosis.failures[0][1].code:
+        return []
+    return ["", "what ended it", *_finding(last, _moment(incident))]

@@ -1,0 +1,232 @@
+"""Planted causes, each named right and alone; and runs in which nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.why.diagnosis import diagnose
+from rlinf_cli.why.facts import RunFacts, columns_of
+from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
+from rlinf_core.runners.storage.run_status import RunStatus
+from tests.unit.cli.why.made_runs import STEPS, Metric, add_failure, codes_of, dead, diagnosis_of, made_run, raised
+
+GOOD = Path(__file__).parents[3] / "data" / "good_runs"
+
+
+def after(step: int, value: float, before: float) -> Metric:
+    return lambda at: value if at >= step else before
+
+
+LEARNING: dict[str, tuple[dict[str, Metric], str, str, int | None]] = {
+    "reward is 0 for all": (
+        {"rollout/reward": 0.0, "rollout/correct": 0.0, "rollout/reward_std": 0.0, "rollout/groups_equal": 1.0,
+         "train/actor/grad_norm": 0.0}, "", "reward-never-varies", 1,
+    ),
+    "return of episodes never varies": (
+        {"rollout/reward_std": None, "rollout/correct": None, "rollout/reward": 0.0, "env/return": 0.0,
+         "rollout/advantages_std": 0.0}, "", "reward-never-varies", 1,
+    ),
+    "groups equal from step 9": (
+        {"rollout/groups_equal": after(9, 1.0, 0.4), "train/actor/grad_norm": after(9, 0.0, 1.0)},
+        "", "groups-equal", 9,
+    ),
+    "reward function fails": (
+        {"failed/error": 40.0, "rollout/correct": 0.1},
+        "data: {rollout_batch_size: 16}\nalgorithm: {group_size: 8}\n", "reward-fails", 1,
+    ),
+    "advantages constant": ({"rollout/advantages_std": after(5, 0.0, 1.0)}, "", "advantages-constant", 5),
+    "answers cut off": ({"rollout/truncated": 1.0}, "", "answers-truncated", 1),
+    "learning rate 0 from the start": ({"train/actor/lr": 0.0, "train/actor/weights_changed": 0.0},
+                                       "", "learning-rate-zero", 1),
+    "schedule ends too early": ({"train/actor/lr": after(12, 0.0, 1e-3)}, "", "learning-rate-zero", 12),
+    "updates rounded away": (
+        {"train/actor/lr": 1e-7, "train/actor/weights_changed": 0.01},
+        "actor: {model: {precision: bf16}}\n", "updates-rounded-away", 1,
+    ),
+    "no gradient": ({"train/actor/grad_norm": 0.0}, "", "no-gradient", 1),
+    "engine keeps the first weights": (
+        {"train/logprob_gap/mean": lambda step: 1e-6 if step < 4 else 0.03 * step,
+         "train/actor/clip_fraction": after(10, 0.9, 0.1)}, "", "engine-has-other-weights", 4,
+    ),
+    "all samples clipped": ({"train/actor/clip_fraction": 0.97}, "", "all-clipped", 1),
+    "policy does not change": (
+        {"train/actor/clip_fraction": 0.0, "train/actor/approx_kl": 0.0},
+        "algorithm: {update_epoch: 4}\n", "policy-does-not-change", 11,
+    ),
+    "entropy collapsed": (
+        {"train/actor/entropy": lambda step: 1.0 if step < 8 else 1e-3, "rollout/correct": 0.1},
+        "", "entropy-collapsed", 8,
+    ),
+    "staleness at its bound": (
+        {"rollout/staleness_mean": 4.0}, "runner: {max_staleness: 4}\n", "staleness-at-bound", 1,
+    ),
+    "loss is NaN": ({"train/actor/policy_loss": after(6, math.nan, 0.1)}, "", "not-finite", 6),
+    "updates skipped": ({"train/actor/skipped_updates": after(6, 4.0, 0.0)}, "", "updates-skipped", 6),
+    "black camera": ({"rollout/observations_std": 0.0}, "", "observations-constant", 1),
+    "evaluation on training seeds": (
+        {"eval/return": 1.0}, "env: {train: {seed: 7, task: pick}, eval: {seed: 7, task: pick}}\n",
+        "evaluated-on-training", None,
+    ),
+    "evaluation on training rows": (
+        {"eval/reward": 1.0}, "data: {train_data_paths: [/d/a.jsonl, /d/b.jsonl], val_data_paths: [/d/b.jsonl]}\n",
+        "evaluated-on-training", None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", LEARNING)
+def test_learning_cause_is_the_only_one_named(tmp_path: Path, planted: str) -> None:
+    metrics, config, code, step = LEARNING[planted]
+    run = made_run(tmp_path, metrics, config)
+    diagnosis = diagnosis_of(run)
+    assert [finding.code for finding in diagnosis.learning] == [code]
+    (finding,) = diagnosis.learning
+    assert finding.step == step
+    assert all((finding.what, finding.evidence, finding.do))
+
+
+FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "killed": ("`EnvGroup:0` died in `interact`", dead(signal="SIGKILL"), "killed-by-signal", "SIGKILL"),
+    "segmentation fault": (
+        "`EnvGroup:0` died in `interact`", dead(signal="SIGSEGV", why="it crashed: Segmentation fault"),
+        "crashed", "SIGSEGV",
+    ),
+    "os._exit": ("`EnvGroup:0` died in `interact`", dead(exit_code=3), "exited", "exit code 3"),
+    "out of memory": (
+        "`EnvGroup:0` died in `interact`",
+        dead(signal="SIGKILL", out_of_memory="Out of memory: Killed process 4711 (python)"), "out-of-memory", "memory",
+    ),
+    "death of unknown cause": ("`EnvGroup:0` died in `interact`", dead(), "died", "not known"),
+    "machine lost": (
+        "`EnvGroup:0` died in `interact`", dead(why="its node left the cluster"), "node-lost", "machine",
+    ),
+    "raylet killed": ("`raylet` died", dead(name="raylet", signal="SIGKILL", component=None), "watcher-died", "raylet"),
+    "disk full": (
+        "the run folder cannot be written",
+        raised("rlinf_core.errors.RunError", "[Errno 28] No space left on device: '/data/runs'", "RLinfError"),
+        "disk-full", "no room on the disk",
+    ),
+    "no shared memory": (
+        "`ActorGroup:0` failed", raised("builtins.OSError", "[Errno 28] No space left on device: '/dev/shm/rlinf'"),
+        "disk-full", "/dev/shm",
+    ),
+    "accelerator's memory": (
+        "`ActorGroup:0` failed", raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"),
+        "accelerator-memory", "accelerator",
+    ),
+    "adapter that never arrived": (
+        "`RolloutGroup:0` failed in `load_weights`",
+        raised("rlinf_core.errors.RLinfError", "the engine's weights of version 3 differ from the actor's",
+               why="their fingerprint is ab, the actor's is cd"),
+        "weights-not-arrived", "version 3",
+    ),
+    "no reward could be computed": (
+        "step 4 has no samples to learn from",
+        raised("rlinf_core.errors.RunError", "step 4 has no samples to learn from\n"
+               "  why: too few answers to 32 prompts could be scored; the first: NameError: x", "RLinfError"),
+        "reward-fails", "reward fails",
+    ),
+    "NaN": (
+        "`ActorGroup:0` failed in `run_training`",
+        raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
+        "not-finite", "actor.0.weight",
+    ),
+    "deadlock": (
+        "`EnvGroup:0` failed", raised("rlinf_core.errors.DeadlockError", "deadlock among `env:0`, `rollout:0`"),
+        "deadlock", "env:0",
+    ),
+    "time-out": (
+        "`EnvGroup:0` failed",
+        raised("rlinf_core.errors.CommunicationTimeoutError", "`recv from actor:0` did not finish in 30 s"),
+        "timed-out", "recv from actor:0",
+    ),
+    "damaged checkpoint": (
+        "`global_step_4` is damaged", raised("rlinf_core.errors.CheckpointError", "`global_step_4` is damaged"),
+        "checkpoint", "damaged",
+    ),
+    "users' exception": (
+        "`ActorGroup:0` failed in `run_training`: KeyError: 'joint'",
+        raised("builtins.KeyError", "'joint'", position="/home/me/env.py:12 in step"),
+        "exception", "/home/me/env.py:12 in step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", FAILURES)
+def test_failure_is_named_with_evidence_and_remedy(tmp_path: Path, planted: str) -> None:
+    what, process, code, words = FAILURES[planted]
+    run = made_run(tmp_path, status=RunStatus.FAILED, reason=what)
+    add_failure(run, what, process)
+    diagnosis = diagnosis_of(run)
+    ((incident, finding),) = diagnosis.failures
+    assert (finding.code, incident.ended, list(diagnosis.learning)) == (code, True, [])
+    assert words in "\n".join((finding.what, *finding.evidence))
+    assert any("failure.json" in line for line in finding.evidence)
+    assert finding.do
+
+
+def test_only_the_kernel_makes_a_kill_one_for_memory(tmp_path: Path) -> None:
+    run = made_run(tmp_path, status=RunStatus.FAILED)
+    add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL", why="the last lines of its log:\n  out of memory?"))
+    ((_, finding),) = diagnosis_of(run).failures
+    assert finding.code == "killed-by-signal"
+
+
+def test_first_failure_comes_before_what_followed(tmp_path: Path) -> None:
+    run = made_run(tmp_path, status=RunStatus.FAILED)
+    consequence = raised("rlinf_core.errors.ChannelClosed", "the channel is closed", consequence=True)
+    add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), consequence, step=3, ended=False, at=1.0e9)
+    add_failure(run, "no space", raised("builtins.OSError", "No space left on device"), step=9, at=1.1e9)
+    (_, first), (_, last) = diagnosis_of(run).failures
+    assert (first.code, last.code) == ("killed-by-signal", "disk-full")
+    assert first.followed == ("`ActorGroup:0`: ChannelClosed: the channel is closed",)
+
+
+def test_killed_driver_is_told_from_state_alone(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    run.update(status=RunStatus.RUNNING, boot="", pid=1, start="1:1", ended=None, host="elsewhere")
+    assert codes_of(run) == []
+    facts = RunFacts(run.path, RunStatus.FAILED, "its process vanished: it was killed, or its machine went down")
+    ((_, finding),) = diagnose(facts).failures
+    assert finding.code == "driver-vanished"
+
+
+def test_first_contact_that_differs_is_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    note_comparisons(run.path, [ContactCheck("actor", "log-probabilities", "the trainer's", "differs", 0.3, 0.1)])
+    assert codes_of(run) == ["first-contact-differs"]
+
+
+def test_planted_causes_are_more_than_promised() -> None:
+    assert len(LEARNING) + len(FAILURES) >= 25
+
+
+def test_run_that_learns_has_no_finding(tmp_path: Path) -> None:
+    assert diagnosis_of(made_run(tmp_path)).clean
+
+
+@pytest.mark.parametrize("name", ["laptop", "math_laptop", "cartpole", "sft_laptop", "agent_calculator", "laptop_grpo"])
+def test_good_runs_of_shipped_files_have_no_finding(name: str) -> None:
+    lines = read_metrics(GOOD / f"{name}.jsonl")
+    config: dict[str, object] = json.loads((GOOD / f"{name}.json").read_text())
+    facts = RunFacts(GOOD, RunStatus.FINISHED, "", step=lines[-1].step, columns=columns_of(lines), config=config)
+    assert len(lines) >= 10
+    assert [finding.what for finding in diagnose(facts).learning] == []
+
+
+def test_solved_problems_are_no_alarm(tmp_path: Path) -> None:
+    solved: dict[str, Metric] = {
+        "rollout/correct": lambda step: min(1.0, step / 8),
+        "rollout/reward": lambda step: min(1.0, step / 8),
+        "rollout/reward_std": after(8, 0.0, 0.4),
+        "rollout/groups_equal": after(8, 1.0, 0.4),
+        "train/actor/entropy": lambda step: 1.0 if step < 8 else 1e-4,
+    }
+    assert STEPS > 8
+    assert diagnosis_of(made_run(tmp_path, solved)).clean

@@ -1,0 +1,129 @@
+"""The command: its page, its record, its exit codes, its bundle, and folders that somebody else broke."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.runners.metrics import Metrics
+from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
+from rlinf_core.runners.storage.run_status import RunStatus
+from tests.unit.cli.why.made_runs import add_failure, dead, made_run, raised
+
+Cli = Callable[..., Any]
+
+
+def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path, status=RunStatus.FAILED, reason="no room")
+    closed = raised("rlinf_core.errors.ChannelClosed", "closed", consequence=True)
+    first = add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), closed, ended=False, at=1.0e9)
+    add_failure(run, "no room", raised("builtins.OSError", "No space left on device"), step=9, at=1.1e9)
+    ended = cli("why", run.path)
+    assert ended.code == 1
+    page = ended.out
+    parts = (
+        *("what failed first", "killed by SIGKILL", f"{FOLDER}/{first.name}/{FAILURE}", "do: somebody"),
+        *("what followed", "ChannelClosed: closed", "started again 1 time", "what ended it", "no room on the disk"),
+    )
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path, {"train/actor/lr": 0.0})
+    ended = cli("why", run.path, "--output", "json")
+    record = json.loads(ended.out)
+    assert (ended.code, record["schema"], record["clean"]) == (1, "rlinf.why/1", False)
+    assert [finding["code"] for finding in record["learning"]] == ["learning-rate-zero"]
+
+
+def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("why", made_run(tmp_path).path)
+    assert ended.code == 0
+    assert "no cause of trouble is found" in ended.out
+
+
+def test_run_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("why", "nosuch", "--log-path", tmp_path)
+    assert (ended.code, ended.out) == (1, "")
+    assert "there is no run `nosuch`" in ended.err
+
+
+def test_report_shows_the_same_findings(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path, {"train/actor/lr": 0.0})
+    assert cli("report", run.path, "--quiet").code == 0
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert '<section id="why">' in page
+    assert "learning-rate-zero" in page
+
+
+def test_bundle_has_evidence_and_no_secret(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "tr0ub4dor&3")
+    run = made_run(tmp_path, status=RunStatus.FAILED)
+    folder = add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL", text="key tr0ub4dor&3"))
+    (folder / "stacks.txt").write_text("in step, password=hunter2secret")
+    (folder / "elsewhere").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe")
+    path = tmp_path / "failure.tar.gz"
+    assert cli("why", run.path, "--bundle", path).code == 1
+    with tarfile.open(path) as archive:
+        names = {name.removeprefix(f"{run.path.name}/") for name in archive.getnames()}
+        texts = [archive.extractfile(member).read() for member in archive.getmembers()]  # pyright: ignore[reportOptionalMemberAccess]
+    assert {"why.txt", "why.json", "run.json", "metrics.jsonl", f"{FOLDER}/{folder.name}/{FAILURE}"} <= names
+    assert not [name for name in names if name.endswith(("elsewhere", "pipe"))]
+    assert not [text for text in texts if b"tr0ub4dor" in text or b"hunter2secret" in text]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "config.yaml", "first_contact.json"])
+def test_pipe_in_the_place_of_a_file_blocks_nothing(cli: Cli, tmp_path: Path, name: str) -> None:
+    run = made_run(tmp_path)
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    assert "Traceback" not in cli("why", run.path).err
+
+
+def test_evidence_of_a_stranger_is_skipped_and_named(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    folder = run.path / FOLDER / "20260101-000000"
+    folder.mkdir(parents=True)
+    (folder / FAILURE).write_text('{"schema": "rlinf.evidence/1", "time": -1}')
+    ended = cli("why", run.path)
+    assert ended.code == 0
+    assert "20260101-000000/failure.json is skipped: it has a wrong value: `time`" in ended.out
+
+
+def test_long_metrics_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_cli.why import facts
+
+    run = made_run(tmp_path)
+    monkeypatch.setattr(facts, "_MOST_METRICS_BYTES", 2000)
+    read = facts.read_facts(run)
+    steps = read.column("rollout/reward").steps
+    assert steps
+    assert steps[0] > 1
+    assert steps[-1] == 20
+    assert any("the end was read" in note for note in read.notes)
+
+
+def test_aliases_of_yaml_do_not_multiply(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 9)]
+    (run.path / "config.yaml").write_text("l0: &l0 [a, a, a]\n" + "\n".join(levels) + "\n")
+    ended = cli("why", run.path)
+    assert ended.code == 0
+    assert "config.yaml cannot be read" in ended.out
+
+
+def test_columns_keep_numbers_that_are_not_finite() -> None:
+    from rlinf_cli.why.facts import columns_of
+
+    column = columns_of([Metrics(1, 0.0, {"a": 1.0}), Metrics(2, 0.0, {"a": float("nan")})])["a"]
+    assert column.steps == [1, 2]
+    assert column.since(0.0, 2.0) is None
