@@ -16,7 +16,6 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_matching import FlowSde
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
 from recipes.embodied.models.vla.flow_vla import (
@@ -25,7 +24,6 @@ from recipes.embodied.models.vla.flow_vla import (
     FlowVlaPolicy,
     ModelSizes,
     ReadObservation,
-    check_chunk,
     check_observations,
 )
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0, statistics_of
@@ -57,14 +55,14 @@ class Pi0Policy(FlowVlaPolicy):
         words = load_policy_tokenizer(inner)
         model = _model(config, options, spec, inner, words, is_own=is_own)
         shape: Any = model.config
-        if folder and not is_own:
-            check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
-        shape.chunk_size = config.num_action_chunks
-        steps = options.steps or int(shape.num_inference_steps)
+        shape.chunk_size = options.action_horizon or int(shape.chunk_size)
         sizes = ModelSizes(
-            int(shape.vlm_config.text_config.hidden_size), int(shape.max_state_dim), int(shape.max_action_dim)
+            int(shape.vlm_config.text_config.hidden_size),
+            int(shape.max_state_dim),
+            int(shape.max_action_dim),
+            shape.chunk_size,
         )
-        super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
+        super().__init__(config, spec, sizes, options.steps or int(shape.num_inference_steps))
         self.options = options
         self._words = words
         self._colors = color_scale(inner)
@@ -163,7 +161,7 @@ def _model(
             layers=options.num_layers,
             image=-(-largest // options.patch_size) * options.patch_size,
             patch=options.patch_size,
-            chunk=config.num_action_chunks,
+            chunk=options.action_horizon or config.num_action_chunks,
             sizes=(max(1, spec.state_size), spec.action_size),
         )
     # Weights of a policy follow, with its value head.

@@ -66,11 +66,10 @@ def built_config(config: EmbodiedModelConfig, options: SmolVlaOptions, spec: Env
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
     size = _image_size(options, spec)
-    chunk = config.num_action_chunks
     return SmolVLAConfig(
         device="cpu",
-        chunk_size=chunk,
-        n_action_steps=chunk,
+        chunk_size=options.action_horizon or config.num_action_chunks,
+        n_action_steps=config.num_action_chunks,
         max_state_dim=max(1, spec.state_size),
         max_action_dim=spec.action_size,
         resize_imgs_with_padding=(size, size),

@@ -91,7 +91,8 @@ def test_what_is_drawn_is_what_is_evaluated(precision: torch.dtype) -> None:
     policy = make().to(precision)
     inputs = policy.prepare(environment()[1])
     output = policy.act(inputs)
-    assert output.actions.shape == output.logprobs.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+    assert output.actions.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+    assert output.logprobs.shape == (N, CHUNK, STEPS * ACTIONS)
     assert output.actions.dtype == torch.float32
     again = policy(inputs, output.actions)
     torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-5, rtol=0)
@@ -99,6 +100,20 @@ def test_what_is_drawn_is_what_is_evaluated(precision: torch.dtype) -> None:
     torch.testing.assert_close(policy.values(inputs), output.values, atol=1e-5, rtol=0)
     assert again.entropy.shape == output.logprobs.shape
     np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[..., -ACTIONS:].numpy())
+
+
+@pytest.mark.parametrize("noisy", ["all", "one"])
+def test_the_first_of_the_predicted_actions_are_carried_out(huggingface: Path, noisy: str) -> None:
+    """Ratios are of what the environment gets: 1 of 2 actions, and 3 of the 5 numbers that there is room for."""
+    policy = make(model_path=str(huggingface), num_action_chunks=1, options={"noisy_steps": noisy})
+    whole = make(model_path=str(huggingface))
+    inputs = policy.prepare(environment()[1])
+    output, judged = policy.act(inputs), STEPS if noisy == "all" else 1
+    assert policy.horizon == CHUNK
+    assert output.logprobs.shape == (N, 1, judged * ACTIONS)
+    torch.testing.assert_close(policy(inputs, output.actions).logprobs, output.logprobs, atol=1e-5, rtol=0)
+    greedy = [each.to_env(each.act(inputs, greedy=True).actions) for each in (policy, whole)]
+    np.testing.assert_allclose(greedy[0], greedy[1][:, :1], atol=1e-6)
 
 
 def test_time_keeps_its_precision() -> None:
@@ -241,9 +256,9 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
 
 def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) -> None:
     folder = copied(huggingface, tmp_path)
-    with pytest.raises(ConfigError, match="chunks of 2 actions, but `num_action_chunks` is 4"):
+    with pytest.raises(ConfigError, match="predicts 2 actions, but `num_action_chunks` is 4"):
         make(model_path=str(folder), num_action_chunks=4)
-    assert make(model_path=str(folder), num_action_chunks=4, options={"change_chunk": True}).shape == (4, ACTIONS)
+    assert make(model_path=str(folder), num_action_chunks=4, options={"action_horizon": 4}).shape == (4, ACTIONS)
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**about, "model_type": "llava"}))
     with pytest.raises(ConfigError, match="`pi0` cannot use the `llava`"):
