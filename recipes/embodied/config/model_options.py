@@ -84,6 +84,9 @@ class FlowVlaOptions(_Options):
             has to be fine-tuned to another number than it learned.
         prompt: the instruction as the model reads it; `{instruction}` stands for what the environment says.
         max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+        statistics: by which states and actions are normalized. folder: those that were saved with the model of another
+            library, without which it is refused; none: none of these, but those of demonstrations, if there are some;
+            or the path of openpi's `norm_stats.json` within the folder, where it has several.
     """
 
     steps: _Count | None = None
@@ -92,6 +95,7 @@ class FlowVlaOptions(_Options):
     action_horizon: _Count | None = None
     prompt: str = "{instruction}"
     max_prompt_tokens: _Count = 48
+    statistics: Annotated[str, Field(min_length=1)] = "folder"
 
 
 class Pi0Options(FlowVlaOptions):

@@ -13,12 +13,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import check_folder, first_line
 from rlinf_core import ConfigError
@@ -225,35 +223,6 @@ def load_weights(network: Any, folder: str) -> None:
             why=f"they lack `{missing[0]}`",
             help="copy the complete folder again; `vlm_path` names the vision-language model that it was made with",
         )
-
-
-def statistics_of(folder: str) -> Normalization:
-    """Return the statistics that lerobot saved with the weights; empty if there are none.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    paths = sorted(Path(folder).glob("policy_preprocessor*normalizer*.safetensors"))
-    if not paths:
-        return Normalization()
-    try:
-        tensors: dict[str, torch.Tensor] = load_file(paths[0])
-        kept = [_statistics(tensors, name) for name in ("observation.state", "action")]
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ConfigError(
-            f"the statistics in `{paths[0]}` cannot be read", why=first_line(error), help="copy the folder again"
-        ) from None
-    return Normalization("mean_std", *kept)
-
-
-def _statistics(tensors: dict[str, torch.Tensor], name: str) -> Statistics | None:
-    mean, deviation = tensors.get(f"{name}.mean"), tensors.get(f"{name}.std")
-    if mean is None or deviation is None:
-        return None
-    return Statistics.of_moments(mean.flatten().tolist(), deviation.flatten().tolist())
 
 
 def _image_size(options: SmolVlaOptions, spec: EnvSpec) -> int:

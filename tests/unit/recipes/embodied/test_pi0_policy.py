@@ -18,7 +18,7 @@ from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla.vision_language import scaled_images
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
@@ -33,7 +33,8 @@ def environment() -> tuple[EnvSpec, Observation]:
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
-    options = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, **model.pop("options", {})}
+    kept = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, "statistics": "none"}
+    options = {**kept, **model.pop("options", {})}
     given = {"model_type": "pi0", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
     return EmbodiedModelConfig.model_validate(given)
 
@@ -64,7 +65,7 @@ def copied(source: Path, tmp_path: Path) -> Path:
 def sampled(policy: Any, inputs: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
     """Return what transformers makes of the same inputs, from the noise 0."""
     model = policy.base
-    pixels = scaled_images(inputs["images.main"], (32, 32), (0.5,) * 3, (0.5,) * 3)[:, None]
+    pixels = ImagePipeline((32, 32)).pixels(inputs["images.main"])[:, None]
     images = torch.full((N, 16), model.config.vlm_config.image_token_id)
     room = model.config.max_state_dim
     return model.sample_actions(
@@ -220,19 +221,23 @@ def test_statistics_of_its_processor_are_used(huggingface: Path, tmp_path: Path)
     folder = copied(huggingface, tmp_path)
     about = {"state_mean": [1.0] * 10, "state_std": [2.0] * 10, "actions_mean": [0.5] * 3, "actions_std": [0.1] * 3}
     (folder / "processor_config.json").write_text(json.dumps(about))
-    policy, seen = make(model_path=str(folder)), environment()[1]
+    kept = {"model_path": str(folder), "options": {"statistics": "folder"}}
+    policy, seen = make(**kept), environment()[1]
     inputs = policy.prepare(seen)
     np.testing.assert_allclose(inputs["states"].numpy(), (seen["states"] - 1) / 2, atol=1e-6)
     output = policy.act(inputs)
     np.testing.assert_allclose(policy.to_env(output.actions), output.actions[..., -5:-2].numpy() * 0.1 + 0.5, atol=1e-6)
     (folder / "processor_config.json").write_text(json.dumps({**about, "actions_mean": [0.5] * 7}))
-    with pytest.raises(ConfigError, match=r"statistics in .*processor_config"):
-        make(model_path=str(folder))
+    with pytest.raises(ConfigError, match=r"statistics in .* cannot be read"):
+        make(**kept)
     (folder / "processor_config.json").write_text(
         json.dumps({**about, "actions_mean": [0.5] * 7, "actions_std": [1.0] * 7})
     )
     with pytest.raises(ConfigError, match="have 7 numbers; the environment needs 3"):
-        make(model_path=str(folder))
+        make(**kept)
+    (folder / "processor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"(?s)has no statistics.*`actor.model.options.statistics: none`"):
+        make(**kept)
 
 
 def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
@@ -285,14 +290,6 @@ def test_environments_that_do_not_fit_are_refused(huggingface: Path) -> None:
             make_model(config(model_path=str(huggingface)), spec)
     with pytest.raises(ConfigError, match="`max_prompt_tokens: 7`"):
         make().prepare({**environment()[1], "instructions": np.array(["xyzzy" * 9] * N)})
-
-
-def test_images_keep_the_ratio_of_their_sides() -> None:
-    images = torch.full((1, 10, 20, 3), 255, dtype=torch.uint8)
-    found = scaled_images(images, (40, 40), (0.5,) * 3, (0.5,) * 3, pads=True)
-    assert found.shape == (1, 3, 40, 40)
-    torch.testing.assert_close(found[:, :, :20], torch.ones(1, 3, 20, 40))
-    assert torch.equal(found[:, :, 20:], torch.zeros(1, 3, 20, 40))
 
 
 def test_without_a_value_head_there_are_no_values() -> None:
