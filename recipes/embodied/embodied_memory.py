@@ -139,13 +139,14 @@ def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
         policy = make_model(model, spec)
     options = MODEL_OPTIONS.get(model.model_type)
     prompt = 0 if options is None else int(getattr(options.model_validate(model.options), "max_prompt_tokens", 0))
-    steps = int(policy.sde.steps) if isinstance(policy, FlowMatchingPolicy) else 1
-    numbers = model.num_action_chunks * (1 if spec.num_choices is not None else spec.action_size)
-    # Tokens are int64, with a flag for each. An action of a flow is the whole way from noise. Of each step there are a
+    flow = policy.sde if isinstance(policy, FlowMatchingPolicy) else None
+    # Tokens of a chunk, as they are drawn.
+    numbers = (policy.horizon or model.num_action_chunks) * (1 if spec.num_choices is not None else spec.action_size)
+    # Tokens are int64, with a flag for each. An action of a flow is what its steps record. Of each step there are a
     # reward, three flags and two values.
     observation = _pixels(spec) + 4 * spec.state_size + 9 * prompt
-    action = 8 * numbers * (steps + 1 if steps > 1 else 1) + (4 + 3 + 8) * model.num_action_chunks
-    learning, largest = _held(policy, spec, actor, prompt + numbers + 1, steps)
+    action = 8 * numbers * (flow.recorded if flow else 1) + (4 + 3 + 8) * model.num_action_chunks
+    learning, largest = _held(policy, spec, actor, prompt + numbers + 1, flow.judged if flow else 1)
     width = acting_type(actor).itemsize
     return PolicySizes(
         weights=parameter_bytes(policy.parameters(), width=4),
@@ -164,7 +165,7 @@ def _held(policy: BasePolicy, spec: EnvSpec, actor: PolicyActorConfig, tokens: i
 
     Convolutions follow each other from an image on. One whose kernel is its stride divides images into patches, which
     the blocks of the vision tower take as tokens; a `connector` merges some of them. There are `tokens` besides, and
-    a flow computes each of its `steps` from noise to an action.
+    a flow computes `steps` of those from noise to an action.
     """
     again = actor.fsdp_config.gradient_checkpointing
     if again and steps > 1:
@@ -193,7 +194,8 @@ def _held(policy: BasePolicy, spec: EnvSpec, actor: PolicyActorConfig, tokens: i
         elif "connector" in name:
             tokens += patches * patch_width // layer.in_features - patches
         elif block is not None:
-            places = patches if "vision" in name else actor.model.num_action_chunks + 1 if acts else tokens
+            ahead = policy.horizon or actor.model.num_action_chunks
+            places = patches if "vision" in name else ahead + 1 if acts else tokens
         repeats = places * (steps if acts else 1)
         numbers = layer.weight.shape[0]
         largest = max(largest, places * numbers)

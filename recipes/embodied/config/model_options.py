@@ -47,10 +47,16 @@ class FlowOptions(_Options):
     Attributes:
         steps: K, from noise to actions.
         noise: scale of what is drawn at each step while the policy acts; evaluations draw nothing.
+        noisy_steps: all: noise at each step; one: at one of them, drawn for each observation (pi_RL, arXiv 2510.25889),
+            so that training computes one velocity for a chunk, and not K.
+        action_horizon: actions that are predicted together, of which the first `num_action_chunks` are carried out;
+            None: these alone.
     """
 
     steps: _Count = 4
     noise: Annotated[float, Field(gt=0)] = 0.5
+    noisy_steps: Literal["all", "one"] = "all"
+    action_horizon: _Count | None = None
 
 
 class SquashedOptions(_Options):
@@ -72,16 +78,24 @@ class FlowVlaOptions(_Options):
     Attributes:
         steps: K, from noise to actions; None: as many as the model's own configuration says.
         noise: scale of what is drawn at each step while the policy acts; evaluations draw nothing.
+        noisy_steps: see `FlowOptions`.
+        action_horizon: actions that the model predicts together, of which the first `num_action_chunks` are carried
+            out; None: as many as the model in the folder learned, or `num_action_chunks` of one that is built. A model
+            has to be fine-tuned to another number than it learned.
         prompt: the instruction as the model reads it; `{instruction}` stands for what the environment says.
         max_prompt_tokens: room for it, in tokens; shorter ones are padded.
-        change_chunk: take another `num_action_chunks` than the model learned, in order to fine-tune it.
+        statistics: by which states and actions are normalized. folder: those that were saved with the model of another
+            library, without which it is refused; none: none of these, but those of demonstrations, if there are some;
+            or the path of openpi's `norm_stats.json` within the folder, where it has several.
     """
 
     steps: _Count | None = None
     noise: Annotated[float, Field(gt=0)] = 0.5
+    noisy_steps: Literal["all", "one"] = "all"
+    action_horizon: _Count | None = None
     prompt: str = "{instruction}"
     max_prompt_tokens: _Count = 48
-    change_chunk: bool = False
+    statistics: Annotated[str, Field(min_length=1)] = "folder"
 
 
 class Pi0Options(FlowVlaOptions):

@@ -51,7 +51,7 @@ class EmbodiedModelConfig(ModelConfig):
         description="Name patterns of the weights that are trained, such as `critic.*`; all others are frozen."
         " Default: all.",
     )
-    num_action_chunks: Count = Field(default=1, description="Actions that the policy predicts per observation.")
+    num_action_chunks: Count = Field(default=1, description="Actions that are carried out per observation.")
     hidden_dim: Count = Field(
         default=128, description="Width of the hidden layers of the model built without `model_path`."
     )

@@ -32,12 +32,15 @@ class Samples:
 
     Attributes:
         inputs: of the policy.
-        tensors: `actions`, `old_logprobs` at the level of `algorithm.logprob_type`, `advantages`; `old_values` and
-            `returns` with a value head; `mask` and `value_mask` where not everything counts.
+        tensors: `actions` as the policy drew them, `old_logprobs` at the level of `algorithm.logprob_type`,
+            `advantages`; `old_values` and `returns` with a value head; `mask` and `value_mask` where not everything
+            counts.
+        tokens: C and D of log-probabilities and entropies, as the policy returns them.
     """
 
     inputs: Inputs
     tensors: dict[str, Tensor]
+    tokens: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.tensors["actions"])
@@ -46,9 +49,10 @@ class Samples:
         """Return the samples on a device."""
         if device.type == "cpu":
             return self
-        return Samples(
-            {name: tensor.to(device) for name, tensor in self.inputs.items()},
-            {name: tensor.to(device) for name, tensor in self.tensors.items()},
+        return replace(
+            self,
+            inputs={name: tensor.to(device) for name, tensor in self.inputs.items()},
+            tensors={name: tensor.to(device) for name, tensor in self.tensors.items()},
         )
 
     def part(self, member: int, members: int) -> Samples:
@@ -77,12 +81,13 @@ class Samples:
             tensors["mask"] = torch.ones(tensors["old_logprobs"].shape[:2], dtype=torch.bool)
             if "returns" in tensors:
                 tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
-        return Samples(self.inputs, tensors)
+        return replace(self, tensors=tensors)
 
     def _rows(self, rows: Tensor | slice) -> Samples:
-        return Samples(
-            {name: tensor[rows] for name, tensor in self.inputs.items()},
-            {name: tensor[rows] for name, tensor in self.tensors.items()},
+        return replace(
+            self,
+            inputs={name: tensor[rows] for name, tensor in self.inputs.items()},
+            tensors={name: tensor[rows] for name, tensor in self.tensors.items()},
         )
 
     def batches(self, size: int) -> Iterator[Samples]:
@@ -169,7 +174,7 @@ def build_samples(
         if "returns" in tensors:
             tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
     inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
-    return Samples(inputs, tensors), metrics
+    return Samples(inputs, tensors, (chunk, steps["logprobs"].shape[3])), metrics
 
 
 def _spread(inputs: Inputs) -> float:

@@ -95,12 +95,16 @@ class ImitationData:
         actions = Statistics.of(data.actions) if self.spec.num_choices is None else None
         return Normalization(self._scheme, states, actions)
 
-    def rows(self, rows: NDArray[np.int64]) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
-        """Return the observations of some rows, and the C actions from there on.
+    def rows(self, rows: NDArray[np.int64], horizon: int = 0) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
+        """Return the observations of some rows, and the actions from there on.
+
+        Args:
+            rows: n of them.
+            horizon: H, how many actions; 0: C.
 
         Returns:
-            Observations of n rows; actions [n, C, A], the last one repeated where an episode ends; and which of them
-            were carried out, bool [n, C].
+            Observations; actions [n, H, A], the last one repeated where an episode ends; and which of them were carried
+            out, bool [n, H].
         """
         data = self.demonstrations
         observations: Observation = {image_key(name): camera.read(rows) for name, camera in self._cameras.items()}
@@ -108,14 +112,14 @@ class ImitationData:
             observations[STATES] = data.states[rows]
         if self.spec.has_instructions:
             observations[INSTRUCTIONS] = np.array(data.tasks)[data.task_of[rows]]
-        following = rows[:, None] + np.arange(self._chunk)
+        following = rows[:, None] + np.arange(horizon or self._chunk)
         last = self._last[rows][:, None]
         return observations, data.actions[np.minimum(following, last)], following <= last
 
     def loss(self, policy: BasePolicy, count: int) -> Tensor:
         """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
         rows = self._imitated[self._places(count)]
-        observations, actions, valid = self.rows(rows)
+        observations, actions, valid = self.rows(rows, policy.horizon)
         if self._shifts:
             observations = {name: shifted(pictures) for name, pictures in observations.items()}
         losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()

@@ -113,7 +113,8 @@ class Learner:
         algorithm, tensors = self._config.algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
         totals = {"total": denominator(mask, shape, how, least=0)}
-        entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
+        tokens = torch.empty(len(batch), *batch.tokens, device="meta")
+        entropies = sum_to_level(tokens, algorithm.entropy_type).shape
         counted = mask if mask is None else _leading(mask, len(entropies))
         totals["entropy_total"] = denominator(counted, entropies, how, least=0)
         if "returns" in tensors:

@@ -53,7 +53,7 @@ def computing(config: PolicyActorConfig, device: torch.device) -> AbstractContex
 def output_in_float32(output: PolicyOutput) -> PolicyOutput:
     """Return a policy's output in float32."""
     actions = output.actions.float() if output.actions.is_floating_point() else output.actions
-    return PolicyOutput(actions, output.logprobs.float(), _float(output.values))
+    return PolicyOutput(actions, _float(output.logprobs), _float(output.values))
 
 
 def evaluation_in_float32(evaluation: ActionEval) -> ActionEval:

@@ -23,9 +23,9 @@ class RolloutChunks:
         first: the number of the first environment among those of all passes of the step.
         version: of the weights that acted; the oldest where they changed in between.
         inputs: of the policy, each [T, B, ...].
-        steps: `actions` and `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`, `valid` bool
-            [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an episode ended
-            where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
+        steps: `actions` [T, B, ...], `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`,
+            `valid` bool [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an
+            episode ended where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
         last: float32 [B, V], value of the observation after the last step; None without a value head.
     """
 
@@ -90,7 +90,8 @@ class RolloutBuffer:
         for name, tensor in inputs.items():
             self._write(self._inputs, name, step, tensor)
         self._write(self._steps, "actions", step, output.actions)
-        self._write(self._steps, "logprobs", step, output.logprobs)
+        if output.logprobs is not None:
+            self._write(self._steps, "logprobs", step, output.logprobs)
         if output.values is not None:
             self._write(self._steps, "values", step, output.values)
 

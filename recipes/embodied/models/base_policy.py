@@ -44,13 +44,14 @@ class PolicyOutput:
     """Actions of a policy for n observations.
 
     Attributes:
-        actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again.
-        logprobs: float32 [n, C, D].
+        actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again. A policy that has to remember
+            more of them than their tokens, as one by flow matching, may have another shape, [n, ...].
+        logprobs: float32 [n, C, D]; None: of greedy actions, by a policy that has none of these.
         values: float32 [n, V], one for the chunk (V = 1) or one for each action (V = C); None without a value head.
     """
 
     actions: Tensor
-    logprobs: Tensor
+    logprobs: Tensor | None
     values: Tensor | None
 
 
@@ -78,8 +79,11 @@ class BasePolicy(nn.Module, ABC):
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
         normalization: of states and actions, saved with the weights; a policy that uses it says so in `prepare`,
             `to_env` and `from_env`.
+        horizon: actions that it predicts together, where they are more than the C that are carried out;
+            `imitation_losses` takes so many. 0: C.
     """
 
+    horizon: int = 0
     loads_model_path: ClassVar[bool] = True
     normalization: Normalization = Normalization()
 

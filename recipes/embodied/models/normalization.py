@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from torch import Tensor
 from recipes.embodied.models.folder_facts import STATISTICS
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
-
-if TYPE_CHECKING:
-    pass
 
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
 SCHEMES: Final = ("mean_std", "quantile")
@@ -73,29 +70,48 @@ class Statistics:
         """Return statistics of which only mean and standard deviation are known, for `mean_std`.
 
         Raises:
-            ValueError: one of the two has more numbers.
+            ValueError: one of the two has more numbers, or one that is not finite.
         """
-        if len(mean) != len(std):
-            raise ValueError(f"there are {len(mean)} means and {len(std)} standard deviations")
+        _check_columns(mean, std, "means", "standard deviations")
         low = tuple(float(center) - float(spread) for center, spread in zip(mean, std, strict=True))
         high = tuple(float(center) + float(spread) for center, spread in zip(mean, std, strict=True))
         return cls(tuple(map(float, mean)), tuple(map(float, std)), low, high)
 
+    @classmethod
+    def of_bounds(cls, low: Sequence[float], high: Sequence[float]) -> Statistics:
+        """Return statistics of which only two bounds are known, for `quantile`.
+
+        Raises:
+            ValueError: one of the two has more numbers, or one that is not finite.
+        """
+        _check_columns(low, high, "lower", "upper bounds")
+        middle = tuple((float(least) + float(most)) / 2 for least, most in zip(low, high, strict=True))
+        half = tuple((float(most) - float(least)) / 2 for least, most in zip(low, high, strict=True))
+        return cls(middle, half, tuple(map(float, low)), tuple(map(float, high)))
+
     def __len__(self) -> int:
         return len(self.mean)
 
-    def shift_and_scale(self, scheme: Scheme) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the shift that is subtracted, and the scale that is divided by, both [D].
+    def affine(self, scheme: Scheme, epsilon: float | None) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+        """Return what is subtracted, the scale that is divided by, both [D], and what is then subtracted.
 
-        `mean_std` leads to mean 0 and deviation 1, `quantile` to -1 at `low` and 1 at `high`.
+        `mean_std` leads to mean 0 and deviation 1, `quantile` to -1 at `low` and 1 at `high`. Where a number hardly
+        varies, see `Normalization.epsilon`.
         """
-        if scheme == "mean_std":
-            shift, scale = np.array(self.mean), np.array(self.std)
-        else:
-            low, high = np.array(self.low), np.array(self.high)
-            shift, scale = (low + high) / 2, (high - low) / 2
+        low, high = np.array(self.low), np.array(self.high)
+        if epsilon is not None:
+            # From `low`, and not from the middle: a number that never varies is exactly -1.
+            shift, scale = (
+                (np.array(self.mean), np.array(self.std) + epsilon)
+                if scheme == "mean_std"
+                else (low, (high - low + epsilon) / 2)
+            )
+            return shift.astype(np.float32), scale.astype(np.float32), float(scheme == "quantile")
+        shift, scale = (
+            (np.array(self.mean), np.array(self.std)) if scheme == "mean_std" else ((low + high) / 2, (high - low) / 2)
+        )
         scale = np.where(scale < _SMALLEST_SCALE, 1.0, scale)
-        return shift.astype(np.float32), scale.astype(np.float32)
+        return shift.astype(np.float32), scale.astype(np.float32), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +122,32 @@ class Normalization:
         scheme: mean and standard deviation, or quantiles.
         states: their statistics; None: they are taken as they are.
         actions: their statistics; None: they are taken as they are.
+        epsilon: what is added to a deviation, or to the distance of two quantiles, before it is divided by: as the
+            library does that the statistics come from, whose policy learned what becomes of numbers that never vary.
+            None: such numbers are shifted alone.
+        action_scheme: of actions, where it is not that of states.
     """
 
     scheme: Scheme = "mean_std"
     states: Statistics | None = None
     actions: Statistics | None = None
+    epsilon: float | None = None
+    action_scheme: Scheme | None = None
 
     def normalized_states(self, states: Array) -> Array:
         """Return states [..., S], normalized."""
-        return _normalized(states, self.states, self.scheme)
+        return self._normalized(states, self.states, self.scheme)
 
     def normalized_actions(self, actions: Array) -> Array:
         """Return actions [..., A] of an environment as the policy learns them."""
-        return _normalized(actions, self.actions, self.scheme)
+        return self._normalized(actions, self.actions, self.action_scheme or self.scheme)
 
     def actions_of(self, normalized: Array) -> Array:
         """Return actions [..., A] as the environment takes them: the inverse of `normalized_actions`."""
         if self.actions is None:
             return normalized
-        shift, scale = self.actions.shift_and_scale(self.scheme)
-        return cast("Array", normalized * _like(scale, normalized) + _like(shift, normalized))
+        shift, scale, offset = self.actions.affine(self.action_scheme or self.scheme, self.epsilon)
+        return cast("Array", (normalized + offset) * _like(scale, normalized) + _like(shift, normalized))
 
     def check(self, state_size: int, action_size: int, where: str) -> None:
         """Check the number of dimensions of the statistics.
@@ -142,7 +164,7 @@ class Normalization:
 
     def save(self, folder: Path) -> None:
         """Write `normalization.json` into a folder."""
-        (folder / STATISTICS).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        (folder / STATISTICS).write_text(json.dumps(self._data(), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Normalization | None:
@@ -170,20 +192,36 @@ class Normalization:
         Raises:
             ValueError, TypeError, KeyError: they are not that.
         """
-        if data["scheme"] not in SCHEMES:
-            raise ValueError(f"unknown scheme `{data['scheme']}`")
-        return cls(data["scheme"], _read(data["states"]), _read(data["actions"]))
+        of_actions = data.get("action_scheme")
+        for scheme in (data["scheme"], of_actions or data["scheme"]):
+            if scheme not in SCHEMES:
+                raise ValueError(f"unknown scheme `{scheme}`")
+        epsilon = data.get("epsilon")
+        if epsilon is not None and not 0 <= epsilon < math.inf:
+            raise ValueError(f"`epsilon` is {epsilon}")
+        return cls(data["scheme"], _read(data["states"]), _read(data["actions"]), epsilon, of_actions)
 
     def digest(self) -> str:
         """Return a digest of the statistics, 16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self._data(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _data(self) -> dict[str, Any]:
+        data = asdict(self)
+        # Without what earlier versions did not write, and made no digests of.
+        return {name: value for name, value in data.items() if value is not None or name in ("states", "actions")}
+
+    def _normalized(self, values: Array, statistics: Statistics | None, scheme: Scheme) -> Array:
+        if statistics is None:
+            return values
+        shift, scale, offset = statistics.affine(scheme, self.epsilon)
+        return cast("Array", (values - _like(shift, values)) / _like(scale, values) - offset)
 
 
-def _normalized(values: Array, statistics: Statistics | None, scheme: Scheme) -> Array:
-    if statistics is None:
-        return values
-    shift, scale = statistics.shift_and_scale(scheme)
-    return cast("Array", (values - _like(shift, values)) / _like(scale, values))
+def _check_columns(first: Sequence[float], second: Sequence[float], name: str, other: str) -> None:
+    if len(first) != len(second):
+        raise ValueError(f"there are {len(first)} {name} and {len(second)} {other}")
+    if not all(map(math.isfinite, (*first, *second))):
+        raise ValueError(f"a number of the {name} or {other} is not finite")
 
 
 def _like(values: NDArray[np.float32], other: NDArray[Any] | Tensor) -> Any:

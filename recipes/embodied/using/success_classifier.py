@@ -48,7 +48,8 @@ class ClassifierJudge(SuccessJudge):
         seen = {name: observations[name] for name in self._classifier.spec.observations}
         with torch.inference_mode():
             output = module.act(module.prepare(seen), greedy=True)
-        likely = output.logprobs.exp().reshape(-1).double().numpy()
+        # A categorical distribution has them, of greedy choices as well.
+        likely = cast("torch.Tensor", output.logprobs).exp().reshape(-1).double().numpy()
         return np.where(module.to_env(output.actions).reshape(-1) == 1, likely, 1 - likely)
 
     def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,27 +12,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.flow.flow_matching import FlowSde, Velocity, flow_matching_losses
+from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.config.model_options import FlowOptions, FlowVlaOptions
 
 
 class FlowMatchingPolicy(BasePolicy):
-    """Flow matching of chunks; for reinforcement learning with noise at each of K steps (`flow_matching`).
+    """Flow matching of chunks; for reinforcement learning with noise at denoising steps (`flow_matching`).
 
-    An action that was drawn is its whole way from noise: D = (K + 1) * M numbers, of which the environment takes the
-    first A of the last M. M is larger than A where a network has room for more numbers than the environment's actions
-    have; the flow leads those to 0.
+    The network leads noise to H actions of M numbers. The environment takes the first C of the actions, and of each
+    the first A numbers: a network may look further ahead than is acted, and have room for more numbers than the
+    environment's actions have. The flow leads those to 0.
+
+    An action that was drawn is what `FlowSde` records of it: [n, H, R * M], the action itself last. Its
+    log-probabilities are those of what is carried out, at S steps: [n, C, S * A]. What noise in the other numbers does
+    to later steps is left out of them.
 
     Args:
         sde: the denoising steps.
-        shape: C actions of a chunk, and A numbers of an action.
+        shape: C and A.
         width: M; None: A.
+        horizon: H; None: C.
     """
 
-    def __init__(self, sde: FlowSde, shape: tuple[int, int], width: int | None = None) -> None:
+    def __init__(
+        self, sde: FlowSde, shape: tuple[int, int], width: int | None = None, horizon: int | None = None
+    ) -> None:
         super().__init__()
         self.sde = sde
         self.shape = shape
         self._width = shape[1] if width is None else width
+        self.horizon = shape[0] if horizon is None else horizon
 
     @abstractmethod
     def see(self, inputs: Inputs) -> Any:
@@ -40,7 +52,7 @@ class FlowMatchingPolicy(BasePolicy):
 
     @abstractmethod
     def velocity_of(self, seen: Any, inputs: Inputs) -> Velocity:
-        """Return the velocity as a function of chunks [n, C, M] and times [n]."""
+        """Return the velocity as a function of chunks [n, H, M] and times [n]."""
 
     @abstractmethod
     def values_of(self, seen: Any, inputs: Inputs) -> Tensor | None:
@@ -51,31 +63,33 @@ class FlowMatchingPolicy(BasePolicy):
         return None
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
-        """See `BasePolicy`: the ends of the chains, [n, C, A]."""
+        """See `BasePolicy`: what is carried out of the samples, [n, C, A]."""
         first = actions.shape[-1] - self._width
-        last = actions[..., first : first + self.shape[1]].cpu().numpy()
+        last = actions[:, : self.shape[0], first : first + self.shape[1]].cpu().numpy()
         return self.normalization.actions_of(last).astype(np.float32)
 
     def from_env(self, actions: NDArray[Any]) -> Tensor:
-        """See `BasePolicy`: demonstrated actions are ends alone, [n, C, A]; `imitation_losses` takes them."""
+        """See `BasePolicy`: demonstrated actions are samples alone, [n, H, A]; `imitation_losses` takes them."""
         return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`: greedy is the flow from 0, without noise."""
+        """See `BasePolicy`: greedy is the flow from 0, without noise, and so without log-probabilities."""
         seen = self.see(inputs)
         velocity = self.velocity_of(seen, inputs)
         first = next(iter(inputs.values()))
-        zero = torch.zeros(len(first), self.shape[0], self._width, device=first.device)
-        chain = self.sde.follow(velocity, zero) if greedy else self.sde.draw(velocity, zero, generator)
-        return PolicyOutput(_flat(chain), _flat(self.sde.logprobs(velocity, chain)), self.values_of(seen, inputs))
+        zero = torch.zeros(len(first), self.horizon, self._width, device=first.device)
+        if greedy:
+            return PolicyOutput(self.sde.follow(velocity, zero), None, self.values_of(seen, inputs))
+        record, logprobs = self.sde.draw(velocity, zero, generator)
+        return PolicyOutput(_flat(record), self._carried_out(logprobs), self.values_of(seen, inputs))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
-        chain = actions.view(-1, self.shape[0], self.sde.steps + 1, self._width).permute(2, 0, 1, 3)
+        record = actions.view(-1, self.horizon, self.sde.recorded, self._width).permute(2, 0, 1, 3)
         seen = self.see(inputs)
-        logprobs = self.sde.logprobs(self.velocity_of(seen, inputs), chain)
-        return ActionEval(_flat(logprobs), _flat(self.sde.entropies(chain[0])), self.values_of(seen, inputs))
+        logprobs = self._carried_out(self.sde.logprobs(self.velocity_of(seen, inputs), record))
+        return ActionEval(logprobs, self._carried_out(self.sde.entropies(record)), self.values_of(seen, inputs))
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
@@ -83,10 +97,34 @@ class FlowMatchingPolicy(BasePolicy):
         return with_value_head(self.values_of(self.see(inputs), inputs))
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """See `BasePolicy`: the squared errors of the velocity, [n, C, M]."""
+        """See `BasePolicy`: the squared errors of the velocity, [n, H, M]."""
         ends = functional.pad(actions, (0, self._width - self.shape[1]))
         velocity = self.velocity_of(self.see(inputs), inputs)
         return flow_matching_losses(velocity, ends, time=self.times(len(ends)))
+
+    def _carried_out(self, steps: Tensor) -> Tensor:
+        """Return figures of each number [S, n, H, M], of those that the environment takes, as [n, C, S * A]."""
+        return _flat(steps[:, :, : self.shape[0], : self.shape[1]])
+
+
+def flow_sde(options: FlowOptions | FlowVlaOptions, steps: int) -> FlowSde:
+    """Return K steps with noise as `actor.model.options` has it."""
+    return (FlowSde if options.noisy_steps == "all" else OneStepSde)(steps, options.noise)
+
+
+def check_horizon(executed: int, horizon: int, where: str | None = None) -> None:
+    """Check that no more actions are carried out than a model predicts.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if executed > horizon:
+        raise ConfigError(
+            f"the model predicts {horizon} actions, but `num_action_chunks` is {executed}",
+            where=where,
+            help=f"write `num_action_chunks: {horizon}` or less; or, to fine-tune it to predict more,"
+            f" `options: {{action_horizon: {executed}}}`",
+        )
 
 
 def with_value_head(values: Tensor | None) -> Tensor:
@@ -100,6 +138,6 @@ def with_value_head(values: Tensor | None) -> Tensor:
     return values
 
 
-def _flat(chain: Tensor) -> Tensor:
-    """Return [K + 1, n, C, M] as [n, C, (K + 1) * M]."""
-    return chain.permute(1, 2, 0, 3).flatten(2)
+def _flat(steps: Tensor) -> Tensor:
+    """Return [R, n, H, M] as [n, H, R * M]."""
+    return steps.permute(1, 2, 0, 3).flatten(2)

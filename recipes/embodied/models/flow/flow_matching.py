@@ -7,13 +7,13 @@ no log-probabilities of samples. A stochastic one with the same distributions at
     dx = (v + s^2 / 2 * score) dt + s dw,    score = -(x - t v) / (1 - t)
 
 (Song et al., arXiv 2011.13456; for reinforcement learning Flow-GRPO, arXiv 2505.05470): each Euler step draws from a
-normal distribution, and a sample is the chain of all steps. Here s = noise * sqrt(1 - t), so that s^2 score is bounded.
+normal distribution. Here s = noise * sqrt(1 - t), so that s^2 score is bounded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,7 +24,11 @@ _LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 
 
 class FlowSde:
-    """The Euler steps of a stochastic flow.
+    """The Euler steps of a stochastic flow, with noise at every step.
+
+    What is drawn is recorded as [R, n, ...], the sample last: here R = K + 1, the chain of all steps from the first
+    noise on. Log-probabilities are those of S of its steps, here all K. The first noise is drawn alike whatever the
+    weights are, and has none.
 
     Args:
         steps: K, from noise to sample.
@@ -35,52 +39,113 @@ class FlowSde:
         self.steps = steps
         self.noise = noise
 
-    def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return chains [K + 1, n, ...] from noise to samples, in the shape of `like`."""
+    @property
+    def recorded(self) -> int:
+        """R."""
+        return self.steps + 1
+
+    @property
+    def judged(self) -> int:
+        """S, as often as the velocity is computed to judge a sample."""
+        return self.steps
+
+    def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw samples in the shape of `like`, [n, ...].
+
+        Returns:
+            The record, [R, n, ...], and the log-probability of each number of each step, [S, n, ...].
+        """
         x = torch.empty_like(like).normal_(generator=generator)
-        chain = [x]
-        for index, time in self._times(x):
-            mean, deviation = self._step(x, velocity(x, time), index)
-            x = mean + deviation * torch.empty_like(x).normal_(generator=generator)
+        chain, logprobs = [x], list[Tensor]()
+        for index in range(self.steps):
+            at = _steps(x, index)
+            drawn = torch.empty_like(x).normal_(generator=generator)
+            mean, deviation = self._step(x, velocity(x, at / self.steps), at)
+            x = mean + deviation * drawn
             chain.append(x)
-        return torch.stack(chain)
+            logprobs.append(_logprob(drawn, deviation))
+        return torch.stack(chain), torch.stack(logprobs)
 
     def follow(self, velocity: Velocity, start: Tensor) -> Tensor:
-        """Return chains [K + 1, n, ...] of the flow without noise."""
+        """Return the ends [n, ...] of the flow without noise."""
         x = start
-        chain = [x]
-        for _, time in self._times(x):
-            x = x + velocity(x, time) / self.steps
-            chain.append(x)
-        return torch.stack(chain)
-
-    def logprobs(self, velocity: Velocity, chain: Tensor) -> Tensor:
-        """Return the log-probability of each number of each step, [K + 1, n, ...]: those of the first noise, too."""
-        logprobs = [_logprob(chain[0])]
-        for index, time in self._times(chain[0]):
-            x = chain[index]
-            mean, deviation = self._step(x, velocity(x, time), index)
-            logprobs.append(_logprob((chain[index + 1] - mean) / deviation) - math.log(deviation))
-        return torch.stack(logprobs)
-
-    def entropies(self, like: Tensor) -> Tensor:
-        """Return the entropies of the distributions of each number, [K + 1, n, ...]; they are constants."""
-        deviations = [1.0, *(self._deviation(index) for index in range(self.steps))]
-        values = like.new_tensor([0.5 + _LOG_SQRT_TAU + math.log(deviation) for deviation in deviations])
-        return values.view(-1, *[1] * like.dim()).expand(-1, *like.shape)
-
-    def _times(self, like: Tensor) -> Iterator[tuple[int, Tensor]]:
         for index in range(self.steps):
-            # A traced policy takes batches of any size: `len` would be that of the example.
-            yield index, like.new_full((like.shape[0],), index / self.steps)
+            x = x + velocity(x, _steps(x, index) / self.steps) / self.steps
+        return x
 
-    def _step(self, x: Tensor, velocity: Tensor, index: int) -> tuple[Tensor, float]:
-        """Return mean and deviation of the next x."""
-        drift = velocity - self.noise**2 / 2 * (x - index / self.steps * velocity)
-        return x + drift / self.steps, self._deviation(index)
+    def logprobs(self, velocity: Velocity, record: Tensor) -> Tensor:
+        """Return the log-probability of each number of each step of a record, [S, n, ...]."""
+        return torch.stack(
+            [
+                self._judge(velocity, record[index], record[index + 1], _steps(record[0], index))
+                for index in range(self.steps)
+            ]
+        )
 
-    def _deviation(self, index: int) -> float:
-        return self.noise * math.sqrt((1 - index / self.steps) / self.steps)
+    def entropies(self, record: Tensor) -> Tensor:
+        """Return the entropies of the distributions of each number, [S, n, ...]; they are constants."""
+        return torch.stack([self._entropy(record[0], _steps(record[0], index)) for index in range(self.steps)])
+
+    def _judge(self, velocity: Velocity, x: Tensor, after: Tensor, at: Tensor) -> Tensor:
+        mean, deviation = self._step(x, velocity(x, at / self.steps), at)
+        return _logprob((after - mean) / deviation, deviation)
+
+    def _entropy(self, like: Tensor, at: Tensor) -> Tensor:
+        return (0.5 + _LOG_SQRT_TAU + self._deviation(at, like).log()).expand_as(like)
+
+    def _step(self, x: Tensor, velocity: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of the x after step number `at`, [n]."""
+        time = _beside(at / self.steps, x)
+        drift = velocity - self.noise**2 / 2 * (x - time * velocity)
+        return x + drift / self.steps, self._deviation(at, x)
+
+    def _deviation(self, at: Tensor, like: Tensor) -> Tensor:
+        return _beside(self.noise * ((1 - at / self.steps) / self.steps).sqrt(), like)
+
+
+class OneStepSde(FlowSde):
+    """The steps of a flow of which one has noise, drawn anew for each sample (pi_RL, arXiv 2510.25889).
+
+    A sample is judged by one velocity, whatever K is. Recorded are x before that step, x after it, the step's number,
+    and the sample: R = 4, S = 1.
+    """
+
+    @property
+    def recorded(self) -> int:
+        """See `FlowSde`."""
+        return 4
+
+    @property
+    def judged(self) -> int:
+        """See `FlowSde`."""
+        return 1
+
+    def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """See `FlowSde`."""
+        x = torch.empty_like(like).normal_(generator=generator)
+        drawn = torch.empty_like(x).normal_(generator=generator)
+        # The generator may be of another device than that of whole numbers.
+        chosen = torch.empty_like(x[:, :1].flatten(1)[:, 0]).uniform_(generator=generator).mul(self.steps).floor()
+        chosen = chosen.clamp(max=self.steps - 1)
+        before, after, logprobs = x, x, x
+        for index in range(self.steps):
+            at = _steps(x, index)
+            moving = velocity(x, at / self.steps)
+            mean, deviation = self._step(x, moving, at)
+            noisy = _beside(chosen == index, x)
+            following = torch.where(noisy, mean + deviation * drawn, x + moving / self.steps)
+            before, after = torch.where(noisy, x, before), torch.where(noisy, following, after)
+            logprobs = torch.where(noisy, _logprob(drawn, deviation), logprobs)
+            x = following
+        return torch.stack((before, after, _beside(chosen, x).expand_as(x), x)), logprobs[None]
+
+    def logprobs(self, velocity: Velocity, record: Tensor) -> Tensor:
+        """See `FlowSde`."""
+        return self._judge(velocity, record[0], record[1], _chosen(record))[None]
+
+    def entropies(self, record: Tensor) -> Tensor:
+        """See `FlowSde`."""
+        return self._entropy(record[0], _chosen(record))[None]
 
 
 def flow_matching_losses(
@@ -97,9 +162,26 @@ def flow_matching_losses(
     noise = torch.empty_like(samples).normal_(generator=generator)
     if time is None:
         time = torch.empty(len(samples), dtype=samples.dtype, device=samples.device).uniform_(generator=generator)
-    at = time.view(-1, *[1] * (samples.dim() - 1))
+    at = _beside(time, samples)
     return (velocity((1 - at) * noise + at * samples, time) - (samples - noise)).square()
 
 
-def _logprob(standard: Tensor) -> Tensor:
-    return -standard.square() / 2 - _LOG_SQRT_TAU
+def _steps(like: Tensor, index: int) -> Tensor:
+    """Return the number of a step for each sample, [n], of samples [n, ...]."""
+    # A traced policy takes batches of any size: `len` would be that of the example.
+    return like.new_full((like.shape[0],), index)
+
+
+def _chosen(record: Tensor) -> Tensor:
+    """Return the number of the step with noise, [n], of a record of `OneStepSde`."""
+    return record[2].flatten(1)[:, 0]
+
+
+def _beside(numbers: Tensor, like: Tensor) -> Tensor:
+    """Return numbers [n] in a shape that is broadcast over samples [n, ...]."""
+    return numbers.view(-1, *[1] * (like.dim() - 1))
+
+
+def _logprob(standard: Tensor, deviation: Tensor) -> Tensor:
+    """Return the log-probability of what is so many deviations away from the mean."""
+    return -standard.square() / 2 - _LOG_SQRT_TAU - deviation.log()

@@ -14,8 +14,8 @@ from recipes.embodied.config.model_options import FlowOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, with_value_head
-from recipes.embodied.models.flow.flow_matching import FlowSde, Velocity
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde, with_value_head
+from recipes.embodied.models.flow.flow_matching import Velocity
 from recipes.embodied.models.heads import OrthogonalLinear, hidden_layers
 from recipes.embodied.models.small.cnn_policy import SCALED_IMAGES, ImageEncoder
 from rlinf_core import ConfigError
@@ -36,10 +36,13 @@ class FlowPolicy(FlowMatchingPolicy):
         if spec.num_choices is not None:
             raise ConfigError("`flow_policy` needs continuous actions", help="use `mlp_policy` or `cnn_policy`")
         options, width = cast("FlowOptions", config.options), config.hidden_dim
-        super().__init__(FlowSde(options.steps, options.noise), (config.num_action_chunks, spec.action_size))
+        horizon = options.action_horizon or config.num_action_chunks
+        check_horizon(config.num_action_chunks, horizon)
+        shape = (config.num_action_chunks, spec.action_size)
+        super().__init__(flow_sde(options, options.steps), shape, horizon=horizon)
         self._has_states = spec.state_size > 0
         self.actor = _Encoder(spec, width)
-        chunk = math.prod(self.shape)
+        chunk = self.horizon * spec.action_size
         self.velocity = nn.Sequential(
             OrthogonalLinear(width + chunk + 2 * _FREQUENCIES, 2 * width),
             nn.SiLU(),
@@ -68,8 +71,9 @@ class FlowPolicy(FlowMatchingPolicy):
         if self._has_states:
             inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
         features = self.actor(inputs)
-        zero = features.new_zeros((features.shape[0], *self.shape))
-        return self.normalization.actions_of(self.sde.follow(partial(self._flow, features), zero)[-1])
+        zero = features.new_zeros((features.shape[0], self.horizon, self.shape[1]))
+        samples = self.sde.follow(partial(self._flow, features), zero)
+        return self.normalization.actions_of(samples[:, : self.shape[0]])
 
     def see(self, inputs: Inputs) -> Tensor:
         """See `FlowMatchingPolicy`: features of what is seen, [n, width]."""

@@ -23,8 +23,8 @@ from recipes.embodied.config.model_options import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
-from recipes.embodied.models.flow.flow_matching import FlowSde, Velocity
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
+from recipes.embodied.models.flow.flow_matching import Velocity
 from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from rlinf_core import ConfigError
@@ -41,11 +41,13 @@ class ModelSizes:
         width: of an embedding of its vision-language model.
         states: numbers of a state; shorter ones are padded with 0.
         actions: numbers of an action, as well.
+        horizon: actions that it predicts together.
     """
 
     width: int
     states: int
     actions: int
+    horizon: int
 
 
 class ReadObservation(NamedTuple):
@@ -76,7 +78,8 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     _base: list[Any]
     _words: Any
 
-    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, sizes: ModelSizes, sde: FlowSde) -> None:
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, sizes: ModelSizes, steps: int) -> None:
+        """Take the sizes of the network, and the number of denoising steps, K."""
         name, space = config.model_type, sizes.actions
         for what, needed, room in (("state", spec.state_size, sizes.states), ("action", spec.action_size, space)):
             if needed > room:
@@ -85,7 +88,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
                     where=config.model_path,
                     help="it was made for another robot: name a larger model, or leave `model_path` out",
                 )
-        super().__init__(sde, (config.num_action_chunks, spec.action_size), space)
+        check_horizon(config.num_action_chunks, sizes.horizon, config.model_path)
+        options = cast("FlowVlaOptions", config.options)
+        super().__init__(flow_sde(options, steps), (config.num_action_chunks, spec.action_size), space, sizes.horizon)
         self._cameras = [image_key(camera) for camera in spec.cameras]
         self._has_states, self._has_instructions = spec.state_size > 0, spec.has_instructions
         self._sizes = sizes
@@ -195,20 +200,4 @@ def check_observations(config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         missing = "images" if not spec.cameras else "continuous actions"
         raise ConfigError(
             f"`{config.model_type}` needs {missing}, but the environment has none", help="use `mlp_policy`"
-        )
-
-
-def check_chunk(config: EmbodiedModelConfig, trained: int, *, changes: bool) -> None:
-    """Check that a model denoises as many actions together as it learned to.
-
-    Raises:
-        ConfigError: it does not, and `change_chunk` is not set.
-    """
-    asked = config.num_action_chunks
-    if asked != trained and not changes:
-        raise ConfigError(
-            f"the model was trained on chunks of {trained} actions, but `num_action_chunks` is {asked}",
-            where=config.model_path,
-            why="it denoises whole chunks, and acts worse with another length until it is trained on it",
-            help=f"write `num_action_chunks: {trained}`; or, to fine-tune it, `options: {{change_chunk: true}}`",
         )

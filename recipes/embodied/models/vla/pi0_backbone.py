@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import (
     are_shapes_only,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PI0ForConditionalGeneration
 
 HEAD = 32
-_PROCESSOR = "processor_config.json"
 
 
 def built_pi0(
@@ -144,28 +142,3 @@ def check_pi0(folder: str) -> None:
             why=f"`{path}` names another architecture",
             help="name a folder with a pi0, or the `model_type` that reads this one (docs/models.md)",
         )
-
-
-def statistics_of(folder: str) -> Normalization:
-    """Return the statistics that transformers' processor of a pi0 keeps in a folder; empty where it keeps none.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
-    path = Path(folder) / _PROCESSOR
-    if not path.is_file():
-        return Normalization()
-    try:
-        about: dict[str, Any] = load_json_object(path.read_bytes(), non_finite=True)
-        return Normalization("mean_std", _statistics(about, "state"), _statistics(about, "actions"))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the statistics in `{path}` cannot be read", why=first_line(error), help="copy the folder again"
-        ) from None
-
-
-def _statistics(about: dict[str, Any], name: str) -> Statistics | None:
-    mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
-    if mean is None or deviation is None:
-        return None
-    return Statistics.of_moments(mean, deviation)

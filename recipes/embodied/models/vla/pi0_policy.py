@@ -16,27 +16,20 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_matching import FlowSde
-from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.published_statistics import layout_of, load_statistics
 from recipes.embodied.models.vla.flow_vla import (
     MASK,
     TOKENS,
     FlowVlaPolicy,
     ModelSizes,
     ReadObservation,
-    check_chunk,
     check_observations,
 )
-from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0, statistics_of
-from recipes.embodied.models.vla.vision_language import (
-    color_scale,
-    description_of_images,
-    image_size,
-    load_policy_tokenizer,
-    save_color_scale,
-    scaled_images,
-)
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline
+from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
+from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
+from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import with_lora
 
 
@@ -57,26 +50,28 @@ class Pi0Policy(FlowVlaPolicy):
         words = load_policy_tokenizer(inner)
         model = _model(config, options, spec, inner, words, is_own=is_own)
         shape: Any = model.config
-        if folder and not is_own:
-            check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
-        shape.chunk_size = config.num_action_chunks
-        steps = options.steps or int(shape.num_inference_steps)
+        shape.chunk_size = options.action_horizon or int(shape.chunk_size)
         sizes = ModelSizes(
-            int(shape.vlm_config.text_config.hidden_size), int(shape.max_state_dim), int(shape.max_action_dim)
+            int(shape.vlm_config.text_config.hidden_size),
+            int(shape.max_state_dim),
+            int(shape.max_action_dim),
+            shape.chunk_size,
         )
-        super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
+        super().__init__(config, spec, sizes, options.steps or int(shape.num_inference_steps))
         self.options = options
         self._words = words
-        self._colors = color_scale(inner)
+        layout = "transformers" if inner is None else layout_of(read_object(Path(inner) / SETTINGS))
+        self._images = ImagePipeline.load(inner, image_size(shape.vlm_config), layout)
         # The expert has embeddings of words that it never reads.
         model.model.dit.get_input_embeddings().requires_grad_(False)
         lora = config.adapter()
         self.pi0 = model if lora is None else with_lora(model, lora, None)
         self._base = [model]
-        self.normalization = load_normalization(folder, spec)
-        if folder and not is_own and self.normalization == Normalization():
-            self.normalization = statistics_of(folder)
-            self.normalization.check(spec.state_size, spec.action_size, folder)
+        self.normalization = (
+            load_statistics(folder, options.statistics, layout, spec)
+            if folder and not is_own
+            else load_normalization(folder, spec)
+        )
 
     @property
     def prompt_begin(self) -> str:
@@ -127,19 +122,17 @@ class Pi0Policy(FlowVlaPolicy):
 
     def describe_images(self) -> dict[str, Any]:
         """See `BasePolicy`."""
-        return description_of_images(image_size(self.base.config.vlm_config), *self._colors)
+        return self._images.describe()
 
     def save_files(self, folder: Path) -> None:
         """See `BasePolicy`: the architecture, the tokenizer, and how images are scaled."""
         inner = folder / BACKBONE
         self.base.config.save_pretrained(inner)
         self._words.save_pretrained(str(inner))
-        save_color_scale(inner, *self._colors)
+        self._images.save(inner)
 
     def _pixels(self, images: Tensor) -> Tensor:
-        model = self.base.model.vlm
-        size = image_size(model.config)
-        return scaled_images(images, size, *self._colors, pads=True).to(next(model.vision_tower.parameters()).dtype)
+        return self._images.pixels(images).to(next(self.base.model.vlm.vision_tower.parameters()).dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Pi0Policy:
         """Keep the frequencies of time in float32, whatever the weights become: bfloat16 would blur the steps."""
@@ -163,7 +156,7 @@ def _model(
             layers=options.num_layers,
             image=-(-largest // options.patch_size) * options.patch_size,
             patch=options.patch_size,
-            chunk=config.num_action_chunks,
+            chunk=options.action_horizon or config.num_action_chunks,
             sizes=(max(1, spec.state_size), spec.action_size),
         )
     # Weights of a policy follow, with its value head.

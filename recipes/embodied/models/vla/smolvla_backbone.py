@@ -13,12 +13,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import check_folder, first_line
 from rlinf_core import ConfigError
@@ -66,11 +64,10 @@ def built_config(config: EmbodiedModelConfig, options: SmolVlaOptions, spec: Env
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
     size = _image_size(options, spec)
-    chunk = config.num_action_chunks
     return SmolVLAConfig(
         device="cpu",
-        chunk_size=chunk,
-        n_action_steps=chunk,
+        chunk_size=options.action_horizon or config.num_action_chunks,
+        n_action_steps=config.num_action_chunks,
         max_state_dim=max(1, spec.state_size),
         max_action_dim=spec.action_size,
         resize_imgs_with_padding=(size, size),
@@ -226,35 +223,6 @@ def load_weights(network: Any, folder: str) -> None:
             why=f"they lack `{missing[0]}`",
             help="copy the complete folder again; `vlm_path` names the vision-language model that it was made with",
         )
-
-
-def statistics_of(folder: str) -> Normalization:
-    """Return the statistics that lerobot saved with the weights; empty if there are none.
-
-    Raises:
-        ConfigError: they cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    paths = sorted(Path(folder).glob("policy_preprocessor*normalizer*.safetensors"))
-    if not paths:
-        return Normalization()
-    try:
-        tensors: dict[str, torch.Tensor] = load_file(paths[0])
-        kept = [_statistics(tensors, name) for name in ("observation.state", "action")]
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ConfigError(
-            f"the statistics in `{paths[0]}` cannot be read", why=first_line(error), help="copy the folder again"
-        ) from None
-    return Normalization("mean_std", *kept)
-
-
-def _statistics(tensors: dict[str, torch.Tensor], name: str) -> Statistics | None:
-    mean, deviation = tensors.get(f"{name}.mean"), tensors.get(f"{name}.std")
-    if mean is None or deviation is None:
-        return None
-    return Statistics.of_moments(mean.flatten().tolist(), deviation.flatten().tolist())
 
 
 def _image_size(options: SmolVlaOptions, spec: EnvSpec) -> int:

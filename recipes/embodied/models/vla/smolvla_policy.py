@@ -21,16 +21,14 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_matching import FlowSde
-from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import (
     MASK,
     TOKENS,
     FlowVlaPolicy,
     ModelSizes,
     ReadObservation,
-    check_chunk,
     check_observations,
 )
 from recipes.embodied.models.vla.smolvla_backbone import (
@@ -42,7 +40,6 @@ from recipes.embodied.models.vla.smolvla_backbone import (
     prefix_cache,
     read_prefix,
     require_lerobot,
-    statistics_of,
     with_special_tokens,
 )
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
@@ -83,16 +80,14 @@ class SmolVlaPolicy(FlowVlaPolicy):
             shape = built_config(config, options, spec)
         else:
             shape = folder_config(inner)
-            if not is_own:
-                check_chunk(config, int(shape.chunk_size), changes=options.change_chunk)
-        shape.chunk_size = shape.n_action_steps = config.num_action_chunks
+        shape.chunk_size = options.action_horizon or int(shape.chunk_size)
+        shape.n_action_steps = min(config.num_action_chunks, shape.chunk_size)
         network = make_network(shape, words, vlm, config, options, spec)
         if inner is not None and not is_own and not are_shapes_only():
             load_weights(network, inner)
-        steps = options.steps or int(shape.num_steps)
         width = int(network.vlm_with_expert.config.text_config.hidden_size)
-        sizes = ModelSizes(width, int(shape.max_state_dim), int(shape.max_action_dim))
-        super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
+        sizes = ModelSizes(width, int(shape.max_state_dim), int(shape.max_action_dim), shape.chunk_size)
+        super().__init__(config, spec, sizes, options.steps or int(shape.num_steps))
         self.options = options
         self._shape, self._words = shape, words
         self._base = [network]
@@ -105,10 +100,11 @@ class SmolVlaPolicy(FlowVlaPolicy):
             # peft takes the configuration of a whole policy for that of a model; it sees none of a module list.
             targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
             self.smolvla = with_lora(cast("Any", nn.ModuleList([network])), targets, None)
-        self.normalization = load_normalization(folder, spec)
-        if inner is not None and not is_own and self.normalization == Normalization():
-            self.normalization = statistics_of(inner)
-            self.normalization.check(spec.state_size, spec.action_size, inner)
+        self.normalization = (
+            load_statistics(folder, options.statistics, "lerobot", spec)
+            if folder and not is_own
+            else load_normalization(folder, spec)
+        )
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`; the states are the last of what is read."""

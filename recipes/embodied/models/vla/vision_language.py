@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.models.folder_facts import ARCHITECTURES
-from recipes.sections.model_folders import read_settings
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.training.huggingface import (
     are_shapes_only,
     config_of,
@@ -39,8 +37,6 @@ _TEXT: Final = """
     left right front back top bottom near far first second small large
 """
 _CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789.,:;?!'\"()-_/"
-_IMAGE_SETTINGS: Final = "preprocessor_config.json"
-_PROCESSOR_SETTINGS: Final = "processor_config.json"
 
 
 class VisionLanguageModel(nn.Module):
@@ -48,16 +44,15 @@ class VisionLanguageModel(nn.Module):
 
     Args:
         model: of transformers, possibly within a LoRA wrapper of peft.
-        mean: of the colours, [3], in parts of 255.
-        deviation: of the colours, by which they are divided.
+        folder: that it came from, with the settings of its image processor; None: it was built.
     """
 
-    def __init__(self, model: Any, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+    def __init__(self, model: Any, folder: str | None) -> None:
         super().__init__()
         self.model = model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._base = [base]  # in a list: it is part of `model` already
-        self._mean, self._deviation = mean, deviation
+        self.images = ImagePipeline.load(folder, image_size(base.config), "stretched")
 
     @property
     def base(self) -> Any:
@@ -81,15 +76,11 @@ class VisionLanguageModel(nn.Module):
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Return embeddings [n, T, W] of images uint8 [n, H, W, 3]."""
-        pixels = scaled_images(images, image_size(self.base.config), self._mean, self._deviation)
+        pixels = self.images.pixels(images)
         weight = next(self.base.model.vision_tower.parameters())
         features = self.base.get_image_features(pixel_values=pixels.to(weight.dtype))
         rows = features if isinstance(features, Tensor) else getattr(features, "pooler_output", features)
         return rows if isinstance(rows, Tensor) else torch.stack([row.flatten(end_dim=-2) for row in rows])
-
-    def describe_images(self) -> dict[str, Any]:
-        """Return the image preprocessing of `embed_images` before the vision tower."""
-        return description_of_images(image_size(self.base.config), self._mean, self._deviation)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return embeddings [n, T, W] of tokens int64 [n, T]."""
@@ -118,10 +109,6 @@ class VisionLanguageModel(nn.Module):
         head = self.base.get_output_embeddings()
         bias = None if head.bias is None else head.bias[-count:]
         return functional.linear(hidden, head.weight[-count:], bias).float()
-
-    def save_image_settings(self, folder: Path) -> None:
-        """Write how colours are scaled, as image processors of transformers do."""
-        save_color_scale(folder, self._mean, self._deviation)
 
 
 def shaped_backbone(folder: str) -> PreTrainedModel:
@@ -277,62 +264,3 @@ def image_size(config: Any) -> tuple[int, int]:
     """Return height and width that a model's vision takes, in pixels."""
     size = config.vision_config.image_size
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-def scaled_images(
-    images: Tensor,
-    size: tuple[int, int],
-    mean: tuple[float, ...],
-    deviation: tuple[float, ...],
-    *,
-    pads: bool = False,
-) -> Tensor:
-    """Return float32 images [n, 3, H, W] of images uint8 [n, h, w, 3], resized, with the mean and deviation of colours.
-
-    Args:
-        images: as cameras give them.
-        size: H and W.
-        mean: of the colours, [3], in parts of 255.
-        deviation: of the colours, by which they are divided.
-        pads: keep the ratio of the sides, and pad below and at the right with 0; by default images are stretched.
-    """
-    pixels = images.permute(0, 3, 1, 2).float() / 255
-    height, width = size
-    if pads:
-        scale = min(height / pixels.shape[2], width / pixels.shape[3])
-        height, width = int(pixels.shape[2] * scale), int(pixels.shape[3] * scale)
-    if pixels.shape[-2:] != (height, width):
-        pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
-    shift, scale_of = (pixels.new_tensor(per_channel)[:, None, None] for per_channel in (mean, deviation))
-    return functional.pad((pixels - shift) / scale_of, (0, size[1] - width, 0, size[0] - height))
-
-
-def description_of_images(
-    size: tuple[int, int], mean: tuple[float, ...], deviation: tuple[float, ...]
-) -> dict[str, Any]:
-    """Return the preprocessing of `scaled_images` as plain data."""
-    return {
-        "resized": list(size),
-        "resampling": "bicubic",
-        "mean": list(mean),
-        "std": list(deviation),
-        "scale": 1 / 255,
-    }
-
-
-def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
-    """Write the settings that `color_scale` reads, in the format of transformers' image processors."""
-    (folder / _IMAGE_SETTINGS).write_text(json.dumps({"image_mean": mean, "image_std": deviation}) + "\n")
-
-
-def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of colours, each [3], as a folder's image processor says."""
-    about: dict[str, Any] = {}
-    if folder is not None:
-        files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
-        known = [read_settings(file) for file in files if file.is_file()]
-        # A processor of transformers 5 keeps that of its images within its own settings.
-        inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
-        about = next((said for said in (*known, *inner) if "image_mean" in said), {})
-    half = (0.5, 0.5, 0.5)
-    return tuple(about.get("image_mean", half)), tuple(about.get("image_std", half))

@@ -26,7 +26,6 @@ from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, lo
 from recipes.embodied.models.vla.vision_language import (
     VisionLanguageModel,
     built_backbone,
-    color_scale,
     encoded_prompts,
     load_backbone,
     load_policy_tokenizer,
@@ -59,7 +58,7 @@ class VlmPolicy(BasePolicy):
         self.normalization = load_normalization(folder, spec)
         inner = str(Path(folder) / BACKBONE) if folder and is_policy_folder(folder) else folder
         self.tokenizer = load_policy_tokenizer(inner)
-        self.vlm = VisionLanguageModel(_backbone(config, options, spec, inner, self.tokenizer), *color_scale(inner))
+        self.vlm = VisionLanguageModel(_backbone(config, options, spec, inner, self.tokenizer), inner)
         width, count = self.vlm.width, self._shape[0] * self._shape[1]
         scale = 0.5 if folder is None else 0.02  # as the embeddings beside them
         self.places = nn.Parameter(scale * torch.randn(count, width)) if options.decoding == "parallel" else None
@@ -89,7 +88,7 @@ class VlmPolicy(BasePolicy):
 
     def describe_images(self) -> dict[str, Any]:
         """See `BasePolicy`."""
-        return self.vlm.describe_images()
+        return self.vlm.images.describe()
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
         """See `BasePolicy`: bins [n, C, A] as numbers, with the scale of the data that the policy was trained on."""
@@ -154,7 +153,7 @@ class VlmPolicy(BasePolicy):
         inner = folder / BACKBONE
         self.vlm.base.config.save_pretrained(inner)
         self.tokenizer.save_pretrained(str(inner))
-        self.vlm.save_image_settings(inner)
+        self.vlm.images.save(inner)
 
     def _judged(self, critic: nn.Module, last: Tensor) -> Tensor:
         return critic(last if self._options.value_gradient else last.detach())

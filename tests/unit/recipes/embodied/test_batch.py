@@ -128,7 +128,7 @@ def test_groups_whose_rewards_are_equal_are_filtered() -> None:
 
 
 def test_batches_are_all_samples_once() -> None:
-    samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)})
+    samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)}, (1, 1))
     torch.manual_seed(0)
     batches = list(samples.batches(5))
     assert sorted(torch.cat([each.tensors["actions"] for each in batches]).tolist()) == list(range(10))
@@ -142,7 +142,7 @@ def test_members_of_a_team_learn_from_every_sample_once(members: int, masked: bo
     tensors = {"actions": torch.arange(count)[:, None, None], "old_logprobs": torch.zeros(count, 1)}
     if masked:
         tensors["mask"] = torch.arange(count)[:, None] % 2 == 0
-    whole = Samples({"states": torch.arange(count)[:, None]}, tensors)
+    whole = Samples({"states": torch.arange(count)[:, None]}, tensors, (1, 1))
     parts = [whole.part(member, members) for member in range(members)]
     assert len({len(part) for part in parts}) == 1
     learned: list[int] = []

@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.flow.flow_matching import FlowSde
+from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
@@ -41,18 +41,69 @@ def observed(spec: EnvSpec) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("spec", [STATES, IMAGES], ids=["states", "images"])
-@pytest.mark.parametrize("greedy", [False, True])
-def test_what_is_drawn_is_what_is_evaluated(spec: EnvSpec, greedy: bool) -> None:
-    policy = make(spec)
+@pytest.mark.parametrize(("noisy", "recorded", "judged"), [("all", STEPS + 1, STEPS), ("one", 4, 1)])
+@pytest.mark.parametrize("horizon", [CHUNK, CHUNK + 3])
+def test_what_is_drawn_is_what_is_evaluated(
+    spec: EnvSpec, noisy: str, recorded: int, judged: int, horizon: int
+) -> None:
+    policy = make(spec, options={"steps": STEPS, "noisy_steps": noisy, "action_horizon": horizon})
     inputs = policy.prepare(observed(spec))
-    output = policy.act(inputs, greedy=greedy)
-    assert output.actions.shape == output.logprobs.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+    output = policy.act(inputs)
+    assert output.actions.shape == (N, horizon, recorded * ACTIONS)
+    assert output.logprobs is not None
+    assert output.logprobs.shape == (N, CHUNK, judged * ACTIONS)
     again = policy(inputs, output.actions)
     torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(again.values, output.values, atol=1e-5, rtol=0)
     assert again.entropy.shape == output.logprobs.shape
     assert policy.to_env(output.actions).shape == (N, CHUNK, ACTIONS)
-    np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[..., -ACTIONS:].numpy())
+    np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[:, :CHUNK, -ACTIONS:].numpy())
+
+
+def test_velocities_are_computed_once_to_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make()
+    inputs = policy.prepare(observed(STATES))
+    counted: list[int] = []
+    computed = policy._flow  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(policy, "_flow", lambda *given: (counted.append(1), computed(*given))[1])
+    for greedy in (False, True):
+        counted.clear()
+        output = policy.act(inputs, greedy=greedy)
+        assert len(counted) == STEPS
+        assert (output.logprobs is None) == greedy
+
+
+def test_more_actions_than_predicted_are_refused() -> None:
+    with pytest.raises(ConfigError, match="predicts 1 actions, but `num_action_chunks` is 2"):
+        make(options={"action_horizon": 1})
+
+
+def test_demonstrations_are_learned_for_the_whole_horizon() -> None:
+    policy = make(options={"action_horizon": 7})
+    inputs = policy.prepare(observed(STATES))
+    assert policy.imitation_losses(inputs, torch.zeros(N, policy.horizon, ACTIONS)).shape == (N, 7, ACTIONS)
+
+
+def test_one_noisy_step_leaves_the_others_as_they_are() -> None:
+    """Between the first noise and the step that was drawn the flow is the ordinary one, and so it is after it."""
+    sde = OneStepSde(5, 0.8)
+
+    def velocity(x: Tensor, time: Tensor) -> Tensor:
+        return x.sin() + time[:, None]
+
+    record, logprobs = sde.draw(velocity, torch.zeros(400, 2), torch.Generator().manual_seed(0))
+    before, after, index, sample = record
+    chosen = index[:, 0]
+    assert [int((chosen == step).sum()) > 50 for step in range(5)] == [True] * 5
+    t, sigma = index / 5, 0.8 * (1 - index / 5).sqrt()
+    v = before.sin() + t
+    mean = before + (v + sigma**2 / 2 * -(before - t * v) / (1 - t)) / 5
+    torch.testing.assert_close(logprobs[0], Normal(mean, sigma * (1 / 5) ** 0.5).log_prob(after))
+    torch.testing.assert_close(sde.entropies(record)[0], Normal(mean, sigma * (1 / 5) ** 0.5).entropy())
+    x = after
+    for step in range(1, 5):
+        x = torch.where(index < step, x + velocity(x, torch.full((400,), step / 5)) / 5, x)
+    torch.testing.assert_close(x, sample)
 
 
 def test_log_probabilities_are_those_of_normal_distributions() -> None:
@@ -61,7 +112,7 @@ def test_log_probabilities_are_those_of_normal_distributions() -> None:
     def velocity(x: Tensor, time: Tensor) -> Tensor:
         return x.sin() + time[:, None]
 
-    wanted = [Normal(0.0, 1.0).log_prob(chain[0])]
+    wanted: list[Tensor] = []
     for index in range(3):
         t, x = index / 3, chain[index]
         v, sigma = x.sin() + t, 0.7 * (1 - t) ** 0.5
@@ -69,7 +120,7 @@ def test_log_probabilities_are_those_of_normal_distributions() -> None:
         mean = x + (v + sigma**2 / 2 * score) / 3
         wanted.append(Normal(mean, sigma * (1 / 3) ** 0.5).log_prob(chain[index + 1]))
     torch.testing.assert_close(sde.logprobs(velocity, chain), torch.stack(wanted))
-    torch.testing.assert_close(sde.entropies(chain[0])[2, 0, 0], Normal(0.0, 0.7 * (2 / 9) ** 0.5).entropy())
+    torch.testing.assert_close(sde.entropies(chain)[1, 0, 0], Normal(0.0, 0.7 * (2 / 9) ** 0.5).entropy())
 
 
 def test_noise_leaves_the_distribution_as_it_is() -> None:
@@ -82,8 +133,8 @@ def test_noise_leaves_the_distribution_as_it_is() -> None:
         return mean + (t * deviation**2 - (1 - t)) / variance * (x - t * mean)
 
     generator = torch.Generator().manual_seed(0)
-    for noise in (0.0001, 1.0):
-        ends = FlowSde(100, noise).draw(velocity, torch.zeros(20_000, 1), generator)[-1]
+    for sde in (FlowSde(100, 0.0001), FlowSde(100, 1.0), OneStepSde(100, 1.0)):
+        ends = sde.draw(velocity, torch.zeros(20_000, 1), generator)[0][-1]
         assert float(ends.mean()) == pytest.approx(mean, abs=0.03)
         assert float(ends.std()) == pytest.approx(deviation, abs=0.03)
 

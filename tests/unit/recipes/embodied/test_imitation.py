@@ -57,6 +57,7 @@ def test_chunks_end_with_their_episode(write: Callable[..., DemonstrationsConfig
     observations, actions, valid = data.rows(np.array([0, 2, 6]))
     assert actions[..., 0].tolist() == [[0, 1, 2], [2, 3, 3], [12, 12, 12]]
     assert valid.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+    assert data.rows(np.array([1]), 2)[1][..., 0].tolist() == [[1, 2]]
     assert observations["instructions"].tolist() == ["task 0", "task 0", "task 1"]
     assert observations["images.front"][:, 0, 0, 0].tolist() == [0, 0, 1]
     assert data.spec == EnvSpec(2, 1, cameras={"front": (8, 8, 3)}, has_instructions=True)
@@ -159,6 +160,8 @@ def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], t
 
 class Shown:
     """A policy that notes the tasks that it is shown, and learns nothing."""
+
+    horizon = 0
 
     def __init__(self) -> None:
         self.tasks: list[str] = []

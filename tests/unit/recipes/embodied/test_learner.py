@@ -66,7 +66,7 @@ def batch(*, masked: bool) -> Samples:
         # Unequally many in the parts, and none in the first.
         counted = torch.arange(SAMPLES)[:, None] >= 10
         tensors |= {"mask": counted, "value_mask": counted}
-    return Samples({"states": numbers(SAMPLES, STATES)}, tensors)
+    return Samples({"states": numbers(SAMPLES, STATES)}, tensors, (1, ACTIONS))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -18,7 +18,7 @@ from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla.vision_language import scaled_images
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
@@ -33,7 +33,8 @@ def environment() -> tuple[EnvSpec, Observation]:
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
-    options = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, **model.pop("options", {})}
+    kept = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, "statistics": "none"}
+    options = {**kept, **model.pop("options", {})}
     given = {"model_type": "pi0", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
     return EmbodiedModelConfig.model_validate(given)
 
@@ -64,7 +65,7 @@ def copied(source: Path, tmp_path: Path) -> Path:
 def sampled(policy: Any, inputs: dict[str, torch.Tensor], steps: int) -> torch.Tensor:
     """Return what transformers makes of the same inputs, from the noise 0."""
     model = policy.base
-    pixels = scaled_images(inputs["images.main"], (32, 32), (0.5,) * 3, (0.5,) * 3)[:, None]
+    pixels = ImagePipeline((32, 32)).pixels(inputs["images.main"])[:, None]
     images = torch.full((N, 16), model.config.vlm_config.image_token_id)
     room = model.config.max_state_dim
     return model.sample_actions(
@@ -91,7 +92,8 @@ def test_what_is_drawn_is_what_is_evaluated(precision: torch.dtype) -> None:
     policy = make().to(precision)
     inputs = policy.prepare(environment()[1])
     output = policy.act(inputs)
-    assert output.actions.shape == output.logprobs.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+    assert output.actions.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+    assert output.logprobs.shape == (N, CHUNK, STEPS * ACTIONS)
     assert output.actions.dtype == torch.float32
     again = policy(inputs, output.actions)
     torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-5, rtol=0)
@@ -99,6 +101,20 @@ def test_what_is_drawn_is_what_is_evaluated(precision: torch.dtype) -> None:
     torch.testing.assert_close(policy.values(inputs), output.values, atol=1e-5, rtol=0)
     assert again.entropy.shape == output.logprobs.shape
     np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[..., -ACTIONS:].numpy())
+
+
+@pytest.mark.parametrize("noisy", ["all", "one"])
+def test_the_first_of_the_predicted_actions_are_carried_out(huggingface: Path, noisy: str) -> None:
+    """Ratios are of what the environment gets: 1 of 2 actions, and 3 of the 5 numbers that there is room for."""
+    policy = make(model_path=str(huggingface), num_action_chunks=1, options={"noisy_steps": noisy})
+    whole = make(model_path=str(huggingface))
+    inputs = policy.prepare(environment()[1])
+    output, judged = policy.act(inputs), STEPS if noisy == "all" else 1
+    assert policy.horizon == CHUNK
+    assert output.logprobs.shape == (N, 1, judged * ACTIONS)
+    torch.testing.assert_close(policy(inputs, output.actions).logprobs, output.logprobs, atol=1e-5, rtol=0)
+    greedy = [each.to_env(each.act(inputs, greedy=True).actions) for each in (policy, whole)]
+    np.testing.assert_allclose(greedy[0], greedy[1][:, :1], atol=1e-6)
 
 
 def test_time_keeps_its_precision() -> None:
@@ -205,19 +221,23 @@ def test_statistics_of_its_processor_are_used(huggingface: Path, tmp_path: Path)
     folder = copied(huggingface, tmp_path)
     about = {"state_mean": [1.0] * 10, "state_std": [2.0] * 10, "actions_mean": [0.5] * 3, "actions_std": [0.1] * 3}
     (folder / "processor_config.json").write_text(json.dumps(about))
-    policy, seen = make(model_path=str(folder)), environment()[1]
+    kept = {"model_path": str(folder), "options": {"statistics": "folder"}}
+    policy, seen = make(**kept), environment()[1]
     inputs = policy.prepare(seen)
     np.testing.assert_allclose(inputs["states"].numpy(), (seen["states"] - 1) / 2, atol=1e-6)
     output = policy.act(inputs)
     np.testing.assert_allclose(policy.to_env(output.actions), output.actions[..., -5:-2].numpy() * 0.1 + 0.5, atol=1e-6)
     (folder / "processor_config.json").write_text(json.dumps({**about, "actions_mean": [0.5] * 7}))
-    with pytest.raises(ConfigError, match=r"statistics in .*processor_config"):
-        make(model_path=str(folder))
+    with pytest.raises(ConfigError, match=r"statistics in .* cannot be read"):
+        make(**kept)
     (folder / "processor_config.json").write_text(
         json.dumps({**about, "actions_mean": [0.5] * 7, "actions_std": [1.0] * 7})
     )
     with pytest.raises(ConfigError, match="have 7 numbers; the environment needs 3"):
-        make(model_path=str(folder))
+        make(**kept)
+    (folder / "processor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"(?s)has no statistics.*`actor.model.options.statistics: none`"):
+        make(**kept)
 
 
 def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
@@ -241,9 +261,9 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
 
 def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) -> None:
     folder = copied(huggingface, tmp_path)
-    with pytest.raises(ConfigError, match="chunks of 2 actions, but `num_action_chunks` is 4"):
+    with pytest.raises(ConfigError, match="predicts 2 actions, but `num_action_chunks` is 4"):
         make(model_path=str(folder), num_action_chunks=4)
-    assert make(model_path=str(folder), num_action_chunks=4, options={"change_chunk": True}).shape == (4, ACTIONS)
+    assert make(model_path=str(folder), num_action_chunks=4, options={"action_horizon": 4}).shape == (4, ACTIONS)
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**about, "model_type": "llava"}))
     with pytest.raises(ConfigError, match="`pi0` cannot use the `llava`"):
@@ -270,14 +290,6 @@ def test_environments_that_do_not_fit_are_refused(huggingface: Path) -> None:
             make_model(config(model_path=str(huggingface)), spec)
     with pytest.raises(ConfigError, match="`max_prompt_tokens: 7`"):
         make().prepare({**environment()[1], "instructions": np.array(["xyzzy" * 9] * N)})
-
-
-def test_images_keep_the_ratio_of_their_sides() -> None:
-    images = torch.full((1, 10, 20, 3), 255, dtype=torch.uint8)
-    found = scaled_images(images, (40, 40), (0.5,) * 3, (0.5,) * 3, pads=True)
-    assert found.shape == (1, 3, 40, 40)
-    torch.testing.assert_close(found[:, :, :20], torch.ones(1, 3, 20, 40))
-    assert torch.equal(found[:, :, 20:], torch.zeros(1, 3, 20, 40))
 
 
 def test_without_a_value_head_there_are_no_values() -> None:

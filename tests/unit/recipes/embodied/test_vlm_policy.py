@@ -17,7 +17,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla.vision_language import color_scale
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
@@ -178,7 +178,8 @@ CLIP = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
 def test_colours_are_those_of_the_folders_processor(files: Any, scale: dict[str, Any], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    assert color_scale(str(tmp_path)) == (tuple(scale["image_mean"]), tuple(scale["image_std"]))
+    images = ImagePipeline.load(str(tmp_path), (8, 8), "stretched")
+    assert (images.mean, images.deviation) == (tuple(scale["image_mean"]), tuple(scale["image_std"]))
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

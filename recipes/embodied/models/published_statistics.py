@@ -1,0 +1,195 @@
+"""Statistics of states and actions in the folders that lerobot, openpi and transformers write."""
+
+# safetensors has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+
+from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
+from recipes.training.huggingface import first_line
+from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+# What wrote a folder: it decides about statistics, pictures and prompts.
+Layout = Literal["transformers", "lerobot", "openpi"]
+_PIPELINE: Final = "policy_preprocessor.json"
+_OPENPI: Final = "norm_stats.json"
+_PROCESSOR: Final = "processor_config.json"
+# lerobot's modes, as the scheme and the names of the lower and the upper bound; those without bounds are by moments.
+_MODES: Final[Mapping[str, tuple[Scheme, str, str]]] = {
+    "MEAN_STD": ("mean_std", "", ""),
+    "MIN_MAX": ("quantile", "min", "max"),
+    "QUANTILES": ("quantile", "q01", "q99"),
+    "QUANTILE10": ("quantile", "q10", "q90"),
+}
+# What each library adds to what it divides by.
+_EPSILONS: Final[Mapping[Layout, float]] = {"lerobot": 1e-8, "openpi": 1e-6, "transformers": 1e-8}
+_READ: Final = (OSError, ValueError, TypeError, AttributeError, KeyError)
+
+
+class _Numbers(NamedTuple):
+    """Statistics of states or actions, and how they are applied."""
+
+    scheme: Scheme
+    statistics: Statistics
+
+
+def layout_of(about: Mapping[str, Any]) -> Layout:
+    """Return which library wrote a folder, by its `config.json`."""
+    if "model_type" in about:
+        return "transformers"
+    return "lerobot" if "type" in about else "openpi"
+
+
+def load_statistics(
+    folder: str, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
+) -> Normalization:
+    """Return the statistics of a published policy.
+
+    Args:
+        folder: of the policy.
+        wanted: `actor.model.options.statistics`: `folder`, `none`, or the file of openpi's statistics in the folder.
+        layout: what wrote the folder.
+        spec: of the environment.
+        scheme: which openpi applies to a policy of this kind; its files do not say.
+
+    Raises:
+        ConfigError: there are none, they cannot be read, or are of another environment.
+    """
+    if wanted == "none":
+        return Normalization()
+    try:
+        from_file = wanted != "folder"
+        kept = (
+            _openpi(Path(folder), wanted if from_file else None, scheme, spec)
+            if from_file or layout == "openpi"
+            else _lerobot(Path(folder))
+            if layout == "lerobot"
+            else _transformers(Path(folder))
+        )
+    except _READ as error:
+        raise ConfigError(
+            f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
+        ) from None
+    if not any(kept):
+        raise ConfigError(
+            f"`{folder}` has no statistics of states and actions",
+            why=f"a policy of {layout} learns normalized numbers, and acts at random on others: there is no"
+            f" {_files_of(layout)} with them",
+            help="copy the complete folder; or, where demonstrations bring statistics or none were used, write"
+            " `actor.model.options.statistics: none`",
+        )
+    normalization = _joined(*kept, _EPSILONS["openpi" if from_file else layout])
+    normalization.check(spec.state_size, spec.action_size, folder)
+    return normalization
+
+
+def _files_of(layout: Layout) -> str:
+    if layout == "lerobot":
+        return f"`policy_preprocessor_step_*_normalizer_processor.safetensors` beside `{_PIPELINE}`"
+    return f"`assets/.../{_OPENPI}`" if layout == "openpi" else f"`{_PROCESSOR}`"
+
+
+def _joined(states: _Numbers | None, actions: _Numbers | None, epsilon: float) -> Normalization:
+    """Return one normalization of both."""
+    of_actions = None if actions is None else actions.scheme
+    scheme = of_actions or "mean_std" if states is None else states.scheme
+    return Normalization(
+        scheme,
+        None if states is None else states.statistics,
+        None if actions is None else actions.statistics,
+        epsilon,
+        None if of_actions == scheme else of_actions,
+    )
+
+
+def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
+    """Return what lerobot's step of normalization keeps, by the modes that it says."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    pipeline = folder / _PIPELINE
+    steps: list[Any] = load_json_object(pipeline.read_bytes())["steps"] if pipeline.is_file() else []
+    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), {})
+    named = [folder / Path(step["state_file"]).name] if step.get("state_file") else []
+    files = named or sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
+    if not files or not files[0].is_file():
+        return None, None
+    modes = step.get("config", {}).get("norm_map") or _mapping(folder)
+    try:
+        tensors = cast("dict[str, Any]", load_file(files[0]))
+    except SafetensorError as error:
+        raise ValueError(first_line(error)) from None
+    columns = {name: tensor.double().flatten().tolist() for name, tensor in tensors.items()}
+    kept = [
+        _lerobot_numbers(columns, name, modes.get(kind, "IDENTITY"))
+        for name, kind in (("observation.state", "STATE"), ("action", "ACTION"))
+    ]
+    return kept[0], kept[1]
+
+
+def _mapping(folder: Path) -> Mapping[str, str]:
+    """Return the modes in lerobot's `config.json`; by moments where it says none."""
+    about = load_json_object((folder / "config.json").read_bytes(), non_finite=True)
+    return about.get("normalization_mapping") or {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+
+
+def _lerobot_numbers(columns: Mapping[str, list[float]], name: str, mode: str) -> _Numbers | None:
+    if mode == "IDENTITY":
+        return None
+    if mode not in _MODES:
+        raise ValueError(f"`{mode}` is no known way to normalize `{name}`; known: {', '.join(_MODES)}")
+    scheme, low, high = _MODES[mode]
+    needed = (low, high) if low else ("mean", "std")
+    missing = next((statistic for statistic in needed if f"{name}.{statistic}" not in columns), None)
+    if missing is not None:
+        raise ValueError(f"`{mode}` needs `{name}.{missing}`, which the file lacks")
+    first, second = (columns[f"{name}.{statistic}"] for statistic in needed)
+    return _Numbers(scheme, Statistics.of_bounds(first, second) if low else Statistics.of_moments(first, second))
+
+
+def _openpi(folder: Path, file: str | None, scheme: Scheme, spec: EnvSpec) -> tuple[_Numbers | None, _Numbers | None]:
+    """Return the statistics of openpi, cut to what the environment has: openpi pads numbers with 0."""
+    files = [folder / file] if file else sorted(path for path in folder.rglob(_OPENPI) if path.is_file())
+    if not files:
+        return None, None
+    if len(files) > 1:
+        names = ", ".join(f"`{path.relative_to(folder)}`" for path in files)
+        raise ValueError(f"there are several: {names}; name one as `actor.model.options.statistics`")
+    about: dict[str, Any] = load_json_object(files[0].read_bytes())
+    about = about.get("norm_stats", about)
+    kept = [
+        None if about.get(name) is None else _Numbers(scheme, _cut(about[name], size, scheme))
+        for name, size in (("state", spec.state_size), ("actions", spec.action_size))
+    ]
+    return kept[0], kept[1]
+
+
+def _cut(about: Mapping[str, Any], size: int, scheme: Scheme) -> Statistics:
+    first, second = (about[name] for name in (("mean", "std") if scheme == "mean_std" else ("q01", "q99")))
+    if first is None or second is None:
+        raise ValueError("there are no quantiles `q01`, `q99`, by which such a policy is normalized")
+    if size and not any((*first[size:], *second[size:])):
+        first, second = first[:size], second[:size]
+    return Statistics.of_moments(first, second) if scheme == "mean_std" else Statistics.of_bounds(first, second)
+
+
+def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
+    """Return what transformers' processor of a pi0 keeps."""
+    file = folder / _PROCESSOR
+    if not file.is_file():
+        return None, None
+    about = load_json_object(file.read_bytes(), non_finite=True)
+    kept: list[_Numbers | None] = []
+    for name in ("state", "actions"):
+        mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
+        moments = mean is not None and deviation is not None
+        kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)) if moments else None)
+    return kept[0], kept[1]

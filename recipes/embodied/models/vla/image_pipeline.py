@@ -1,0 +1,136 @@
+"""What happens to a camera's image before a policy's vision tower: as the library did that trained the policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from recipes.sections.model_folders import read_settings
+from rlinf_core import ConfigError
+
+_IMAGE_SETTINGS: Final = "preprocessor_config.json"
+_PROCESSOR_SETTINGS: Final = "processor_config.json"
+_HALF: Final = (0.5, 0.5, 0.5)
+Resampling = Literal["bilinear", "bicubic", "triangle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """How an image gets the size that a vision tower takes.
+
+    Attributes:
+        resampling: bilinear: of the four pixels around a point, as torch interpolates by default; triangle: bilinear
+            over all pixels that become one, as PIL resizes; bicubic: the same by cubic polynomials.
+        pads: stretch: the ratio of the sides is not kept; end: it is, and grey of the mean colour is added below and at
+            the right; centre: black is added on both sides.
+        rounds: colours are rounded to whole ones after the width has changed, and again after the height has, as PIL
+            does.
+    """
+
+    resampling: Resampling
+    pads: Literal["stretch", "end", "centre"]
+    rounds: bool = False
+
+
+# By what wrote a folder; `stretched` is for the models that learn here from the first.
+RESIZINGS: Final[Mapping[str, Resizing]] = {
+    "stretched": Resizing("bicubic", "stretch"),
+    "transformers": Resizing("bicubic", "end"),
+    "lerobot": Resizing("bilinear", "centre"),
+    "openpi": Resizing("triangle", "centre", rounds=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePipeline:
+    """The way from an image to what a vision tower takes.
+
+    Attributes:
+        size: height and width, in pixels.
+        resizing: a name of `RESIZINGS`.
+        mean: of the colours, [3], in parts of 255.
+        deviation: of the colours, by which they are divided.
+    """
+
+    size: tuple[int, int]
+    resizing: str = "stretched"
+    mean: tuple[float, ...] = _HALF
+    deviation: tuple[float, ...] = _HALF
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return float32 images [n, 3, H, W] of images uint8 [n, h, w, 3]."""
+        how = RESIZINGS[self.resizing]
+        pixels = images.permute(0, 3, 1, 2).float()
+        height, width = self._resized(pixels.shape[2], pixels.shape[3], how)
+        if pixels.shape[-2:] != (height, width):
+            mode = "bicubic" if how.resampling == "bicubic" else "bilinear"
+            smooths = how.resampling != "bilinear"
+            for size in ((pixels.shape[2], width), (height, width)) if how.rounds else ((height, width),):
+                pixels = functional.interpolate(pixels, size, mode=mode, antialias=smooths).clamp(0, 255)
+                pixels = (pixels + 0.5).floor() if how.rounds else pixels
+        below, right = self.size[0] - height, self.size[1] - width
+        if how.pads == "centre":
+            pixels = functional.pad(pixels, (right // 2, right - right // 2, below // 2, below - below // 2))
+        shift, scale = (pixels.new_tensor(each)[:, None, None] for each in (self.mean, self.deviation))
+        normalized = (pixels / 255 - shift) / scale
+        return functional.pad(normalized, (0, right, 0, below)) if how.pads == "end" else normalized
+
+    def _resized(self, height: int, width: int, how: Resizing) -> tuple[int, int]:
+        """Return the size of an image within the padding."""
+        if how.pads == "stretch":
+            return self.size
+        ratio = max(width / self.size[1], height / self.size[0])
+        return int(height / ratio), int(width / ratio)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the pipeline as plain data, for those who use an export."""
+        how = RESIZINGS[self.resizing]
+        resampling = {"triangle": "bilinear, antialiased", "bicubic": "bicubic, antialiased", "bilinear": "bilinear"}
+        padding = {"stretch": "none", "end": "the mean colour, below and right", "centre": "black, on both sides"}
+        return {
+            "resized": list(self.size),
+            "resampling": resampling[how.resampling],
+            "padding": padding[how.pads],
+            "mean": list(self.mean),
+            "std": list(self.deviation),
+            "scale": 1 / 255,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the settings that `load` reads, in the format of transformers' image processors."""
+        about = {"image_mean": self.mean, "image_std": self.deviation, "resizing": self.resizing}
+        (folder / _IMAGE_SETTINGS).write_text(json.dumps(about) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | None, size: tuple[int, int], resizing: str) -> ImagePipeline:
+        """Return the pipeline with the colours that a folder's image processor says; None: of a model that is built.
+
+        Args:
+            folder: of the model.
+            size: that its vision takes.
+            resizing: a name of `RESIZINGS`, unless `save` wrote another one there.
+
+        Raises:
+            ConfigError: the settings name no known way to resize.
+        """
+        about: dict[str, Any] = {}
+        if folder is not None:
+            files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
+            known = [read_settings(file) for file in files if file.is_file()]
+            # A processor of transformers 5 keeps that of its images within its own settings.
+            inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
+            about = next((said for said in (*known, *inner) if "image_mean" in said), {})
+        resizing = str(about.get("resizing", resizing))
+        if resizing not in RESIZINGS:
+            raise ConfigError(
+                f"`{folder}` has been written by another version: it resizes images as `{resizing}`",
+                help=f"known ways: {', '.join(RESIZINGS)}",
+            )
+        mean, deviation = tuple(about.get("image_mean", _HALF)), tuple(about.get("image_std", _HALF))
+        return cls(size, resizing, mean, deviation)
