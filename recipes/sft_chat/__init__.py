@@ -1,0 +1,19 @@
+"""Supervised fine-tuning of language models on conversations."""
+
+from __future__ import annotations
+
+from rlinf_core import Recipe
+
+recipe = Recipe(
+    name="sft_chat",
+    summary="Learn from conversations, or from prompts with completions: actor workers (`recipe: sft` with"
+    " `data.type: chat`)",
+    config="recipes.sft_chat.config:ChatConfig",
+    default_config="sft_chat_laptop",
+    program="recipes.sft_chat.chat_program:program",
+    check="recipes.sft_chat.chat_rules:check",
+    facts="recipes.language.rules.job_rules:facts",
+    memory="recipes.sft_chat.chat_memory:forecast",
+    inputs="recipes.language.rules.job_rules:inputs",
+    training_data=("data.train_data_paths",),
+)
