@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,15 @@ import torch
 
 from recipes.language.data.problems import training_order
 from recipes.language.learning.warm_start import initial_policy
-from recipes.language.models.load_model import check_vocabulary, make_tokenizer, stop_token_ids
+from recipes.language.models.load_model import check_vocabulary, make_tokenizer
 from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export
+from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
 from recipes.sft_chat.chat_protocols import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet, ExampleWriter
+from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
 from recipes.training.state.training_state import TrainingState
@@ -88,14 +88,7 @@ class ChatActor(ComparingWorker):
 
     def _read(self) -> ExampleCounts:
         data = self._config.data
-        writer = ExampleWriter(
-            self._tokenizer,
-            stop_token_ids(self._tokenizer, self._config.actor.model.model_path),
-            longest=self._config.runner.seq_length,
-            loss_on=data.loss_on,
-            overlong=data.overlong,
-            arguments=data.chat_template_kwargs,
-        )
+        writer = make_writer(self._config, self._tokenizer)
         rows = [load_conversations(data, evaluation=evaluation) for evaluation in (False, True)]
         self._contact.compare(
             "tokens before the assistant's turns",
@@ -177,21 +170,16 @@ class ChatActor(ComparingWorker):
         loss = -evaluated.logprobs.sum() / part.divisor
         return Loss(loss, {"actor/loss": loss.detach()})
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Return the mean loss of the target tokens of evaluation, in nats, and its exponential."""
         self._state.onload()
         source = self._evaluation
-        total = torch.zeros(2, dtype=torch.float64)
-        for part in self._passes(source, range(len(source.examples))):
-            row = pack_examples([source.examples[number] for number in part.examples], self.torch_device)
-            evaluated: AnswerEval = self._state.strategy.module(row)
-            total += torch.tensor([-float(evaluated.logprobs.double().sum()), len(row.targets)], dtype=torch.float64)
-        loss, count = (float(value) for value in self._state.strategy.reduce_sum(total))
+        parts = [part.examples for part in self._passes(source, range(len(source.examples)))]
+        total = summed_loss(self._state.strategy.module, source.examples, parts, self.torch_device)
+        figures = loss_figures(self._state.strategy.reduce_sum(total))
         if self._config.actor.enable_offload:
             self._state.offload()
-        mean = loss / max(1.0, count)
-        return {"eval/loss": mean, "eval/perplexity": math.exp(min(mean, 700.0)), "eval/tokens": count}
+        return {f"eval/{name}": value for name, value in figures.items()}
 
     # Checkpoints
 

@@ -28,6 +28,7 @@ class ChatRunner(Runner):
         super().__init__(cfg, {"actor": actor}, record)
         # A group forwards the calls of its workers' methods to all ranks.
         self._actor = cast("Any", actor)
+        self._settings = cfg.runner
         self._counts = ExampleCounts(0, 0)
 
     @property
@@ -57,7 +58,7 @@ class ChatRunner(Runner):
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer, a folder that transformers loads, or both."""
-        save_parts(self._actor, folder, self.config)
+        save_parts(self._actor, folder, self._settings)
 
     def read_checkpoint(self, folder: Path) -> None:
         """Read what `write_checkpoint` wrote."""
@@ -66,5 +67,5 @@ class ChatRunner(Runner):
 
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
-        if self.config.saves_model and not self.config.only_eval:
+        if self._settings.saves_model and not self._settings.only_eval:
             self._actor.save_model(str(self.record.folder.path / "model")).wait()

@@ -193,7 +193,7 @@ class ChatConfig(JobConfig):
     def _rate_by_what_is_trained(cls, written: Any) -> Any:
         """Set the default learning rate by what is trained."""
         if not isinstance(written, Mapping):
-            return cast("Any", written)
+            return written
         job = dict(cast("Mapping[str, Any]", written))
         actor = _mapping(job.get("actor"))
         model, optim = _mapping(actor.get("model")), actor.get("optim")
