@@ -14,6 +14,7 @@ recipe = Recipe(
     default_config="agent_calculator",
     program="recipes.agent.program:program",
     check="recipes.agent.config:check",
+    export="recipes.language.using.model_exporting:export_checkpoint",
     facts="recipes.language.rules.job_rules:facts",
     memory="recipes.agent.agent_memory:forecast",
     inputs="recipes.agent.config:inputs",

@@ -18,5 +18,6 @@ recipe = Recipe(
     play="recipes.embodied.using.playing:play",
     evaluate="recipes.embodied.using.evaluation:evaluate",
     memory="recipes.sft.sft_memory:forecast",
+    variants={"data.type=chat": "sft_chat", "data.type=sums": "sft_chat"},
     training_data=("data.train_data_paths",),
 )

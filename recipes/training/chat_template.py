@@ -97,10 +97,17 @@ class ChatTemplate:
         Raises:
             TemplateRefusalError: the template does not write them.
         """
+        return self._text(messages, tools, asks=True)
+
+    def write(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return messages as text, without a prompt for another one; arguments and errors are those of `render`."""
+        return self._text(messages, tools, asks=False)
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
         listed = [self._with_parts(message) for message in messages] if self._parts else list(messages)
         options = {"tools": list(tools), **self._arguments} if tools else self._arguments
         try:
-            return self._tokenizer.apply_chat_template(listed, add_generation_prompt=True, tokenize=False, **options)
+            return self._tokenizer.apply_chat_template(listed, add_generation_prompt=asks, tokenize=False, **options)
         except Exception as error:  # noqa: BLE001 - of the model's template
             raise TemplateRefusalError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
+from recipes.sections.model_folders import read_object
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -88,11 +89,15 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         ConfigError: there is none.
     """
     require_transformers()
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_folder(folder)
+    # Models of type qwen2 get its own tokenizer from `AutoTokenizer`, even where the folder says that another one was
+    # saved, which then drops what its vocabulary has in no bytes.
+    declared = read_object(Path(folder) / "tokenizer_config.json").get("tokenizer_class")
+    kind = PreTrainedTokenizerFast if declared == "TokenizersBackend" else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - of the folder's files, by several libraries
         raise ConfigError(
             f"`{folder}` has no tokenizer",

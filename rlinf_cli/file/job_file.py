@@ -63,9 +63,9 @@ def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[s
     """
     if not name.startswith(_RECIPE):
         return name, overrides
-    from rlinf_core.job.find_recipe import find_recipe
+    from rlinf_core.job.find_recipe import started_recipe
 
-    start = find_recipe(name.removeprefix(_RECIPE)).default_config
+    start = started_recipe(name.removeprefix(_RECIPE), overrides).default_config
     # The override stays: a config may be the start of several recipes.
     return (name, overrides) if "\n" in start else (start, [name, *overrides])
 

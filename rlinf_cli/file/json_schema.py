@@ -48,10 +48,16 @@ def json_schema(model: type[BaseModel]) -> Schema:
     return {**_file(f"rlinf: {model.__name__}"), **whole, "$defs": definitions}
 
 
-def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
+def file_schema(
+    recipes: Mapping[str, type[BaseModel]], variants: Mapping[str, Mapping[str, str]] | None = None
+) -> Schema:
     """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
 
     A file with a base may leave out required keys, `recipe` included.
+
+    Args:
+        recipes: the models of files, by recipe.
+        variants: of recipes, see `Recipe`.
     """
     definitions, references = _definitions({**recipes, "": ClusterConfig})
     cluster: Schema = {"cluster": references.pop("")}
@@ -61,12 +67,25 @@ def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
     inherited = {"if": {"required": ["extends"]}, "then": {"anyOf": [*references.values()]}, "else": alone}
     branches: list[Schema] = [{"if": {"required": ["recipe"]}, "else": inherited}]
     for name, reference in references.items():
-        selected = {"required": ["recipe"], "properties": {"recipe": {"const": name}}}
-        branches.append({"if": selected, "then": requirements.unless_extended(reference)})
+        selected: Schema = {"required": ["recipe"], "properties": {"recipe": {"const": name}}}
+        chosen = requirements.unless_extended(reference)
+        for setting, variant in (variants or {}).get(name, {}).items():
+            other = requirements.unless_extended(references[variant])
+            chosen = {"if": _has(setting), "then": other, "else": chosen}
+        branches.append({"if": selected, "then": chosen})
     requirements.remove()
     names: Schema = {"description": "What is trained: a name that `rlinf recipes` lists.", "enum": list(recipes)}
     properties = {"extends": _EXTENDS, "recipe": names}
     return {**_file("rlinf configuration"), "properties": properties, "allOf": branches, "$defs": definitions}
+
+
+def _has(setting: str) -> Schema:
+    """Return the schema of files with a value, written `data.type=chat`."""
+    key, _, value = setting.partition("=")
+    schema: Schema = {"const": value}
+    for name in reversed(key.split(".")):
+        schema = {"required": [name], "properties": {name: schema}}
+    return schema
 
 
 def _file(title: str) -> Schema:

@@ -29,6 +29,7 @@ _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward",)),
     ("accuracy", ("accuracy",)),
     ("pass@1", ("pass@1",)),
+    ("loss", ("loss", "train/actor/loss")),
     ("length", ("episode_len", "response_length")),
     ("truncated", ("truncated",)),
     ("kept", ("groups_kept",)),

@@ -36,12 +36,12 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     """
     from rlinf_cli.bootstrap import cluster_identity
     from rlinf_cli.file.job_file import load_sound, machines
-    from rlinf_core.job.find_recipe import find_recipe
+    from rlinf_core.job.find_recipe import recipe_of
 
     job = load_sound(file, overrides)
     nodes = machines(job.cluster)
     recipe = getattr(job.model, "recipe", None)
-    own = find_recipe(str(recipe)) if recipe else None
+    own = recipe_of(job.model) if recipe else None
     function = own.load(own.trials) if own is not None else None
     trials = tuple(function(job.model)) if function is not None else ()
     logger = getattr(getattr(job.model, "runner", None), "logger", None)

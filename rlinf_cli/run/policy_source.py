@@ -82,7 +82,8 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
     """Return the `global_step_N` folder: the given one, else the newest of the run.
 
     Args:
-        checkpoint: a `global_step_N` folder, or a run folder or its `checkpoints` for the newest one.
+        checkpoint: a `global_step_N` folder, its number in the run, or a run folder or its `checkpoints` for the newest
+            one.
         run: see above.
 
     Raises:
@@ -97,6 +98,8 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
         return None
     if checkpoint is not None:
         path = Path(checkpoint)
+        if checkpoint.isdigit() and run is not None and not path.exists():
+            path = run.checkpoints.folder / f"global_step_{checkpoint}"
         if os.path.lexists(path / STATE):
             run = RunFolder.open(path)
         elif (newest := CheckpointStore(path).latest()) is not None:

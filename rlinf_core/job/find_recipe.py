@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.own_recipe import FORM, UnknownRecipeError, import_own_recipe
@@ -50,6 +52,39 @@ def find_recipe(name: str) -> Recipe:
             help="fix or remove the package that provides it",
         )
     return _with_own_config(recipe, point.module)
+
+
+def find_variant(name: str, written: Callable[[str], object]) -> Recipe:
+    """Return the recipe called `name`, or the one of its `variants` that a file selects.
+
+    Args:
+        name: what the file says under `recipe`.
+        written: returns the file's value of a key, such as `data.type`; None where it has none.
+
+    Raises:
+        ConfigError: see `find_recipe`.
+    """
+    recipe = find_recipe(name)
+    for setting, variant in recipe.variants.items():
+        key, _, value = setting.partition("=")
+        if written(key) == value:
+            return find_recipe(variant)
+    return recipe
+
+
+def recipe_of(config: Any) -> Recipe:
+    """Return the recipe of a validated file, or of any object with the same attributes; raises as `find_recipe`."""
+
+    def value(key: str) -> object:
+        return reduce(lambda part, name: getattr(part, name, None), key.split("."), config)
+
+    return find_variant(str(config.recipe), value)
+
+
+def started_recipe(name: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe whose default config `recipe=NAME` starts from, with these `key=value` arguments."""
+    values = dict(override.split("=", 1) for override in overrides if "=" in override)
+    return find_variant(name, values.get)
 
 
 def _own_recipe(target: str) -> Recipe:

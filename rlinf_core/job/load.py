@@ -22,7 +22,7 @@ from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.config.yaml.reader import decode, load_source
@@ -104,7 +104,7 @@ def load_job(
     if name.startswith(FROM_RECIPE):
         # The override stays: a config may be the start of several recipes.
         overrides = (name, *overrides)
-    source = _load_source(name, stdin, diagnostics)
+    source = _load_source(name, overrides, stdin, diagnostics)
     if source is None:
         return Job(name, diagnostics)
     composed = compose(
@@ -121,11 +121,13 @@ def load_job(
     return _understand(job, composed, assume, probe, rules)
 
 
-def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> SourceText | None:
+def _load_source(
+    name: str, overrides: Sequence[str], stdin: bytes | None, diagnostics: Diagnostics
+) -> SourceText | None:
     if name.startswith(FROM_RECIPE):
-        from rlinf_core.job.find_recipe import find_recipe
+        from rlinf_core.job.find_recipe import started_recipe
 
-        start = find_recipe(name.removeprefix(FROM_RECIPE)).default_config
+        start = started_recipe(name.removeprefix(FROM_RECIPE), overrides).default_config
         if "\n" in start:
             return decode(name, start.encode(), diagnostics, "stdin")
         name = start
@@ -226,10 +228,14 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         diagnostics.error("unknown-recipe", message, entry.key.span, ("recipe",))
         return None
 
-    from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe
+    from rlinf_core.job.find_recipe import UnknownRecipeError, find_variant
+
+    def written(key: str) -> object:
+        node = find(tree, tuple(key.split(".")))
+        return node.raw if isinstance(node, ScalarNode) else None
 
     try:
-        recipe = find_recipe(entry.value.raw)
+        recipe = find_variant(entry.value.raw, written)
         return _Selected(recipe, recipe.config_model())
     except ConfigError as error:
         unknown = isinstance(error, UnknownRecipeError)

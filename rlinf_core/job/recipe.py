@@ -201,6 +201,7 @@ class Recipe(NamedTuple):
             beside the module that holds the recipe, or YAML of several lines.
         program, check, facts, record, evaluate, play, export, policy, memory, inputs, trials: see the
             protocol of each.
+        variants: recipes that a file of this one selects by a value, as in `{"data.type=chat": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
     """
@@ -220,6 +221,7 @@ class Recipe(NamedTuple):
     memory: Memory | str | None = None
     inputs: Inputs | str | None = None
     trials: Trials | str | None = None
+    variants: Mapping[str, str] = MappingProxyType({})
     training_data: tuple[str, ...] = ()
 
     @property

@@ -13,7 +13,7 @@ from rlinf_core.config.composing.origins import default_origins, plain_data, yam
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.foreign.terminal_text import escaped
-from rlinf_core.job.find_recipe import find_recipe
+from rlinf_core.job.find_recipe import recipe_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners import events
@@ -114,7 +114,7 @@ class _Reporter:
 def _recipe(config: RunConfig) -> Recipe | None:
     """Return the recipe that a configuration names; None if it is not installed."""
     with suppress(ConfigError):
-        return find_recipe(config.recipe)
+        return recipe_of(config)
     return None
 
 

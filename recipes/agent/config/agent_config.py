@@ -18,7 +18,7 @@ from recipes.agent.config.tool_config import HttpToolConfig, McpServerConfig, Te
 from recipes.language.config import (
     OPTIONAL_COMPONENTS,
     SYMBOLS,
-    LanguageActorConfig,
+    AnswerActorConfig,
     LanguageConfig,
     LanguageRunnerConfig,
     WarmStartConfig,
@@ -82,7 +82,7 @@ class AgentWarmStartConfig(WarmStartConfig):
     )
 
 
-class AgentActorConfig(LanguageActorConfig):
+class AgentActorConfig(AnswerActorConfig):
     """The workers that train."""
 
     built_symbols: ClassVar[str] = SYMBOLS + "abcdefghijklmnopqrstuvwxyz"

@@ -7,6 +7,9 @@ from recipes.language.config.language_config import (
     SYMBOLS as SYMBOLS,
 )
 from recipes.language.config.language_config import (
+    AnswerActorConfig as AnswerActorConfig,
+)
+from recipes.language.config.language_config import (
     LanguageActorConfig as LanguageActorConfig,
 )
 from recipes.language.config.language_config import (
@@ -16,7 +19,13 @@ from recipes.language.config.language_config import (
     LanguageModelConfig as LanguageModelConfig,
 )
 from recipes.language.config.language_config import (
+    LanguageOptimConfig as LanguageOptimConfig,
+)
+from recipes.language.config.language_config import (
     LanguageRunnerConfig as LanguageRunnerConfig,
+)
+from recipes.language.config.language_config import (
+    ModelRunnerConfig as ModelRunnerConfig,
 )
 from recipes.language.config.language_config import (
     WarmStartConfig as WarmStartConfig,

@@ -26,11 +26,34 @@ from rlinf_core import (
     StepsOrNever,
     Text,
 )
-from rlinf_core.config.sections.runner import RolloutRunnerConfig
+from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
 from rlinf_core.config.sections.values import Precision
 
 
-class LanguageRunnerConfig(RolloutRunnerConfig):
+class ModelRunnerConfig(RunnerConfig):
+    """Settings of a run that trains a language model."""
+
+    seq_length: Count = Field(
+        default=2048, description="Maximum sequence length, prompt and answer together, in tokens."
+    )
+    save_format: Literal["dcp", "huggingface", "both"] = Field(
+        default="both",
+        description="Contents of a checkpoint: dcp, the state to resume from; huggingface, a folder `huggingface` that"
+        " transformers loads, which cannot be resumed from; both. The last two also write `model` at the end.",
+    )
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether checkpoints have a folder that transformers loads."""
+        return self.save_format != "dcp"
+
+    @property
+    def saves_state(self) -> bool:
+        """Whether checkpoints can be resumed from."""
+        return self.save_format != "huggingface"
+
+
+class LanguageRunnerConfig(RolloutRunnerConfig, ModelRunnerConfig):
     """Settings of the run."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
@@ -44,9 +67,6 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         ),
     )
 
-    seq_length: Count = Field(
-        default=2048, description="Maximum sequence length, prompt and answer together, in tokens."
-    )
     partial_rollout: Bool = Field(
         default=True,
         description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
@@ -56,11 +76,6 @@ class LanguageRunnerConfig(RolloutRunnerConfig):
         default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."
     )
     max_samples: Count = Field(default=64, description="Maximum answers per sample file.")
-    save_format: Literal["dcp", "huggingface", "both"] = Field(
-        default="both",
-        description="Checkpoint format: dcp, to resume from; huggingface, a folder that transformers loads; both: dcp,"
-        " plus such a folder at the end.",
-    )
 
 
 class LanguageModelConfig(ModelConfig):
@@ -130,15 +145,31 @@ SYMBOLS: Final = "0123456789+-*/=() .,?"
 
 
 class LanguageActorConfig(ActorConfig):
-    """The workers that train."""
+    """The workers that train a language model."""
 
-    # Tokens of a model that is built on the spot: characters, and words that are one token each.
+    # Tokens of a model that is built on the spot: characters, and words that are one token each; and its chat template.
     built_symbols: ClassVar[str] = SYMBOLS
     built_words: ClassVar[tuple[str, ...]] = ()
+    built_template: ClassVar[str | None] = None
 
     tokenizer: TokenizerConfig = Field(
         default_factory=TokenizerConfig, description="Tokenizer of the language model: tokenizer_model."
     )
+    max_tokens_per_micro_batch: Count = Field(
+        default=4096, description="Packed tokens per forward and backward pass on one rank."
+    )
+    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    model: LanguageModelConfig = Field(
+        default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
+    )
+    optim: LanguageOptimConfig = Field(
+        default_factory=LanguageOptimConfig, description="Optimizer: lr, betas, clipping."
+    )
+
+
+class AnswerActorConfig(LanguageActorConfig):
+    """The workers that train."""
+
     global_batch_size: Count | None = Field(
         default=None,
         description="Answers per optimizer step, over all ranks. Default: all answers of a training step.",
@@ -148,22 +179,12 @@ class LanguageActorConfig(ActorConfig):
         description="Maximum answers per forward and backward pass on one rank. Default: limited only by"
         " `max_tokens_per_micro_batch`.",
     )
-    max_tokens_per_micro_batch: Count = Field(
-        default=4096, description="Packed tokens per forward and backward pass on one rank."
-    )
     share_prompts: Bool = Field(
         default=True, description="Compute the shared prompt of a group once in training; losses are unchanged."
     )
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
     warm_start: WarmStartConfig = Field(
         default_factory=WarmStartConfig,
         description="Supervised warm start of a model without `model_path`: steps, lr.",
-    )
-    model: LanguageModelConfig = Field(
-        default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
-    )
-    optim: LanguageOptimConfig = Field(
-        default_factory=LanguageOptimConfig, description="Optimizer: lr, betas, clipping."
     )
 
 
@@ -219,8 +240,8 @@ class LanguageConfig(JobConfig):
     runner: LanguageRunnerConfig = Field(
         default_factory=LanguageRunnerConfig, description="Run length, what is saved, and where results go."
     )
-    actor: LanguageActorConfig = Field(
-        default_factory=LanguageActorConfig, description="The model that learns, its optimizer and its sharding."
+    actor: AnswerActorConfig = Field(
+        default_factory=AnswerActorConfig, description="The model that learns, its optimizer and its sharding."
     )
     rollout: LanguageRolloutConfig = Field(
         default_factory=LanguageRolloutConfig, description="The workers that generate answers."

@@ -44,7 +44,9 @@ def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
     return all(model.model_path is not None for model in models)
 
 
-def _has_no_end(component: str) -> NoEffect:
+def has_no_end(component: str) -> NoEffect:
+    """Return the rule about a decaying learning rate in a run without a last step."""
+
     def when(config: Any, sizes: WorldSizes) -> bool:
         optim = getattr(config, component).optim
         return optim.lr_scheduler != "constant" and (optim.total_training_steps or config.runner.last_step) is None
@@ -58,16 +60,18 @@ def _has_no_end(component: str) -> NoEffect:
     )
 
 
-def _keeps_masters(model: Any) -> bool:
+def keeps_masters(model: Any) -> bool:
     """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
     return model.precision != "fp32"
 
 
-def _offload_of_no_shards(component: str) -> NoEffect:
+def offload_of_no_shards(component: str) -> NoEffect:
+    """Return the rule about shards in host memory where there are none."""
+
     def when(config: Any, sizes: WorldSizes) -> bool:
         section = getattr(config, component)
         whole = section.fsdp_config.sharding_strategy == "no_shard"
-        return whole and not _keeps_masters(section.model or config.actor.model)
+        return whole and not keeps_masters(section.model or config.actor.model)
 
     return NoEffect(
         (f"{component}.fsdp_config.cpu_offload",),
@@ -119,8 +123,8 @@ LANGUAGE: Final = (
         "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
         because=("algorithm.kl_beta",),
     ),
-    _has_no_end("actor"),
-    _has_no_end("critic"),
+    has_no_end("actor"),
+    has_no_end("critic"),
     NoEffect(
         ("actor.warm_start",),
         _builds_no_model,
@@ -151,8 +155,8 @@ LANGUAGE: Final = (
         "remove it, or write `runner.val_check_interval: 10`",
         because=("runner.val_check_interval",),
     ),
-    of_one_rank("actor", "reference", reads=lambda config: _keeps_masters(config.actor.model)),
-    of_one_rank("critic", reads=lambda config: _keeps_masters(config.critic.model or config.actor.model)),
-    *(_offload_of_no_shards(component) for component in ("actor", "critic")),
+    of_one_rank("actor", "reference", reads=lambda config: keeps_masters(config.actor.model)),
+    of_one_rank("critic", reads=lambda config: keeps_masters(config.critic.model or config.actor.model)),
+    *(offload_of_no_shards(component) for component in ("actor", "critic")),
     checkpoints_of("actor"),
 )

@@ -119,7 +119,7 @@ class LanguageDataConfig(ConfigModel):
     @property
     def source(self) -> str:
         """The source of the problems."""
-        if self.type == "sums" or (self.type is None and not self.train_data_paths):
+        if self.type == "sums" or (self.type is None and not (self.train_data_paths or self.val_data_paths)):
             return "sums"
         return "reasoning_gym" if self.type == "reasoning_gym" else "files"
 

@@ -35,7 +35,9 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
         size = config.val_size if evaluation else config.train_size
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
         return ReasoningGym(config.task or "", size, seed, config.task_config)
-    paths = config.val_data_paths if evaluation and config.val_data_paths else config.train_data_paths
+    # A run that only evaluates may have no other files.
+    paths = config.train_data_paths or config.val_data_paths
+    paths = config.val_data_paths if evaluation and config.val_data_paths else paths
     whole = Joined(
         [
             read_file(path, config.prompt_key, config.answer_key, name)

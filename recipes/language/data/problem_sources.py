@@ -182,20 +182,26 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
     Raises:
         ConfigError: the file cannot be read, is empty, or a row lacks a key.
     """
+    return _problems(path, located_rows(path), prompt_key, answer_key, name)
+
+
+def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the rows of a `.jsonl` or `.parquet` file, each behind its place, or the first of them, at most `most`.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or a row is no object.
+    """
     file = Path(path)
     try:
         if file.suffix == ".parquet":
-            rows, where = _parquet(file), None
+            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(_parquet(file, most))]
         else:
-            pairs = list(json_rows(file))
-            rows, where = [row for _, row in pairs], [place for place, _ in pairs]
+            pairs = list(itertools.islice(json_rows(file), most))
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
-    if not rows:
-        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem per row")
-    return FileProblems(
-        name or file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))]
-    )
+    if not pairs:
+        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one object per row")
+    return pairs
 
 
 def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> FileProblems:
@@ -204,18 +210,14 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
     Raises:
         ConfigError: see `read_file`.
     """
-    file = Path(path)
-    try:
-        if file.suffix == ".parquet":
-            first = _parquet(file, rows)
-            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(first)]
-        else:
-            pairs = list(itertools.islice(json_rows(file), rows))
-    except OSError as error:
-        raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
-    if not pairs:
-        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem per row")
-    return FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [place for place, _ in pairs])
+    return _problems(path, located_rows(path, rows), prompt_key, answer_key)
+
+
+def _problems(
+    path: str, pairs: Sequence[tuple[str, Mapping[str, Any]]], prompt_key: str, answer_key: str, name: str = ""
+) -> FileProblems:
+    rows, places = [row for _, row in pairs], [place for place, _ in pairs]
+    return FileProblems(name or Path(path).stem, rows, prompt_key, answer_key, places)
 
 
 def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:

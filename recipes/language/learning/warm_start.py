@@ -11,6 +11,7 @@ import torch
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig, LanguageModelConfig
+from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
@@ -34,7 +35,7 @@ Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequ
 
 
 def initial_policy(
-    config: LanguageConfig,
+    config: ModelJobConfig,
     tokenizer: PreTrainedTokenizerBase,
     device: torch.device,
     model: LanguageModelConfig | None = None,
@@ -72,10 +73,9 @@ def initial_policy(
     policy.eval()
     contact = contact or FirstContact()
     contact.compare(f"log-probabilities of `{type(plain).__name__}`", PLAIN, lambda: check_policy(policy))
-    start = actor.warm_start
-    if start.steps and built:
+    if built and isinstance(config, LanguageConfig) and config.actor.warm_start.steps:
         shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)
-        warm_start(policy, shown, config.data.rollout_batch_size, start.lr)
+        warm_start(policy, shown, config.data.rollout_batch_size, config.actor.warm_start.lr)
     if not trains:
         cast_weights(policy.requires_grad_(False), dtype)
     if gradient_checkpointing:

@@ -17,6 +17,7 @@ from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
+from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
 from recipes.language.loop.protocols import (
@@ -332,9 +333,14 @@ class ReasoningRunner(RolloutRunner):
     # Checkpoints
 
     def write_checkpoint(self, folder: Path) -> None:
-        """Write weights, optimizer, the problems used, buffered groups and unfinished answers."""
+        """Write weights, optimizer, the problems used, buffered groups and unfinished answers; or a folder that
+        transformers loads; or both, by `runner.save_format`.
+        """
+        if not self._settings.saves_state:
+            save_parts(self.actor, folder, self._settings)
+            return
         unfinished = self._save_unfinished(folder)
-        wait_together(*(group.save_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
+        save_parts(self.actor, folder, self._settings, *self._critics)
         slots = self._plan.buffered
         if slots:
             self.actor.save_buffered(str(folder), slots).wait()
@@ -359,6 +365,7 @@ class ReasoningRunner(RolloutRunner):
     def read_checkpoint(self, folder: Path) -> None:
         """Load a checkpoint of `write_checkpoint`. Unfinished answers continue; those that were not saved start again,
         and are counted."""
+        require_state(folder)
         versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         self.weight_version = versions[0]
         try:
@@ -394,7 +401,7 @@ class ReasoningRunner(RolloutRunner):
             LOGGER.warning("%d answer groups for later steps were not used", len(self._plan.buffered))
         if self._all_failures.failed:
             LOGGER.warning("%s", self._all_failures)
-        if self._settings.save_format != "dcp" and not self._settings.only_eval:
+        if self._settings.saves_model and not self._settings.only_eval:
             self.actor.save_model(str(self.record.folder.path / "model")).wait()
 
     def shutdown(self) -> None:

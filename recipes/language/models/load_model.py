@@ -52,8 +52,10 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     return Difference(note=f"{needed} tokens, {known} rows")
 
 
-def built_tokenizer(symbols: str = SYMBOLS, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Return a tokenizer of single characters, and of some words that are one token each."""
+def built_tokenizer(
+    symbols: str = SYMBOLS, words: Sequence[str] = (), template: str | None = None
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of single characters, and of some words that are one token each, with a chat template."""
     require_transformers()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -63,7 +65,9 @@ def built_tokenizer(symbols: str = SYMBOLS, words: Sequence[str] = ()) -> PreTra
     pattern = "|".join([*map(re.escape, words), "."])
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
+    made = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
+    cast("Any", made).chat_template = template
+    return made
 
 
 def built_model(
@@ -118,7 +122,11 @@ def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
         ConfigError: there is none in the folder.
     """
     folder = config.tokenizer.tokenizer_model or config.model.model_path
-    return load_tokenizer(folder) if folder else built_tokenizer(config.built_symbols, config.built_words)
+    return (
+        load_tokenizer(folder)
+        if folder
+        else built_tokenizer(config.built_symbols, config.built_words, config.built_template)
+    )
 
 
 def make_model(

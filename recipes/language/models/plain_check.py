@@ -79,6 +79,17 @@ def check_policy(policy: LanguagePolicy) -> Difference | None:
     return Difference(largest, limit, f"{2 * _ANSWER} tokens")
 
 
+@torch.no_grad()
+def random_logprobs(policy: LanguagePolicy) -> Tensor:
+    """Return a policy's log-probabilities of random answers to a random prompt, the same for every model of as many
+    tokens; float32 [n].
+    """
+    vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randint(vocabulary, (_PROMPT + 2 * _ANSWER,), generator=generator)
+    return _packed_logprobs(policy, row.to(policy.causal.device))
+
+
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
 

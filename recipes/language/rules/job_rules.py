@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
+from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine
 from recipes.language.rules.model_rules import check_model
@@ -52,7 +53,7 @@ def check_job(
     check_algorithm(config, report)
 
 
-def facts(config: LanguageConfig) -> dict[str, str | int | float | bool | None]:
+def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
     """Return the settings that must match to resume from a checkpoint: all that determine weight shapes."""
     model = config.actor.model
     lora = model.adapter()
@@ -64,7 +65,7 @@ def facts(config: LanguageConfig) -> dict[str, str | int | float | bool | None]:
     }
 
 
-def inputs(config: LanguageConfig) -> list[Path]:
+def inputs(config: ModelJobConfig) -> list[Path]:
     """Return the files and folders that a run reads."""
     data, model = config.data, config.actor.model
     names = [*data.train_data_paths, *data.val_data_paths, *filter(None, [model.model_path])]

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
 from recipes.language.config import LanguageConfig
+from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.template_rules import ChatFault, template_fault
@@ -46,7 +47,7 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     """
     if not runs_in_this_interpreter(config, "actor"):
         return
-    _check_packages(config, report)
+    check_packages(config, report)
     folder = config.actor.model.model_path
     if folder is not None and not os.path.isdir(folder):
         what = "a file" if os.path.exists(folder) else "not on this machine"
@@ -140,12 +141,20 @@ def faults(config: LanguageConfig) -> list[Fault]:
         reported += [] if fault is None else [Fault(_MODEL, *fault)]
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
-        faults = _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+        faults = faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
         reported += faults or _faults_of_template(config, tokenizer, at)
     return reported
 
 
-def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+def faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+    """Return the faults of a tokenizer's folder.
+
+    Args:
+        folder: that exists.
+        at: the key that names it.
+        settings: config.json of the model; empty where there is none.
+        chat: whether a chat template is needed.
+    """
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
     if not any(os.path.isfile(folder / file) for file in files):
         help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
@@ -210,7 +219,8 @@ def _highest_token(folder: FilePath) -> int:
     return max((number for number in (*tokens, *added) if isinstance(number, int)), default=-1)
 
 
-def _check_packages(config: LanguageConfig, report: Report) -> None:
+def check_packages(config: ModelJobConfig, report: Report) -> None:
+    """Report packages that this Python lacks."""
     needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
     if config.actor.model.adapter() is not None:
         needs.append((("actor", "model", "lora"), "LoRA needs", "peft"))

@@ -38,7 +38,8 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             "`data.type: reasoning_gym` needs a task",
             "write `data.task: chain_sum`, or another name of that library",
         )
-    if data.type in ("jsonl", "parquet") and not data.train_data_paths:
+    evaluates = config.runner.only_eval and bool(data.val_data_paths)
+    if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
         report(
             ("data", "type"),
             "conflicting-settings",
@@ -53,12 +54,12 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             "remove one of the two",
             about=[("data", "type")],
         )
-    if data.val_data_paths and not data.train_data_paths:
+    if data.val_data_paths and not data.train_data_paths and not evaluates:
         report(
             ("data", "val_data_paths"),
             "conflicting-settings",
             "there are evaluation files, but no training files",
-            "write `data.train_data_paths: FILE`",
+            "write `data.train_data_paths: FILE`, or `runner.only_eval: true`",
             about=[("data", "train_data_paths")],
         )
     if data.system_prompt and not data.apply_chat_template:

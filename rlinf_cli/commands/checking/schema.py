@@ -37,7 +37,9 @@ def schema(
     if recipe is not None:
         console.result_json(json_schema(find_recipe(recipe).config_model()))
     else:
-        console.result_json(file_schema({name: find_recipe(name).config_model() for name in recipe_names()}))
+        recipes = {name: find_recipe(name) for name in recipe_names()}
+        models = {name: recipe.config_model() for name, recipe in recipes.items()}
+        console.result_json(file_schema(models, {name: recipe.variants for name, recipe in recipes.items()}))
 
 
 app = command(schema, examples=("rlinf schema > rlinf.schema.json",))

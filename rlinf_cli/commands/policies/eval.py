@@ -24,7 +24,10 @@ def evaluate(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", metavar="PATH", help="Checkpoint; by default the newest of RUN.", show_default=False
+            "--checkpoint",
+            metavar="N|PATH",
+            help="Checkpoint, or its step; by default the newest of RUN.",
+            show_default=False,
         ),
     ] = None,
     episodes: Annotated[
@@ -34,7 +37,7 @@ def evaluate(
             "-n",
             metavar="N",
             min=1,
-            help="Number of episodes; by default as in `env.eval`.",
+            help="Number of episodes, or of problems of a language model; by default as in `env.eval`, or all.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +61,8 @@ def evaluate(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Evaluate a trained policy in complete episodes, and write the result with its settings to `eval.json`.
+    """Evaluate a trained policy in complete episodes, or a language model on problems, and write the result with its
+    settings to `eval.json`.
 
     RUN is a run folder or its name. For a FILE give the weights with --checkpoint; without it the initial weights are
     evaluated. KEY=VALUE replaces a value. Equal weights give an equal `eval.json` except for `times`.
@@ -87,8 +91,8 @@ def evaluate(
     if output is Output.JSON:
         console.result_json(result)
         return
-    console.result(_table(result))
-    for recording in result["videos"]:
+    console.result(_shares(result) if "sets" in result else _table(result))
+    for recording in result.get("videos", ()):
         console.message(f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}")
     console.message(f"{folder / 'eval.json'}")
 
@@ -114,6 +118,23 @@ def _table(result: Mapping[str, Any]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def _shares(result: Mapping[str, Any]) -> str:
+    """Return a line for each data set of a language model's evaluation, and one for all of them."""
+    sets: dict[str, dict[str, float]] = result["sets"]
+    names = [name for name in sets["all"] if f"{name}_low" in sets["all"]]
+    others = [name for name in ("reward", "loss", "perplexity", "length") if name in sets["all"]]
+    rows = [("data set", "problems", *(word for name in names for word in (name, "95 %")), *others)]
+    for name, figures in sets.items():
+        shares = [
+            text
+            for share in names
+            for text in (_share(figures[share]), f"{figures[f'{share}_low']:.3f}-{figures[f'{share}_high']:.3f}")
+        ]
+        rows.append((name, f"{figures['problems']:.0f}", *shares, *(f"{figures[other]:.4g}" for other in others)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
@@ -123,6 +144,7 @@ app = command(
     examples=(
         "rlinf eval runs/embodied-20260314-101502 -n 200",
         "rlinf eval laptop --checkpoint runs/embodied-20260314-101502",
+        "rlinf eval math_eval actor.model.model_path=model data.val_data_paths=test.jsonl",
     ),
     no_args_is_help=True,
 )

@@ -31,7 +31,9 @@ def export(
     ] = Format.SAFETENSORS,
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", metavar="PATH", help="Checkpoint; by default the newest.", show_default=False),
+        typer.Option(
+            "--checkpoint", metavar="N|PATH", help="Checkpoint, or its step; by default the newest.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -46,8 +48,9 @@ def export(
 ) -> None:
     """Export a trained policy as a self-contained folder.
 
-    RUN is a run folder or its name. safetensors is the format of `load_policy` and `actor.model.model_path`;
-    torchscript and onnx are a single graph from observations to actions, verified against the policy.
+    RUN is a run folder or its name. safetensors is the format of `load_policy` and `actor.model.model_path`; a language
+    model becomes a folder that transformers and vLLM load. torchscript and onnx, of policies that act, are a single
+    graph from observations to actions. What is written is verified against the policy.
     """
     from rlinf_cli.run.policy_source import checkpoint_of, find_run_folder
     from rlinf_core.errors import RLinfError, RunError
@@ -59,10 +62,7 @@ def export(
     job = load_job(str(run_folder.config_file))
     function = job.recipe.load(job.recipe.export) if job.recipe is not None else None
     if job.recipe is not None and function is None:
-        raise RLinfError(
-            f"recipe `{job.recipe.name}` has no export",
-            help="its checkpoints already contain a HuggingFace folder, `hf`",
-        )
+        raise RLinfError(f"recipe `{job.recipe.name}` has no export")
     if function is None or job.config is None:
         job.raise_if_bad()
         raise RLinfError("the configuration of the run cannot be read", where=str(run_folder.config_file))
@@ -94,6 +94,7 @@ app = command(
     examples=(
         "rlinf export runs/embodied-20260314-101502",
         "rlinf export runs/embodied-20260314-101502 --format onnx --out exported",
+        "rlinf export runs/math-20260314-101502 --checkpoint 100",
     ),
     no_args_is_help=True,
 )

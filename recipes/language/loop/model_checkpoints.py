@@ -1,0 +1,45 @@
+"""The parts of a language model's checkpoint: the state to resume from, and a folder that transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.language.config import ModelRunnerConfig
+from rlinf_core import CheckpointError
+from rlinf_core.worker.handle import wait_together
+
+# Folders of a checkpoint.
+STATE: Final = "actor"
+MODEL: Final = "huggingface"
+
+
+def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any) -> None:
+    """Write what `runner.save_format` says.
+
+    Args:
+        actor: the group whose model it is.
+        folder: of the checkpoint.
+        runner: section of the file.
+        others: further groups with a state of their own.
+    """
+    if runner.saves_state:
+        wait_together(*(group.save_checkpoint(str(folder)) for group in (actor, *others)))
+    if runner.saves_model:
+        actor.save_model(str(folder / MODEL)).wait()
+
+
+def require_state(folder: Path) -> None:
+    """Check that a checkpoint can be resumed from.
+
+    Raises:
+        CheckpointError: it holds a model and no state.
+    """
+    if (folder / MODEL).is_dir() and not (folder / STATE).is_dir():
+        raise CheckpointError(
+            "the checkpoint cannot be resumed from: it has a model, and no state of the optimizer",
+            where=str(folder),
+            why="it was written with `runner.save_format: huggingface`",
+            help=f"name its folder `{MODEL}` in `actor.model.model_path` to start from its weights; write"
+            " `save_format: both` to resume",
+        )

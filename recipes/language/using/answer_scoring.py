@@ -1,0 +1,255 @@
+"""Evaluation of a model on problems with verifiable answers, in this process: `rlinf eval` calls `evaluate`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.config import LanguageConfig
+from recipes.language.data.load_problems import load_problems
+from recipes.language.data.problems import Problem
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.registry import make_engine
+from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.using.model_exporting import computing_device, model_of, with_folder
+from rlinf_core import Job
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
+
+SCHEMA: Final = "rlinf.eval_answers/1"
+_TELL_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class AskedProblem:
+    """A problem with its judged answers, a `JudgedProblem`."""
+
+    problem: Problem
+    skipped: bool = False
+    answers: list[tuple[Answer, str, Score]] = field(default_factory=list[tuple[Answer, str, Score]])
+
+    @property
+    def source(self) -> str:
+        """Name of the data set."""
+        return self.problem.source
+
+    @property
+    def difficulty(self) -> str:
+        """Label of the problem."""
+        return self.problem.difficulty
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Of the answers that could be scored."""
+        return tuple(score.reward for _, _, score in self.answers if not score.failed)
+
+    @property
+    def corrects(self) -> tuple[bool, ...]:
+        """Whether each of them is right."""
+        return tuple(score.correct for _, _, score in self.answers if not score.failed)
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Answers that could not be scored, by cause."""
+        return Counter(score.failure for _, _, score in self.answers if score.failed)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each scored answer."""
+        return tuple(len(answer.tokens) for answer, _, score in self.answers if not score.failed)
+
+
+def evaluate(
+    job: Job,
+    checkpoint: Path | None,
+    folder: Path,
+    *,
+    episodes: int | None = None,
+    allow_training_starts: bool = False,
+    video: bool | None = None,
+    emit: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Answer the problems of evaluation, score the answers, and write `eval.json` and `answers.jsonl`.
+
+    Each problem is answered `data.val_samples` times: once greedily, more often at `rollout.sampling_params`.
+
+    Args:
+        job: the checked file.
+        checkpoint: a folder `global_step_N`; None: the model that the file names.
+        folder: a new folder for the results.
+        episodes: how many problems, from the first; None: all.
+        allow_training_starts, video: of policies that act.
+        emit: receives progress lines.
+
+    Returns:
+        The object of `eval.json`.
+
+    Raises:
+        ConfigError: no weights are named, or a file, the model or the reward cannot be loaded.
+        CheckpointError: the checkpoint cannot be read.
+    """
+    config = cast("LanguageConfig", job.config)
+    began = time.time()
+    with model_of(config, checkpoint) as model:
+        config = config.model_copy(update={"actor": with_folder(config.actor, model)})
+        problems = load_problems(config.data, evaluation=True)
+        count = min(len(problems), episodes or len(problems))
+        asked = _answered(config, [problems[number] for number in range(count)], emit)
+    folder.mkdir(parents=True)
+    samples, data, sampling = config.data.val_samples, config.data, config.rollout.sampling_params
+    record = {
+        "schema": SCHEMA,
+        "recipe": job.recipe.name if job.recipe is not None else None,
+        "checkpoint": {
+            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
+            "model_path": None if checkpoint is not None else config.actor.model.model_path,
+        },
+        "data": {"paths": list(data.val_data_paths), "type": data.source, "problems": count, "samples": samples},
+        "sampling": {**sampling.model_dump(mode="json"), "temperature": _temperature(config)},
+        "reward": {"reward_type": config.reward.reward_type},
+        "versions": versions(),
+        "sets": figures_by_set(asked, samples),
+        "times": {"began": began, "seconds": time.time() - began},
+    }
+    lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
+    durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
+    durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def figures_by_set(asked: Sequence[AskedProblem], samples: int) -> dict[str, dict[str, float]]:
+    """Return the figures of `evaluation_metrics` by data set and difficulty, `all` of them last."""
+    named = [(name.removeprefix("eval/"), value) for name, value in evaluation_metrics(asked, samples).items()]
+    counts = Counter(problem.source for problem in asked)
+    sets: dict[str, dict[str, float]] = {}
+    for name, value in named:
+        place, _, figure = name.rpartition("/")
+        if place.split("/")[-1] != "failed":
+            sets.setdefault(place or "all", {})[figure] = value
+    for name, figures in sets.items():
+        figures["problems"] = len(asked) if name == "all" else counts.get(name, 0)
+    whole = sets.pop("all")
+    whole["failed"] = float(sum(sum(problem.failures.values()) for problem in asked))
+    # Parts of a data set are in the metrics of a run.
+    return {name: figures for name, figures in sets.items() if "/" not in name and len(counts) > 1} | {"all": whole}
+
+
+def _temperature(config: LanguageConfig) -> float:
+    return 0.0 if config.data.val_samples == 1 else config.rollout.sampling_params.temperature
+
+
+def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callable[[str], None]) -> list[AskedProblem]:
+    """Return problems with their judged answers."""
+    tokenizer, data = make_tokenizer(config.actor), config.data
+    encoder = PromptEncoder(
+        tokenizer,
+        apply_chat_template=data.apply_chat_template,
+        system_prompt=data.system_prompt,
+        few_shot=data.few_shot,
+        max_prompt_length=data.max_prompt_length,
+        template_arguments=data.chat_template_kwargs,
+    )
+    asked = [AskedProblem(problem) for problem in problems]
+    stops = stop_token_ids(tokenizer, config.actor.model.model_path)
+    engine, params = make_engine(config, tokenizer, stops, computing_device()), _params(config)
+    settings = {"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None
+    reward = config.reward
+    scorer = Scorer(
+        reward.reward_type,
+        correct=reward.correct_reward,
+        incorrect=reward.incorrect_reward,
+        timeout=reward.timeout,
+        settings=settings,
+    )
+    try:
+        with scorer:
+            scorer.start()
+            for first in range(0, len(asked), data.val_rollout_batch_size):
+                part = asked[first : first + data.val_rollout_batch_size]
+                for number, problem in enumerate(part):
+                    prompt = encoder.encode(problem.problem)
+                    problem.skipped = prompt is None
+                    if prompt is not None:
+                        request = Request(
+                            request_id=str(number), prompt=prompt, params=params, group_size=data.val_samples
+                        )
+                        engine.submit(request)
+                drawn: dict[int, list[Answer]] = {}
+                told = time.monotonic()
+                for answer in engine.results():
+                    drawn.setdefault(int(answer.request_id), []).append(answer)
+                    if time.monotonic() - told > _TELL_SECONDS:
+                        told = time.monotonic()
+                        emit(f"{first + len(drawn)} of {len(asked)} problems")
+                for number, answers in drawn.items():
+                    part[number].answers = _scored(part[number].problem, answers, encoder, scorer)
+    finally:
+        engine.stop()
+    return asked
+
+
+def _scored(
+    problem: Problem, answers: Sequence[Answer], encoder: PromptEncoder, scorer: Scorer
+) -> list[tuple[Answer, str, Score]]:
+    """Return answers to a problem with their texts and scores; one that the engine failed to give is none."""
+    ordered = sorted(answers, key=lambda answer: answer.sample)
+    texts = [encoder.text(answer.tokens) for answer in ordered]
+    items = [
+        Item(
+            prompt=problem.prompt,
+            text=text,
+            answer=problem.answer,
+            tokens=list(answer.tokens),
+            row=problem.row,
+            messages=problem.messages,
+        )
+        for answer, text in zip(ordered, texts, strict=True)
+        if not answer.failed
+    ]
+    judged = iter(scorer.score_all(items) if items else ())
+    scores = [Score(0.0, answer.failure, failure="engine") if answer.failed else next(judged) for answer in ordered]
+    return list(zip(ordered, texts, scores, strict=True))
+
+
+def _params(config: LanguageConfig) -> SamplingParams:
+    sampling = config.rollout.sampling_params
+    return SamplingParams(
+        temperature=_temperature(config),
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        stop=tuple(sampling.stop),
+        seed=config.actor.seed << 32,
+    )
+
+
+def _lines(asked: Sequence[AskedProblem]) -> list[dict[str, Any]]:
+    """Return what `answers.jsonl` says of each answer."""
+    return [
+        {
+            "problem": number,
+            "sample": answer.sample,
+            "source": problem.source,
+            "prompt": problem.problem.prompt,
+            "text": text,
+            "answer": problem.problem.answer,
+            "correct": score.correct,
+            "reward": score.reward,
+            "reason": score.reason,
+            "finish_reason": answer.finish_reason,
+            "tokens": len(answer.tokens),
+        }
+        for number, problem in enumerate(asked)
+        for answer, text, score in problem.answers
+    ]

@@ -1,0 +1,21 @@
+"""Supervised fine-tuning of language models on conversations."""
+
+from __future__ import annotations
+
+from rlinf_core import Recipe
+
+recipe = Recipe(
+    name="sft_chat",
+    summary="Learn from conversations, or from prompts with completions: actor workers (`recipe: sft` with"
+    " `data.type: chat`)",
+    config="recipes.sft_chat.config:ChatConfig",
+    default_config="sft_chat_laptop",
+    program="recipes.sft_chat.chat_program:program",
+    check="recipes.sft_chat.chat_rules:check",
+    export="recipes.language.using.model_exporting:export_checkpoint",
+    evaluate="recipes.sft_chat.chat_evaluation:evaluate",
+    facts="recipes.language.rules.job_rules:facts",
+    memory="recipes.sft_chat.chat_memory:forecast",
+    inputs="recipes.language.rules.job_rules:inputs",
+    training_data=("data.train_data_paths",),
+)

@@ -1,0 +1,199 @@
+"""The workers of recipe `sft_chat`: a language model that learns from conversations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from recipes.language.data.problems import training_order
+from recipes.language.learning.warm_start import initial_policy
+from recipes.language.models.load_model import check_vocabulary, make_tokenizer
+from recipes.language.models.policy import AnswerEval
+from recipes.language.weights.model_export import export
+from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
+from recipes.sft_chat.chat_protocols import ExampleCounts
+from recipes.sft_chat.config import ChatConfig
+from recipes.sft_chat.conversations import load_conversations
+from recipes.sft_chat.example_packing import micro_batches, pack_examples
+from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet
+from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.dtypes import compute_dtype
+from recipes.training.state.training_state import TrainingState
+from recipes.training.updater import SKIPPED, Figures, Updater
+from rlinf_core import Loss
+from rlinf_core.runners.storage.first_contact import Difference
+
+
+class _Pass(NamedTuple):
+    """A forward and backward pass: numbers of examples, and what its sum of losses is divided by."""
+
+    examples: list[int]
+    divisor: float
+
+
+class ChatActor(ComparingWorker):
+    """Learns from conversations. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
+
+    config_section = "actor"
+
+    def __init__(self, config: ChatConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self) -> ExampleCounts:
+        """Read the conversations, and load or build the model; all ranks start with the same weights.
+
+        Raises:
+            ConfigError: a row cannot be learned from, or the model cannot be loaded.
+        """
+        config = self._config.actor
+        torch.set_num_threads(config.threads)
+        self._tokenizer = make_tokenizer(config)
+        counts = self._read()
+        policy = initial_policy(
+            self._config,
+            self._tokenizer,
+            self.torch_device,
+            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+            contact=self._contact,
+        )
+        self._contact.compare(
+            "tokens of the tokenizer",
+            "the model's vocabulary",
+            lambda: check_vocabulary(policy.causal, self._tokenizer),
+            cheap=True,
+        )
+        self._state = TrainingState(
+            policy,
+            config.optim,
+            config.fsdp_config,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=self.torch_device,
+            blocks=policy.blocks,
+            is_sent=lambda name: False,
+            compute_dtype=compute_dtype(config.model.precision),
+        )
+        self._updater = Updater(
+            self._state.strategy,
+            self._state.optimizer,
+            clip_grad=config.optim.clip_grad,
+            skip_nonfinite=self._config.runner.on_nonfinite == "skip",
+        )
+        return counts
+
+    def _read(self) -> ExampleCounts:
+        data = self._config.data
+        writer = make_writer(self._config, self._tokenizer)
+        rows = [load_conversations(data, evaluation=evaluation) for evaluation in (False, True)]
+        self._contact.compare(
+            "tokens before the assistant's turns",
+            "the prompts that an engine would get",
+            lambda: writer.compare_prompts(rows[0][:COMPARED_TURNS]),
+        )
+        self._examples, self._evaluation = (writer.write(part) for part in rows)
+        counts = Difference(note=f"{len(rows[0])} rows for training, {len(rows[1])} for evaluation")
+        self._contact.keep("rows of `data`", "their keys and roles", counts)
+        if self._rank == 0:
+            self._tell(self._examples)
+        return ExampleCounts(len(self._examples.examples), len(self._evaluation.examples))
+
+    def _tell(self, examples: ExampleSet) -> None:
+        """Warn of rows that are not learned from as they are written."""
+        figures, longest = examples.figures, self._config.runner.seq_length
+        if figures["skipped"]:
+            self.log_warning("skipped %d rows of more than %d tokens (`data.overlong`)", figures["skipped"], longest)
+        if figures["truncated"]:
+            self.log_warning("truncated %d rows to %d tokens (`data.overlong`)", figures["truncated"], longest)
+        if figures["endless"]:
+            self.log_warning(
+                "behind %d turns of the assistant the chat template writes no token that ends an answer: the model does"
+                " not learn to stop. Name the token in generation_config.json or as eos_token of the tokenizer",
+                figures["endless"],
+            )
+
+    # Learning
+
+    def learn(self, step: int, last_step: int | None) -> dict[str, float]:
+        """Take one optimizer step; its examples depend on the step alone.
+
+        Args:
+            step: the training step.
+            last_step: after which the run ends; None: it has no end.
+
+        Returns:
+            Metrics by their full names, for the mean over ranks.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
+        """
+        began, data = time.perf_counter(), self._config.data
+        self._state.onload()
+        rate = self._state.apply_settings(step, last_step)
+        size, count = self._config.actor.global_batch_size, len(self._examples.examples)
+        chosen = training_order(count, (step - 1) * size, size, seed=data.seed, shuffle=data.shuffle)
+        passes, figures = self._passes(self._examples, chosen), Figures()
+        self._updater.update(passes, self._loss, step, figures)
+        self._updater.check_weights(f"step {step}")
+        self._state.version += 1
+        if figures.skipped:
+            self.log_warning(SKIPPED, step, figures.skipped)
+        tokens = sum(self._examples.lengths[number] for number in chosen)
+        seconds = time.perf_counter() - began
+        if self._config.actor.enable_offload:
+            self._state.offload()
+        return {
+            **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            "train/epoch": step * size / count,
+            "train/actor/tokens": tokens,
+            "train/actor/tokens_per_second": tokens / seconds,
+            "train/actor/lr": rate,
+        }
+
+    def _passes(self, source: ExampleSet, chosen: Sequence[int]) -> list[_Pass]:
+        """Return this rank's passes over some examples, whose losses have the mean over all target tokens as their
+        mean over passes and ranks.
+        """
+        targets = sum(int(source.examples[number].trained.sum()) for number in chosen)
+        parts = micro_batches(
+            source.lengths, chosen, self._world_size, self._rank, self._config.actor.max_tokens_per_micro_batch
+        )
+        return [_Pass(part, max(1, targets) / (len(parts) * self._world_size)) for part in parts]
+
+    def _loss(self, part: _Pass) -> Loss:
+        row = pack_examples([self._examples.examples[number] for number in part.examples], self.torch_device)
+        evaluated: AnswerEval = self._state.strategy.module(row)
+        loss = -evaluated.logprobs.sum() / part.divisor
+        return Loss(loss, {"actor/loss": loss.detach()})
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the mean loss of the target tokens of evaluation, in nats, and its exponential."""
+        self._state.onload()
+        source = self._evaluation
+        parts = [part.examples for part in self._passes(source, range(len(source.examples)))]
+        total = summed_loss(self._state.strategy.module, source.examples, parts, self.torch_device)
+        figures = loss_figures(self._state.strategy.reduce_sum(total))
+        if self._config.actor.enable_offload:
+            self._state.offload()
+        return {f"eval/{name}": value for name, value in figures.items()}
+
+    # Checkpoints
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; together."""
+        self._state.save(folder)
+
+    def load_checkpoint(self, folder: str) -> int:
+        """Load a checkpoint of `save_checkpoint`, and return the version of the weights."""
+        self._state.load(folder)
+        return self._state.version
+
+    def save_model(self, folder: str) -> None:
+        """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
+        whole = self._state.whole_state()
+        if self._rank == 0:
+            export(whole, self._config.actor, self._tokenizer, Path(folder))

@@ -1,0 +1,125 @@
+"""The loss of a model on conversations: in a run, and as `rlinf eval` of recipe `sft_chat`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
+from recipes.language.models.packing import PackedRow
+from recipes.language.models.policy import AnswerEval, LanguagePolicy
+from recipes.language.using.model_exporting import computing_device, model_of, with_folder
+from recipes.sft_chat.config import ChatConfig
+from recipes.sft_chat.conversations import load_conversations
+from recipes.sft_chat.example_packing import micro_batches, pack_examples
+from recipes.sft_chat.examples import Example, ExampleWriter
+from rlinf_core import ConfigError, Job
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
+
+SCHEMA: Final = "rlinf.eval_chat/1"
+
+
+@torch.no_grad()
+def summed_loss(
+    compute: Callable[[PackedRow], AnswerEval],
+    examples: Sequence[Example],
+    parts: Iterable[Sequence[int]],
+    device: torch.device,
+) -> Tensor:
+    """Return the summed loss of the target tokens of examples, in nats, and how many there are; float64 [2].
+
+    Args:
+        compute: a `LanguagePolicy`, or one that is sharded.
+        examples: all of them.
+        parts: micro-batches, by the numbers of examples.
+        device: of the model.
+    """
+    total = torch.zeros(2, dtype=torch.float64)
+    for part in parts:
+        row = pack_examples([examples[number] for number in part], device)
+        loss = -float(compute(row).logprobs.double().sum())
+        total += torch.tensor([loss, len(row.targets)], dtype=torch.float64)
+    return total
+
+
+def loss_figures(total: Tensor) -> dict[str, float]:
+    """Return the mean loss, its exponential, and the number of tokens, of what `summed_loss` returns."""
+    mean = float(total[0] / total[1].clamp(min=1))
+    return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "tokens": float(total[1])}
+
+
+def make_writer(config: ChatConfig, tokenizer: Any) -> ExampleWriter:
+    """Return the writer of a file's conversations."""
+    data = config.data
+    return ExampleWriter(
+        tokenizer,
+        stop_token_ids(tokenizer, config.actor.model.model_path),
+        longest=config.runner.seq_length,
+        loss_on=data.loss_on,
+        overlong=data.overlong,
+        arguments=data.chat_template_kwargs,
+    )
+
+
+def evaluate(
+    job: Job,
+    checkpoint: Path | None,
+    folder: Path,
+    *,
+    episodes: int | None = None,
+    allow_training_starts: bool = False,
+    video: bool | None = None,
+    emit: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Compute the loss on the conversations of evaluation in this process, and write `eval.json`.
+
+    Args:
+        job: the checked file.
+        checkpoint: a folder `global_step_N`; None: the model that the file names.
+        folder: a new folder for the result.
+        episodes: how many conversations, from the first; None: all.
+        allow_training_starts, video: of policies that act.
+        emit: receives progress lines.
+
+    Returns:
+        The object of `eval.json`.
+
+    Raises:
+        ConfigError: no weights are named, there are no conversations, or one cannot be written.
+        CheckpointError: the checkpoint cannot be read.
+    """
+    config, began = cast("ChatConfig", job.config), time.time()
+    rows = load_conversations(config.data, evaluation=True)[:episodes]
+    if not rows:
+        raise ConfigError("there are no conversations to evaluate on", help="write `data.val_data_paths: FILE`")
+    with model_of(config, checkpoint) as named:
+        actor, device = with_folder(config.actor, named), computing_device()
+        config = config.model_copy(update={"actor": actor})
+        policy = LanguagePolicy(load_model(named)).to(device).eval()
+        examples = make_writer(config, make_tokenizer(actor)).write(rows).examples
+    lengths = [len(example.tokens) for example in examples]
+    parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch)
+    figures = loss_figures(summed_loss(policy, examples, parts, device))
+    folder.mkdir(parents=True)
+    record = {
+        "schema": SCHEMA,
+        "recipe": job.recipe.name if job.recipe is not None else None,
+        "checkpoint": {
+            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
+            "model_path": None if checkpoint is not None else named,
+        },
+        "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
+        "versions": versions(),
+        "sets": {"all": {"problems": len(rows), **figures}},
+        "times": {"began": began, "seconds": time.time() - began},
+    }
+    durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
+    return record

@@ -1,0 +1,35 @@
+"""The forecast of the memory of a job of recipe `sft_chat`, by arithmetic on its file and on config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from recipes.language.language_memory import model_sizes
+from recipes.sft_chat.config import ChatConfig
+from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from rlinf_core.job.process_forecast import ProcessForecast
+
+# Bytes in memory for each byte of a file of conversations: rows as objects, and their tokens.
+_READ: Final = 6
+
+
+def forecast(config: ChatConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
+    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
+    actor, count = config.actor, world_sizes.get("actor") or 1
+    model, fsdp = model_sizes(actor), actor.fsdp_config
+    files = (Path(name) for name in (*config.data.train_data_paths, *config.data.val_data_paths))
+    longest = config.runner.seq_length
+    tokens = min(max(actor.max_tokens_per_micro_batch, longest), actor.global_batch_size * longest)
+    parts = {
+        "base": WORKER + TORCH + TRANSFORMERS + TRAINING,
+        **shard_parts(model.weights, model.trained, fsdp, count),
+        "conversations": _READ * sum(file.stat().st_size for file in files if file.is_file()),
+        "activations": tokens * model.learning + model.logits(tokens),
+    }
+    if actor.model.precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
+        parts["gathered weights"] = model.gathered
+        parts["gathered gradients"] = model.trained if count > 1 else 0
+    there = {part: size for part, size in parts.items() if size}
+    return [ProcessForecast("actor", count, there, 0, actor.enable_offload, ())]

@@ -1,0 +1,155 @@
+"""Rules between the values of a file of recipe `sft_chat`, and checks of its rows and folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    blame,
+    check_components,
+    check_folders,
+    check_fsdp,
+    check_group_names,
+    check_half_precision,
+    check_loggers,
+)
+from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
+from recipes.sft_chat.config import ChatConfig
+from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, load_conversations
+from rlinf_core import ConfigError, Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import missing_modules
+
+_MODEL: Final[Path] = ("actor", "model", "model_path")
+_TOKENIZER: Final[Path] = ("actor", "tokenizer", "tokenizer_model")
+_TRAIN: Final[Path] = ("data", "train_data_paths")
+_VAL: Final[Path] = ("data", "val_data_paths")
+
+
+def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report inconsistent settings of this recipe."""
+    check_components(config.cluster, config.recipe, ("actor",), report)
+    check_group_names(config, {"actor": config.actor.group_name}, report)
+    check_fsdp(config.actor.fsdp_config, report)
+    check_half_precision(config, ("actor",), report)
+    check_loggers(config.runner, report)
+    check_folders(config.runner, report)
+    _check_source(config, report)
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    check_packages(config, report)
+    _check_files(config, report)
+    _check_model(config, report)
+
+
+def _check_source(config: ChatConfig, report: Report) -> None:
+    data = config.data
+    if data.type == "chat" and not data.train_data_paths:
+        report(
+            _TRAIN,
+            "missing-key",
+            "`data.type: chat` learns from files, but none are named",
+            "write `data.train_data_paths: FILE`, of JSONL or Parquet; or `type: sums` for generated conversations",
+        )
+    if data.source == "sums" and (data.train_data_paths or data.val_data_paths):
+        report(
+            blame(config, _TRAIN, _VAL),
+            "conflicting-settings",
+            "the conversations are generated sums, but files are set too",
+            "write `data.type: chat`, or remove the files",
+            about=[("data", "type")],
+        )
+    if config.runner.only_eval and not data.evaluates:
+        report(
+            ("runner", "only_eval"),
+            "conflicting-settings",
+            "there is nothing to evaluate on",
+            "write `data.val_data_paths: FILE`",
+        )
+    if data.source == "chat" and config.actor.model.model_path is None:
+        report(
+            blame(config, _TRAIN, _MODEL),
+            "conflicting-settings",
+            "there is no `model_path`, and a model built from scratch reads only digits and signs",
+            "give `actor.model.model_path`, unless the conversations are of sums",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_files(config: ChatConfig, report: Report) -> None:
+    """Report files that cannot be read, or whose first rows are not conversations."""
+    files = (*config.data.train_data_paths, *config.data.val_data_paths)
+    if any(path.endswith(".parquet") for path in files) and missing_modules(["pyarrow"]):
+        report(_TRAIN, "missing-extra", "Parquet files need the package `pyarrow`", "run `pip install pyarrow`")
+        return
+    for key, paths in ((_TRAIN, config.data.train_data_paths), (_VAL, config.data.val_data_paths)):
+        for path in paths:
+            if not os.path.exists(path):
+                message = f"`{key[-1]}` names `{path}`, which does not exist on this machine"
+                report(key, "unusable-path", message, severity=Severity.WARNING)
+                continue
+            try:
+                check_rows(config.data, [path], FIRST_ROWS)
+            except ConfigError as error:
+                why = f": {error.why}" if error.why else ""
+                report(key, "unusable-path", f"{error.message}{why}", error.help)
+
+
+def _check_model(config: ChatConfig, report: Report) -> None:
+    folder = config.actor.model.model_path
+    if folder is not None and not os.path.isdir(folder):
+        what = "a file" if os.path.exists(folder) else "not on this machine"
+        report(
+            _MODEL,
+            "unusable-path",
+            f"`model_path` names `{folder}`, which is {what}",
+            "name a folder that `save_pretrained` wrote; nothing is downloaded",
+            severity=Severity.WARNING,
+        )
+        return
+    for fault in _faults(config):
+        report(fault.path, "unusable-path", fault.message, fault.help)
+
+
+def _faults(config: ChatConfig) -> Iterator[Fault]:
+    """Return the faults of the existing folders of the model and the tokenizer."""
+    model = config.actor.model.model_path
+    tokenizer = config.actor.tokenizer.tokenizer_model or model
+    settings: Mapping[str, Any] = {}
+    if model is not None:
+        settings = read_object(FilePath(model) / SETTINGS)
+        fault = fault_of_model(FilePath(model))
+        if fault is not None:
+            yield Fault(_MODEL, *fault)
+        refused = fault_of_architecture(settings, config.runner.seq_length)
+        if refused is not None:
+            at: Path = ("runner", "seq_length") if refused.limits_length else _MODEL
+            yield Fault(at, refused.message, refused.help)
+    if tokenizer is not None:
+        at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
+        yield from faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=False)
+
+
+def require_inputs(config: ChatConfig) -> None:
+    """Check all rows and the folder of the model, before anything is started, in a run on this machine alone.
+
+    Raises:
+        ConfigError: a row is no conversation, or a folder cannot be used.
+    """
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    folder = config.actor.model.model_path
+    if folder is not None:
+        require_folder(folder, "a folder that `save_pretrained` wrote")
+    for fault in _faults(config):
+        raise ConfigError(fault.message, help=fault.help)
+    for evaluation in (False, True):
+        load_conversations(config.data, evaluation=evaluation)

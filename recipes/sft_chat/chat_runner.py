@@ -1,0 +1,71 @@
+"""The loop of recipe `sft_chat`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+from recipes.language.loop.model_checkpoints import require_state, save_parts
+from recipes.sft_chat.chat_protocols import ChatTraining, ExampleCounts
+from recipes.sft_chat.config import ChatConfig
+from recipes.training.comparing_worker import comparisons_of
+from rlinf_core import RunRecord, WorkerGroup, events, rank_means
+from rlinf_core.runners.runner import NEVER, Runner
+from rlinf_core.runners.storage.first_contact import note_comparisons
+
+
+class ChatRunner(Runner):
+    """Trains the actor on conversations, and evaluates its loss on others, if there are any.
+
+    Args:
+        cfg: the configuration of the job.
+        actor: the workers.
+        record: see `Runner`.
+    """
+
+    def __init__(self, cfg: ChatConfig, actor: WorkerGroup[ChatTraining], record: RunRecord | None = None) -> None:
+        super().__init__(cfg, {"actor": actor}, record)
+        # A group forwards the calls of its workers' methods to all ranks.
+        self._actor = cast("Any", actor)
+        self._settings = cfg.runner
+        self._counts = ExampleCounts(0, 0)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends; None: it has no end. An epoch is a pass over the examples."""
+        limits: list[int] = [] if self.config.max_steps == NEVER else [self.config.max_steps]
+        if self.config.max_epochs != NEVER and self._counts.training:
+            limits.append(math.ceil(self.config.max_epochs * self._counts.training / self.cfg.actor.global_batch_size))
+        return min(limits, default=None)
+
+    def start_workers(self) -> None:
+        """Read the data, and load the model."""
+        self._counts = self._actor.init_worker().wait()[0]
+        note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Take an optimizer step."""
+        with self.phase(step, events.ACTOR_TRAINING):
+            return rank_means(self._actor.learn(step, self.last_step).wait())
+
+    def evaluate_policy(self, step: int) -> dict[str, float] | None:
+        """Return the loss on the conversations of evaluation, if there are any."""
+        if not self._counts.evaluation:
+            return None
+        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        return self._actor.evaluate().wait()[0]
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write weights and optimizer, a folder that transformers loads, or both."""
+        save_parts(self._actor, folder, self._settings)
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """Read what `write_checkpoint` wrote."""
+        require_state(folder)
+        self.weight_version = self._actor.load_checkpoint(str(folder)).wait()[0]
+
+    def finish(self) -> None:
+        """Write the trained model as a folder that other programs load: `model` in the run folder."""
+        if self._settings.saves_model and not self._settings.only_eval:
+            self._actor.save_model(str(self.record.folder.path / "model")).wait()

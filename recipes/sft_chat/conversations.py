@@ -1,0 +1,187 @@
+"""Conversations to learn from: rows of files, or generated ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from recipes.language.data.problem_sources import Sums, located_rows
+from recipes.sft_chat.config import ChatDataConfig
+from rlinf_core import ConfigError
+
+ASSISTANT: Final = "assistant"
+# Turns of a generated conversation at most, and how many of them evaluation takes.
+_MOST_SUMS: Final = 3
+_VAL_SUMS: Final = 100
+# Rows of a file that are read before a launch on another machine, or by `rlinf validate`.
+FIRST_ROWS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What one row says: messages, or texts.
+
+    Attributes:
+        place: of the row, as in `FILE:12`.
+        messages: in order; empty where the row has texts.
+        first: index of the first message that may be learned from; what stands before it is the prompt.
+        tools: functions that the chat template is told of.
+        prompt, completion: texts.
+    """
+
+    place: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    first: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt: str = ""
+    completion: str = ""
+
+
+def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Conversation]:
+    """Return the conversations of training or of evaluation; of evaluation there may be none.
+
+    Raises:
+        ConfigError: a file cannot be read, or a row is no conversation; it names file and line.
+    """
+    if config.source == "sums":
+        return generated(config, _VAL_SUMS, "evaluation") if evaluation else generated(config, config.train_size, "")
+    if config.val_data_paths:
+        paths = config.val_data_paths if evaluation else config.train_data_paths
+        return [each for path in paths for each in read_conversations(path, config)]
+    if evaluation and not config.val_size:
+        return []
+    whole = [each for path in config.train_data_paths for each in read_conversations(path, config)]
+    cut = len(whole) - config.val_size
+    if cut < 1:
+        raise ConfigError(
+            f"`data.val_size` is {config.val_size}, and there are only {len(whole)} rows",
+            help="write a smaller number, or set `data.val_data_paths`",
+        )
+    return whole[cut:] if evaluation else whole[:cut]
+
+
+def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[Conversation]:
+    """Yield the conversations of a file, or of its first rows; raises as `load_conversations` does."""
+    for place, row in located_rows(path, most):
+        yield _conversation(place, row, config)
+
+
+def generated(config: ChatDataConfig, count: int, part: str) -> list[Conversation]:
+    """Return conversations about sums of one digit, of one to three questions."""
+    sums, rng = Sums(1), random.Random(f"chat {config.seed} {part}")
+    made: list[Conversation] = []
+    for number in range(count):
+        problems = [sums[rng.randrange(len(sums))] for _ in range(rng.randint(1, _MOST_SUMS))]
+        turns = [(("user", problem.prompt), (ASSISTANT, problem.answer)) for problem in problems]
+        messages = tuple({"role": role, "content": text} for turn in turns for role, text in turn)
+        made.append(Conversation(place=f"generated conversation {number}", messages=messages))
+    return made
+
+
+def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) -> Conversation:
+    tools = row.get("tools") or ()
+    if isinstance(tools, str):
+        tools = _json_list(tools, place, "tools")
+    if row.get(config.messages_key) is not None:
+        messages = _messages(row[config.messages_key], place, config.messages_key)
+        return _checked(Conversation(place=place, messages=messages, tools=tuple(tools)))
+    if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
+        return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
+    if row.get(config.text_key) is not None:
+        text = row[config.text_key]
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{place}: the text under `{config.text_key}` is empty or no text", help=_REMOVE)
+        return Conversation(place=place, completion=text)
+    known = ", ".join(f"`{name}`" for name in row)
+    help = "set `data.messages_key`, or `data.prompt_key` and `data.completion_key`"
+    if "conversations" in row:
+        help += "; turns of `from` and `value` have to be written as `role` and `content`"
+    raise ConfigError(
+        f"{place}: the row has neither `{config.messages_key}`, nor `{config.prompt_key}` and"
+        f" `{config.completion_key}`, nor `{config.text_key}`",
+        why=f"it has {known or 'no keys'}",
+        help=help,
+    )
+
+
+_REMOVE: Final = "remove the row, or complete it"
+
+
+def _pair(
+    place: str, prompt: Any, completion: Any, tools: tuple[Mapping[str, Any], ...], config: ChatDataConfig
+) -> Conversation:
+    texts = isinstance(prompt, str), isinstance(completion, str)
+    if all(texts):
+        if not completion.strip():
+            raise ConfigError(f"{place}: the completion is empty", help=_REMOVE)
+        if not config.apply_chat_template:
+            return Conversation(place=place, prompt=prompt, completion=completion)
+        prompt = [{"role": "user", "content": prompt}]
+        completion = [{"role": ASSISTANT, "content": completion}]
+    elif any(texts):
+        raise ConfigError(
+            f"{place}: one of prompt and completion is a text, the other a list of messages",
+            help="write both as texts, or both as messages",
+        )
+    before = _messages(prompt, place, config.prompt_key)
+    after = _messages(completion, place, config.completion_key)
+    return _checked(Conversation(place=place, messages=before + after, first=len(before), tools=tools))
+
+
+def _messages(value: Any, place: str, key: str) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(value, str):
+        value = _json_list(value, place, key)
+    if not isinstance(value, list) or not value:
+        raise ConfigError(
+            f"{place}: `{key}` is not a list of messages", help='write [{"role": "user", "content": "..."}, ...]'
+        )
+    return tuple(_message(item, place, number) for number, item in enumerate(cast("list[object]", value)))
+
+
+def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
+    """Return a message without the keys that have no value, which Parquet adds."""
+    if not isinstance(item, dict):
+        raise ConfigError(f"{place}: message {number} is not an object", help="write role and content")
+    message = {str(key): value for key, value in cast("dict[Any, Any]", item).items() if value is not None}
+    role, content = message.get("role"), message.get("content", "")
+    if not isinstance(role, str):
+        remedy = "rename `from` to `role` and `value` to `content`" if "from" in message else "add `role`"
+        raise ConfigError(f"{place}: message {number} has no role", help=remedy)
+    if not isinstance(content, str):
+        raise ConfigError(
+            f"{place}: the content of message {number} is no text",
+            why="pictures and other parts are not supported",
+            help="write the content as one text",
+        )
+    if role == ASSISTANT and not content.strip() and not message.get("tool_calls"):
+        raise ConfigError(f"{place}: message {number}, of the assistant, is empty", help=_REMOVE)
+    return {**message, "content": content}
+
+
+def _checked(conversation: Conversation) -> Conversation:
+    if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.first :]):
+        roles = ", ".join(str(message["role"]) for message in conversation.messages)
+        raise ConfigError(
+            f"{conversation.place}: no message to learn from is of the assistant", why=f"roles: {roles}", help=_REMOVE
+        )
+    return conversation
+
+
+def _json_list(text: str, place: str, key: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list):
+        raise ConfigError(f"{place}: `{key}` is a text that holds no JSON list", help="write a list")
+    return cast("list[Any]", value)
+
+
+def check_rows(config: ChatDataConfig, paths: Sequence[str], most: int | None = None) -> None:
+    """Read the rows of files, or the first of them; raises as `load_conversations` does."""
+    for path in paths:
+        for _ in read_conversations(path, config, most):
+            pass

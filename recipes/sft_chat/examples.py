@@ -1,0 +1,278 @@
+"""Conversations as tokens, with the ones that are learned from.
+
+What the model is to write in a turn is the difference of two texts of the chat template: the conversation up to that
+turn as a prompt, and the conversation with the turn. Nothing in the template has to mark it. Where a template writes an
+earlier turn otherwise once a later one follows, as those do that drop reasoning, a turn becomes an example of its own,
+with the prompt that the model would be asked with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recipes.sft_chat.conversations import ASSISTANT, Conversation
+from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
+from rlinf_core import ConfigError
+from rlinf_core.runners.storage.first_contact import Difference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Turns whose prompts are compared with what an engine would get.
+COMPARED_TURNS: Final = 100
+
+
+class Example(NamedTuple):
+    """A sequence of tokens.
+
+    Attributes:
+        tokens: int32 [n].
+        trained: bool [n], which of them are learned from; never the first, which nothing predicts.
+    """
+
+    tokens: Tensor
+    trained: Tensor
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], trained: Sequence[bool]) -> Example:
+        """Return an example of lists."""
+        mask = torch.tensor(trained, dtype=torch.bool)
+        mask[:1] = False
+        return cls(torch.tensor(tokens, dtype=torch.int32), mask)
+
+
+class _Turns(NamedTuple):
+    """A text with the ranges of its characters that the model is to write."""
+
+    text: str
+    ranges: list[tuple[int, int]]
+
+
+@dataclass
+class ExampleSet:
+    """Examples, and what became of the rows.
+
+    Attributes:
+        examples: in the order of the rows.
+        figures: `skipped` (rows longer than allowed), `truncated`, `split` (further examples of rows whose earlier
+            turns the template rewrites), and `endless` (turns behind which the template writes no token that ends an
+            answer).
+    """
+
+    examples: list[Example] = field(default_factory=list[Example])
+    figures: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [len(example.tokens) for example in self.examples]
+
+
+class ExampleWriter:
+    """Writes conversations as examples.
+
+    Args:
+        tokenizer: of the model.
+        stops: tokens that end an answer.
+        longest: most tokens of an example.
+        loss_on: `completions` or `all`.
+        overlong: `skip` or `truncate`.
+        arguments: of the chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Iterable[int],
+        *,
+        longest: int,
+        loss_on: str = "completions",
+        overlong: str = "skip",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer: Any = tokenizer
+        self._stops = frozenset(stops)
+        self._longest = longest
+        self._all = loss_on == "all"
+        self._truncates = overlong == "truncate"
+        self._arguments = dict(arguments or {})
+        self._template: ChatTemplate | None = None
+
+    def write(self, conversations: Iterable[Conversation]) -> ExampleSet:
+        """Return the examples of conversations.
+
+        Raises:
+            ConfigError: the chat template drops or refuses a message; it names the row. Or no row is left.
+        """
+        written = ExampleSet()
+        for conversation in conversations:
+            if conversation.messages:
+                examples = self._of_messages(conversation, written.figures)
+            else:
+                examples = [self._of_texts(conversation)]
+            written.figures["split"] += len(examples) - 1
+            for example in examples:
+                self._add(example, written)
+        if not written.examples and written.figures["skipped"]:
+            raise ConfigError(
+                f"every row has more than {self._longest} tokens, or nothing to learn from within them",
+                help="raise `runner.seq_length`, or write `data.overlong: truncate`",
+            )
+        return written
+
+    def _add(self, example: Example, written: ExampleSet) -> None:
+        if len(example.tokens) > self._longest:
+            cut = Example(example.tokens[: self._longest], example.trained[: self._longest])
+            if not self._truncates or not bool(cut.trained.any()):
+                written.figures["skipped"] += 1
+                return
+            written.figures["truncated"] += 1
+            example = cut
+        written.examples.append(example)
+
+    def _of_texts(self, conversation: Conversation) -> Example:
+        """Return a prompt with its completion, or a text, behind which the answer ends."""
+        prompt: list[int] = self._tokenizer.encode(conversation.prompt) if conversation.prompt else []
+        begins = not prompt
+        completion: list[int] = self._tokenizer.encode(conversation.completion, add_special_tokens=begins)
+        end = self._tokenizer.eos_token_id
+        if end is not None and completion[-1:] != [end]:
+            completion.append(end)
+        return Example.of(prompt + completion, [self._all] * len(prompt) + [True] * len(completion))
+
+    # Messages
+
+    def _of_messages(self, conversation: Conversation, figures: Counter[str]) -> list[Example]:
+        template = self.template
+        try:
+            turns = self._turns(template, conversation)
+            if self._all:
+                whole = template.write(conversation.messages, conversation.tools)
+                turns = [_Turns(whole, [(0, len(whole))])]
+        except TemplateRefusalError as error:
+            raise ConfigError(f"{conversation.place}: {error.message}", help="change the row, or remove it") from None
+        return [self._tokens(part, figures) for part in turns]
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            ConfigError: the tokenizer has none that can be used.
+        """
+        if self._template is None:
+            self._template = ChatTemplate(self._tokenizer, self._arguments)
+        return self._template
+
+    def _turns(self, template: ChatTemplate, conversation: Conversation) -> list[_Turns]:
+        """Return the texts of a conversation's examples, most often one, with what the model is to write in each."""
+        messages, tools, place = conversation.messages, conversation.tools, conversation.place
+        parts: list[_Turns] = []
+        for number, message in enumerate(messages):
+            if message["role"] != ASSISTANT or number < conversation.first:
+                continue
+            before = template.render(messages[:number], tools)
+            after = template.write(messages[: number + 1], tools)
+            if not after.startswith(before):
+                raise ConfigError(
+                    f"{place}: the chat template does not write message {number} behind the prompt that asks for it",
+                    why=f"the prompt ends with {_end(before)}, and the conversation has {_behind(after, before)}",
+                    help="set arguments in `data.chat_template_kwargs`, or use a tokenizer with another template",
+                )
+            if message["content"].strip() not in after[len(before) :]:
+                raise ConfigError(
+                    f"{place}: the chat template drops text of message {number}, of the assistant",
+                    why=f"it writes {_end(after[len(before) :])}",
+                    help="change the row, or use a tokenizer with another template",
+                )
+            turn = (len(before), len(after))
+            if parts and before.startswith(parts[-1].text):
+                parts[-1] = _Turns(after, [*parts[-1].ranges, turn])
+            else:
+                parts.append(_Turns(after, [turn]))
+        return parts
+
+    def _tokens(self, turns: _Turns, figures: Counter[str]) -> Example:
+        """Return the tokens of a text; a turn is learned from up to the token that ends the answer."""
+        pieces = self._pieces(turns)
+        tokens: list[int] = []
+        trained: list[bool] = []
+        for piece, is_turn in pieces:
+            learned = len(piece) if is_turn else 0
+            if is_turn and not self._all:
+                last = max((place for place, token in enumerate(piece) if token in self._stops), default=-1)
+                learned = last + 1 if last >= 0 else learned
+                figures["endless"] += last < 0
+            tokens += piece
+            trained += [place < learned for place in range(len(piece))]
+        return Example.of(tokens, trained)
+
+    def _pieces(self, turns: _Turns) -> list[tuple[list[int], bool]]:
+        """Return the tokens of a text in pieces, each with whether the model is to write it.
+
+        The text is divided after it has become tokens; where a token lies across a border, before, as an engine gets
+        the prompt and the model writes behind it.
+        """
+        borders = [0]
+        for start, end in turns.ranges:
+            borders += [start, end]
+        borders.append(len(turns.text))
+        spans = list(pairwise(borders))
+        if getattr(self._tokenizer, "is_fast", False):
+            encoded = self._tokenizer(turns.text, add_special_tokens=False, return_offsets_mapping=True)
+            divided = _divided(encoded["input_ids"], encoded["offset_mapping"], spans)
+            if divided is not None:
+                return [(piece, bool(number % 2)) for number, piece in enumerate(divided)]
+        return [
+            (self._tokenizer.encode(turns.text[start:end], add_special_tokens=False), bool(number % 2))
+            for number, (start, end) in enumerate(spans)
+        ]
+
+    def compare_prompts(self, conversations: Iterable[Conversation]) -> Difference | None:
+        """Compare what stands before turns with the tokens of their prompts, as an engine would get them."""
+        turns = same = 0
+        for conversation in conversations:
+            if not conversation.messages or turns >= COMPARED_TURNS:
+                continue
+            for part in self._turns(self.template, conversation):
+                pieces = [piece for piece, _ in self._pieces(part)]
+                for number, (start, _) in enumerate(part.ranges):
+                    before = [token for piece in pieces[: 2 * number + 1] for token in piece]
+                    turns += 1
+                    same += before == self._tokenizer.encode(part.text[:start], add_special_tokens=False)
+        if not turns:
+            return None
+        note = f"{turns} turns of the assistant" if same == turns else f"{turns - same} of {turns} turns differ"
+        return Difference(note=note, agrees=same == turns)
+
+
+def _divided(
+    tokens: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
+) -> list[list[int]] | None:
+    """Return the tokens of each span of characters; None where a token lies across a border."""
+    pieces: list[list[int]] = [[] for _ in spans]
+    current = 0
+    for token, (start, end) in zip(tokens, offsets, strict=True):
+        while current < len(spans) - 1 and start >= spans[current][1]:
+            current += 1
+        if end > spans[current][1]:
+            return None
+        pieces[current].append(token)
+    return pieces
+
+
+def _end(text: str, longest: int = 30) -> str:
+    return repr(text if len(text) <= longest else f"...{text[-longest:]}")
+
+
+def _behind(after: str, before: str) -> str:
+    """Return what a conversation has where it stops being like a prompt."""
+    same = next((place for place, pair in enumerate(zip(after, before, strict=False)) if pair[0] != pair[1]), 0)
+    return repr(after[same : same + 30])
