@@ -90,8 +90,8 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
     """Return a new channel on a node, or on that of a rank.
 
     Raises:
-        InvalidNameError: the name cannot be one, or is taken.
-        ClusterError: there is no such node, or the process does not start.
+        InvalidNameError: the name is invalid or taken.
+        ClusterError: the node does not exist, or the process does not start.
         ValueError: `node` is no rank.
     """
     check_channel_name(name)
@@ -144,7 +144,7 @@ def rank_of(worker: WorkerAddress) -> int:
     """Return the rank of the node that a worker lives on, waiting while it may still be launching.
 
     Raises:
-        UnknownGroupError: there is no such group.
+        UnknownGroupError: no such group.
         PeerNotFoundError: the worker was not launched in time, or its group has no such rank.
     """
     manager = _manager()

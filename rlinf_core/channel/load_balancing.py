@@ -89,7 +89,7 @@ class RoundRobin(Balancer):
 
 
 class LeastLoaded(Balancer):
-    """The rank with the least weight so far; of several, the one with fewest items, then the lowest.
+    """Assignment to the rank with the least weight so far; ties go to the fewest items, then to the lowest rank.
 
     Greedy list scheduling: whatever the order of items, the heaviest load is at most the mean plus one item, thus at
     most `2 - 1/num_ranks` times the best possible (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).

@@ -23,7 +23,7 @@ class RecordedNode(NamedTuple):
     Attributes:
         address, folder: None while it is not up.
         process: `PID:START` of its `ray start`.
-        machine: what tells the machine from others; see `node_facts`.
+        machine: the machine's identity; see `node_facts`.
     """
 
     rank: int
@@ -90,7 +90,7 @@ def load(name: str) -> ClusterRecord | None:
     """Return the record of a cluster, or None when there is none.
 
     Raises:
-        RLinfError: the file cannot be read as one.
+        RLinfError: the file is not a valid record.
     """
     path = folder() / f"{name}.json"
     try:
@@ -138,7 +138,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
 
 
 def save(record: ClusterRecord) -> None:
-    """Write the record, for this user only, in one step."""
+    """Write the record atomically, readable by this user only."""
     make_folder()
     data = {
         "version": _VERSION,

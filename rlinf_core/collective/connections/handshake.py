@@ -41,7 +41,7 @@ class ClusterSecret:
         return cls(secrets.token_bytes(32))
 
     def sign(self, *fields: bytes) -> bytes:
-        """Return a 32-byte proof over the fields, which cannot be shifted into one another."""
+        """Return a 32-byte MAC over the length-prefixed fields."""
         mac = hmac.new(self.key, digestmod=hashlib.sha256)
         for part in fields:
             mac.update(len(part).to_bytes(4, "big"))
@@ -130,7 +130,7 @@ def dial(
     """Do the dialer's part; return the acceptor's answer and identity.
 
     Raises:
-        AuthenticationError: whoever listens there does not belong to this cluster, or refuses this process.
+        AuthenticationError: the listener does not belong to this cluster, or refuses this process.
         OSError: the connection broke, or the deadline passed.
     """
     line = _Line(sock, deadline)

@@ -55,7 +55,7 @@ class ReceivedMessage:
     def parts(self, *, keep: bool) -> list[memoryview]:
         """Return the bytes of each part.
 
-        With `keep` they may be kept and written for as long as anybody likes; without, only until `release`.
+        With `keep` they stay valid and writable; without, only until `release`.
         """
         frame = self.frame
         if not frame.sizes:
@@ -136,7 +136,7 @@ class ReceivedMessage:
 
 
 def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | None) -> Sequence[object]:
-    """Return the buffers, with those that are handles to device memory replaced by what they stand for."""
+    """Return the buffers, with handles to device memory resolved."""
     if adopt is None or not any(kinds):
         return buffers
     return [
