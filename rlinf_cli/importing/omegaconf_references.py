@@ -242,10 +242,10 @@ class References:
         default = _unquoted(arguments[1])
         if "${" in default:
             try:
-                known = self._argument(default, path, 0)
+                resolved = self._argument(default, path, 0)
             except UnresolvableError:
                 return None
-            default = known.raw if isinstance(known, ScalarNode) else "}"
+            default = resolved.raw if isinstance(resolved, ScalarNode) else "}"
         default = "" if default in ("null", "None") else default
         return None if "}" in default else f"${{env:{arguments[0]}:-{default}}}"
 

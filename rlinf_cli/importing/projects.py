@@ -82,10 +82,10 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         return "embodied", "the section `env`"
     if find(tree, ("data", "prompt_key")) is not None or find(tree, ("algorithm", "sampling_params")) is not None:
         return "math", "prompts and sampling of a language model"
-    known = ", ".join(f"`{name}`" for name in _TASKS)
+    task_types = ", ".join(f"`{name}`" for name in _TASKS)
     raise ConfigError(
         f"no recipe matches `runner.task_type: {written}`" if written else "the file does not say what to train",
-        help=f"known values of `runner.task_type`: {known}",
+        help=f"known values of `runner.task_type`: {task_types}",
     )
 
 

@@ -59,7 +59,7 @@ class KeyedQueue(Generic[T]):
 
     def __init__(self, maxsize: int = 0) -> None:
         if maxsize < 0:
-            raise ValueError(f"`maxsize` is {maxsize}, expected a whole number from 0 (0 means no bound)")
+            raise ValueError(f"`maxsize` is {maxsize}, expected an integer >= 0 (0 means no bound)")
         self.maxsize = maxsize
         self.closed = False
         self.held_back = False

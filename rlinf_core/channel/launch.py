@@ -47,9 +47,9 @@ class ChannelResolver(Resolver):
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         deadline = Deadline.after(max(0.0, timeout))
-        known = self._is_known(address.root_group_name, deadline)
+        is_known = self._is_known(address.root_group_name, deadline)
         info = self._manager.lookup(address, deadline.remaining())
-        if not known:
+        if not is_known:
             self._is_known(address.root_group_name, deadline)
         return info
 
@@ -169,7 +169,7 @@ def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
 def _node_of_rank(node_rank: int) -> Node:
     rank = as_index(node_rank)
     if rank is None:
-        raise ValueError(f"{short_repr(node_rank)} is not the rank of a node: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(node_rank)} is not the rank of a node: ranks are integers >= 0")
     cluster = Cluster()
     ip = cluster.get_node_ip(rank)
     return Node(next(ray_id for ray_id, known_rank in cluster.node_ranks.items() if known_rank == rank), ip, rank)

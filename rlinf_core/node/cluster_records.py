@@ -128,13 +128,13 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
     name = name or env_vars.CLUSTER.get()
     if name is not None:
         return load(name)
-    known = names()
-    if len(known) > 1:
-        listed = ", ".join(f"`{cluster_name}`" for cluster_name in known)
+    clusters = names()
+    if len(clusters) > 1:
+        listed = ", ".join(f"`{cluster_name}`" for cluster_name in clusters)
         raise ClusterError(
             f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
         )
-    return load(known[0]) if known else None
+    return load(clusters[0]) if clusters else None
 
 
 def save(record: ClusterRecord) -> None:

@@ -125,9 +125,9 @@ class RunRecord:
         runner = config.runner
         resumed = folder.resumed_from is not None
         # Later metrics than the checkpoint's are still there: they are cut off below, once the services know of them.
-        known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
+        newest_step = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
-        settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
+        settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, newest_step)
         services = open_backends(runner.logger.logger_backends, settings)
         if runner.metrics_port is not None:
             from rlinf_core.runners.prometheus_exporter import PrometheusExporter

@@ -128,8 +128,8 @@ def top_k(path: str) -> Rule:
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
-        whole = isinstance(value, int) and (value <= 0 or value >= 100_000)
-        return new(path, -1) if whole and value != -1 else same(path, leaf)
+        takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
+        return new(path, -1) if takes_all and value != -1 else same(path, leaf)
 
     return rule
 

@@ -137,7 +137,7 @@ def dial(
     nonce = secrets.token_bytes(_NONCE)
     line.write(_GREETING + nonce)
     if line.read(len(_GREETING)) != _GREETING:
-        raise AuthenticationError("whoever listens there does not speak this version of the data plane")
+        raise AuthenticationError("the listener does not speak this version of the data plane")
     theirs = line.read(_NONCE)
     identity = mine.encode()
     line.write(secret.sign(b"dial", nonce, theirs, identity) + _LENGTH.pack(len(identity)) + identity)
@@ -151,7 +151,7 @@ def dial(
     proof = line.read(_PROOF)
     answer = line.read_identity()
     if not secret.verify(proof, b"accept", nonce, theirs, identity, verdict, answer):
-        raise AuthenticationError("whoever listens there does not belong to this cluster")
+        raise AuthenticationError("the listener does not belong to this cluster")
     return Admission(verdict[0]), PeerIdentity.decode(answer)
 
 
@@ -168,14 +168,14 @@ class Acceptance:
         self._line = _Line(sock, deadline)
         self._secret = secret
         if self._line.read(len(_GREETING)) != _GREETING:
-            raise AuthenticationError("a stranger connected that does not speak this protocol")
+            raise AuthenticationError("an unknown peer connected that does not speak this protocol")
         self._theirs = self._line.read(_NONCE)
         self._nonce = secrets.token_bytes(_NONCE)
         self._line.write(_GREETING + self._nonce)
         proof = self._line.read(_PROOF)
         self._identity = self._line.read_identity()
         if not secret.verify(proof, b"dial", self._theirs, self._nonce, self._identity):
-            raise AuthenticationError("a stranger connected that does not know this cluster's secret")
+            raise AuthenticationError("an unknown peer connected without this cluster's secret")
         try:
             self.dialer = PeerIdentity.decode(self._identity)
         except (ValueError, TypeError, KeyError) as error:

@@ -61,8 +61,8 @@ class ReceivedMessage:
         if not frame.sizes:
             return []
         offsets, _ = layout(frame.sizes)
-        whole = self._whole(keep)
-        return [whole[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
+        body = self._whole(keep)
+        return [body[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
 
     def load(self, adopt: Adopt | None = None) -> object:
         """Return the object that was sent.
@@ -98,10 +98,10 @@ class ReceivedMessage:
         into = target.view()
         done = 0
         while done < source.nbytes:
-            there = growth.wait_beyond(done)
+            available = growth.wait_beyond(done)
             if into is not None:
-                copy_bytes(into[done:there], source[done:there])
-            done = there
+                copy_bytes(into[done:available], source[done:available])
+            done = available
         if into is None:
             target.fill(source)
 

@@ -76,7 +76,7 @@ def check_memory(tensor: torch.Tensor) -> None:
         return
     else:
         why = f"a `{kind.__name__}` stands for other tensors"
-    raise PayloadError(f"a tensor `{tensor.dtype!s}{list(tensor.shape)}` has no memory of its own", why=why)
+    raise PayloadError(f"a tensor `{tensor.dtype!s}{list(tensor.shape)}` does not own its memory", why=why)
 
 
 def _address(tensor: torch.Tensor) -> int:
