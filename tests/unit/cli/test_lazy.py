@@ -26,7 +26,7 @@ NAMES = [
 def test_help_lists_every_command(cli: Callable[..., Any]) -> None:
     listed = cli("--help").out.partition("Train:\n")[2].partition("\n  Examples:")[0].splitlines()
     names = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
-    assert sorted(names) == sorted([*NAMES, "env", "record", "robot"])
+    assert sorted(names) == sorted([*NAMES, "env", "record", "robot", "samples"])
 
 
 def test_help_lists_offered_commands_under_headings(cli: Callable[..., Any]) -> None:
