@@ -110,7 +110,7 @@ class InflightOps:
         return None if entry is None else entry[6] if attached is None else attached[0]
 
     def moved(self) -> None:
-        """Publish that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        """Publish progress of a large message: its operation is slow, not stuck."""
         self._moved_at = time.monotonic()
 
     @contextmanager

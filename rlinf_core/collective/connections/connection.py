@@ -343,7 +343,7 @@ class Connection:
             raise ConnectionLostError(_broken(error)) from error
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
-        """Wait until the socket is writable. Half a frame cannot be taken back: giving up then ends the connection."""
+        """Wait until the socket is writable. A timeout ends the connection: a partial frame cannot be withdrawn."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         while True:

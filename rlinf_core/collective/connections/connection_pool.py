@@ -125,7 +125,7 @@ class ConnectionPool:
         self._establish(dialer.connection, sock, dialer)
 
     def forget(self, connection: Connection) -> bool:
-        """Remove a connection that is over; return whether it was in the pool."""
+        """Remove a closed connection; return whether it was in the pool."""
         peer = connection.peer.incarnation
         with self._changed:
             group = self._established.get(peer, [])

@@ -47,7 +47,7 @@ class Validated(Generic[M]):
         return prefixes(self.pruned)
 
     def original(self, path: Path) -> Path:
-        """Map a path in `tree`, whose lists may have lost items, to the whole tree."""
+        """Map a path in `tree`, whose lists may have lost items, to the original tree."""
         return original(path, self.kept)
 
     def damaged(self, path: Path) -> bool:
