@@ -230,7 +230,7 @@ class LanguageConfig(JobConfig):
     """Base configuration of recipes with a language model."""
 
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
-    shown_first: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
+    warm_start_examples: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
     # Whether `reward.reward_type` scores every answer, and agents set no rewards.
     rewards_by_rule: ClassVar[bool] = True

@@ -74,7 +74,7 @@ def initial_policy(
     contact = contact or FirstContact()
     contact.compare(f"log-probabilities of `{type(plain).__name__}`", PLAIN, lambda: check_policy(policy))
     if built and isinstance(config, LanguageConfig) and config.actor.warm_start.steps:
-        shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)
+        shown = cast("Examples", import_target(config.warm_start_examples, "examples"))(config, tokenizer)
         warm_start(policy, shown, config.data.rollout_batch_size, config.actor.warm_start.lr)
     if not trains:
         cast_weights(policy.requires_grad_(False), dtype)

@@ -300,7 +300,7 @@ class ReasoningRunner(RolloutRunner):
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Answer the problems of evaluation, and return how many were right."""
         self.update_rollout_weights(step)
-        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
         samples, groups = data.val_samples, list[GroupReport]()
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
