@@ -49,10 +49,10 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_package_offers_a_command(cli: Callable[..., Any], offered: Callable[..., None]) -> None:
-    offered(samples="tests.unit.cli.own_command:app", greet="tests.unit.cli.own_command:app")
+    offered(runs="tests.unit.cli.own_command:app", greet="tests.unit.cli.own_command:app")
     assert cli("greet", "you").out == "hello you\n"
     # A command of ours stays.
-    assert "Usage: rlinf samples [OPTIONS] [RUN]" in cli("samples", "--help").out
+    assert "Usage: rlinf runs" in cli("runs", "--help").out
     assert "\nFriends:\n  greet " in cli("--help").out
 
 
